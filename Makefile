@@ -5,7 +5,7 @@ BIN := .venv/bin
 # One thread: two threads on shared cores are 20 % noise.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install check quick test test-extras mutants bench bench-import sweep evidence docs test-volta fuzz shelf clean
+.PHONY: install check quick test test-extras mutants bench bench-import sweep evidence docs test-aot test-volta fuzz shelf clean
 
 install: .venv/installed
 
@@ -49,14 +49,21 @@ mutants: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check cosmic-ray
 	$(BIN)/python -m tools.mutants
 
-# Ahead-of-time compilation for V100 and T4, which only triton 3.2 still serves, in an environment of its own.
-.venv-volta/installed: Makefile
-	$(PYTHON) -m venv .venv-volta
-	.venv-volta/bin/python -m pip install --quiet --disable-pip-version-check 'torch>=2.6,<2.14' triton==3.2.0 setuptools pytest
+# Kernels compiled ahead of time by one triton, 3.3 to 3.7, in an environment of its own: no spills, no serialised wgmma.
+# QUANTBENCH_EXHAUSTIVE=1 compiles every tile in every dtype and layout.
+TRITON ?= 3.6.0
+.venv-aot-%/installed: Makefile
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check 'torch>=2.6,<2.14' triton==$* numpy setuptools \
+		pytest pytest-xdist
 	@touch $@
 
-test-volta: .venv-volta/installed
-	.venv-volta/bin/python -m pytest tests/volta
+test-aot: .venv-aot-$(TRITON)/installed
+	$(<D)/bin/python -m pytest -n $(PROCESSES) tests/kernels/test_compile_*.py
+
+# The same for V100 and T4, which only triton 3.2 still serves.
+test-volta: .venv-aot-3.2.0/installed
+	$(<D)/bin/python -m pytest -n $(PROCESSES) tests/volta
 
 # The benchmark suite: pairs of sizes on both sides of predicted edges.
 bench: install
@@ -99,4 +106,4 @@ shelf: install
 	$(BIN)/python -m tools.shelf
 
 clean:
-	rm -rf .venv .venv-volta build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-aot-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

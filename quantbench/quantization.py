@@ -32,6 +32,8 @@ _REGISTERS_PER_SM = 65_536  # every compute capability from 7.0 on
 _REGISTER_UNIT_PER_WARP = 256
 _PARTITIONS = 4
 _RESERVED_SMEM_BYTES = 1 * _KIB  # per block, from compute capability 8.0 on
+#: Of tensor memory per SM of compute capability 10. Source: NVIDIA tilus documentation, "128 lanes x 512 columns".
+TENSOR_MEMORY_COLUMNS = 512
 
 
 @dataclass(frozen=True)
@@ -230,11 +232,17 @@ def gemm_alignment_bytes(gemm: Gemm) -> int:
 
 
 def resident_blocks(
-    compute_capability: tuple[int, int], *, threads: int, registers: int, shared_memory_bytes: int
+    compute_capability: tuple[int, int],
+    *,
+    threads: int,
+    registers: int,
+    shared_memory_bytes: int,
+    tensor_memory_columns: int = 0,
 ) -> int | None:
     """Returns the resident blocks of one kernel per SM; 0 if not even one fits, None for an unknown device.
 
     threads: threads per block. registers: registers per thread. shared_memory_bytes: static and dynamic, per block.
+    tensor_memory_columns: columns of Blackwell's tensor memory that a block allocates.
 
     >>> resident_blocks((8, 0), threads=256, registers=128, shared_memory_bytes=49_152)
     2
@@ -257,4 +265,6 @@ def resident_blocks(
     used = cdiv(shared_memory_bytes + reserved, unit) * unit
     if used:
         fitting.append(limits.smem_bytes // used)
+    if tensor_memory_columns:
+        fitting.append(TENSOR_MEMORY_COLUMNS // tensor_memory_columns)
     return min(fitting)

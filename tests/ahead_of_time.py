@@ -1,11 +1,12 @@
 """Compiles kernels ahead of time, for a GPU that need not be present, and reads their resources: `compile_kernel`.
 
 Registers, spills, stack, shared memory and opcodes come from the compiled binary (`cuobjdump`, which the triton wheel
-carries). Works without a GPU, in a process without TRITON_INTERPRET.
+carries), warnings from ptxas. Works without a GPU, in a process without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -62,7 +63,9 @@ class KernelResources:
 
     arch: compute capability, 80 for sm_80. registers: per thread. spills: load and store instructions to local memory,
     0 where all values fit into registers. stack_bytes: local memory per thread. shared_memory_bytes: per block, dynamic
-    and static. threads: per block. opcodes: number of each SASS opcode, with its modifiers, in the code.
+    and static. tensor_memory_columns: per block, of Blackwell's 512. scratch_bytes: memory that a launch would need an
+    allocator for (`triton.set_allocator`). threads: per block. opcodes: number of each SASS opcode, with its modifiers,
+    in the code. warning: what ptxas says if it serialises Hopper's matrix instructions (C7510 to C7515), else empty.
     """
 
     name: str
@@ -71,8 +74,11 @@ class KernelResources:
     spills: int
     stack_bytes: int
     shared_memory_bytes: int
+    tensor_memory_columns: int
+    scratch_bytes: int
     threads: int
     opcodes: Mapping[str, int]
+    warning: str
 
     def count(self, prefix: str) -> int:
         """Instructions whose opcode begins with `prefix`: `HMMA`, `HGMMA`, `UTCHMMA`, `HMMA.884`, `FFMA`."""
@@ -107,8 +113,11 @@ def compile_kernel(fn: Any, arguments: Mapping[str, Any], arch: int) -> KernelRe
         spills=sum(n for opcode, n in opcodes.items() if opcode.split(".")[0] in ("LDL", "STL")),
         stack_bytes=usage[1],
         shared_memory_bytes=compiled.metadata.shared,
+        tensor_memory_columns=getattr(compiled.metadata, "tmem_size", None) or 0,
+        scratch_bytes=getattr(compiled.metadata, "global_scratch_size", None) or 0,
         threads=compiled.metadata.num_warps * WARP_THREADS,
         opcodes=opcodes,
+        warning=_serialised(compiled.asm["ptx"]) if arch == 90 else "",
     )
 
 
@@ -151,7 +160,7 @@ def _inspect(cubin: bytes) -> tuple[tuple[int, int], dict[str, int]]:
         file.write(cubin)
         file.flush()
         text = subprocess.run(
-            [_cuobjdump(), "-sass", "-res-usage", file.name], check=True, capture_output=True, text=True
+            [_tool("cuobjdump"), "-sass", "-res-usage", file.name], check=True, capture_output=True, text=True
         ).stdout
     usage = _RESOURCES.search(text)
     opcodes = Counter(m["opcode"] for m in map(_SASS_OPCODE.match, text.splitlines()) if m)
@@ -160,11 +169,27 @@ def _inspect(cubin: bytes) -> tuple[tuple[int, int], dict[str, int]]:
     return (int(usage["registers"]), int(usage["stack"])), dict(opcodes)
 
 
-def _cuobjdump() -> str:
-    bundled = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    found = str(bundled) if bundled.exists() else shutil.which("cuobjdump")
+def _serialised(ptx: str) -> str:
+    """The warning that ptxas prints if it makes wgmma instructions wait for each other, or an empty string.
+
+    triton discards it, and a binary from triton's cache has none, so ptxas runs once more.
+    """
+    if "wgmma.mma_async" not in ptx:
+        return ""
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        command = [_tool("ptxas"), "-v", "--gpu-name=sm_90a", file.name, "-o", os.devnull]
+        log = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    return next((line for line in log.splitlines() if "wgmma" in line and "serialized" in line), "")
+
+
+def _tool(name: str) -> str:
+    """Path of a CUDA binary utility: that of triton's wheel, or the first on PATH."""
+    bundled = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+    found = str(bundled) if bundled.exists() else shutil.which(name)
     if found is None:
-        raise UnsupportedError("cuobjdump", "not found in triton's wheel or on PATH", "the CUDA binary utilities")
+        raise UnsupportedError(name, "not found in triton's wheel or on PATH", "the CUDA binary utilities")
     return found
 
 

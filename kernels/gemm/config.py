@@ -14,6 +14,7 @@ from quantbench.kernels.launching import TMA_ALIGN_BYTES
 
 from quantbench.errors import InputError, require_choice
 from quantbench.launch import Tile
+from quantbench.quantization import cdiv
 from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.ops import Gemm
 
@@ -134,7 +135,7 @@ def configure(
     require_choice(WHO, "schedule", schedule, SCHEDULES)
     require_choice(WHO, "operands", path, ("auto", "pointers", "descriptors"))
     tile = complete(tile, operands.gemm.dtype, schedule, capability, align_bytes(operands))
-    _check_tile(tile, operands.gemm.dtype, schedule)
+    _check_tile(tile, operands.gemm, schedule)
     load = _load_by_descriptors(operands, capability, path, descriptors_available)
     longest = max(operands.a.leading, operands.b.leading)
     if not load and longest > _LARGEST_LEADING:  # by pointers, offsets inside a tile are 32 bits wide
@@ -232,10 +233,10 @@ def streamed_tiles(tiles_in_all: int, programs: int) -> int:
     return rest + (programs if tiles_in_all > programs else 0)
 
 
-def _check_tile(tile: Tile, dtype: str, schedule: str) -> None:
+def _check_tile(tile: Tile, gemm: Gemm, schedule: str) -> None:
     for name in ("block_m", "block_n", "block_k"):
         value = getattr(tile, name)
-        low = _FP8_SMALLEST_BLOCK_K if name == "block_k" and dtype == "fp8" else _SMALLEST_BLOCK
+        low = _FP8_SMALLEST_BLOCK_K if name == "block_k" and gemm.dtype == "fp8" else _SMALLEST_BLOCK
         if value < low or value & (value - 1):
             raise InputError(WHO, f"tile {tile} with {name} = {value}", f"a power of two of at least {low}")
         if value > _LARGEST_BLOCK:
@@ -245,6 +246,9 @@ def _check_tile(tile: Tile, dtype: str, schedule: str) -> None:
         raise InputError(WHO, f"tile {tile} with num_warps = {warps}", "a power of two up to 32")
     if tile.split_k > 1 and schedule != "split_k":
         raise InputError(WHO, f"tile {tile} with schedule = {schedule!r}", "schedule split_k")
+    steps = cdiv(gemm.k, tile.block_k or 1)
+    if tile.split_k > steps:
+        raise InputError(WHO, f"tile {tile} with k = {gemm.k}", f"at most {steps} parts, the steps of the reduction")
 
 
 def _load_by_descriptors(operands: Operands, capability: tuple[int, int], path: str, available: bool) -> bool:

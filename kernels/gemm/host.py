@@ -109,6 +109,9 @@ def plan(
     if programs is not None:
         require_int(WHO, "programs", programs)
     capability, sm_count = _device(a)
+    reason = None if launching.INTERPRETER else launching.badly_compiled(schedule)
+    if reason is not None:
+        raise UnsupportedError(WHO, reason, "another schedule there")
 
     def build(tile: Tile) -> GemmPlan:
         config = configure(
@@ -122,7 +125,9 @@ def plan(
     if not autotune:
         return build(picked)
     menu = tiles(architecture(capability), checked.gemm.dtype, schedule, align_bytes(checked))
-    choices = [replace(choice, split_k=picked.split_k) for choice in menu]
+    choices = [
+        replace(choice, split_k=min(picked.split_k, cdiv(checked.gemm.k, choice.block_k or 1))) for choice in menu
+    ]
     return build(launching.fastest(WHO, build, choices, (checked, schedule, operands, a.device)))
 
 

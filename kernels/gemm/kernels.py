@@ -189,7 +189,7 @@ def gemm_data_parallel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SUBTILES: tl.constexpr,
 ):  # fmt: skip
-    """One program per tile, and per part of the reduction: grid (tiles · batches, SPLIT_K).
+    """One program per tile, and per part of the reduction: grid (tiles · batches, SPLIT_K), SPLIT_K at most the steps.
 
     With SPLIT_K > 1, c is fp32 of SPLIT_K · batches × m × n, the parts one after the other; `gemm_add_parts` adds them.
     """
@@ -197,12 +197,14 @@ def gemm_data_parallel(
     tiles = tiles_m * tiles_n
     batch = tl.program_id(0) // tiles
     tile_m, tile_n = tile_position(tl.program_id(0) % tiles, tiles_m, tiles_n, GROUP_M)
-    steps = tl.cdiv(k, BLOCK_K)
+    # Every program has a step. Unless the compiler can see that, ptxas serialises Hopper's matrix instructions (C7515).
+    steps = tl.maximum(tl.cdiv(k, BLOCK_K), 1)
     if SPLIT_K == 1:
         first_step, last_step, out = 0, steps, batch
     else:
         part = tl.program_id(1)
-        first_step, last_step = part * steps // SPLIT_K, (part + 1) * steps // SPLIT_K
+        first_step = part * steps // SPLIT_K
+        last_step = tl.maximum((part + 1) * steps // SPLIT_K, first_step + 1)
         out = part * batches + batch
     acc = accumulate(
         a, b, batch, tile_m, tile_n, first_step, last_step, m, n, k, lda, ldb, batch_stride_a, batch_stride_b,

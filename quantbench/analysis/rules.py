@@ -211,7 +211,7 @@ def _softmax(*dims: str, heads: int = 0, seq: int = 0) -> Experiment:
 
 def _layer(spec: DeviceSpec, dim: str) -> Experiment:
     """Builds a layer experiment: large enough to time on a GPU, smaller on a CPU core."""
-    hidden, seq = (256, 128) if spec.kind == "cpu" else (4096, 2048)
+    hidden, seq = (4096, 2048) if spec.torch_kind == "cuda" else (256, 128)
     return Experiment((dim,), Held(hidden=hidden, heads=32, seq=seq, ops=_LAYER_OPS))
 
 

@@ -71,13 +71,17 @@ def device_line(spec: DeviceSpec) -> str:
             f"{spec.name}: one core of it, {spec.l2_bytes / 2**20:.0f} MiB of last-level cache, {memory} of memory"
             f" at up to {spec.memory_gb_per_s:.0f} GB/s"
         )
-    units = f"{spec.sm_count} SMs ({spec.architecture})"
-    return f"{spec.name}: {units}, {memory} at {spec.memory_gb_per_s:.0f} GB/s, {spec.l2_bytes / 2**20:.0f} MiB of L2"
+    units = f"{spec.sm_count} {'CUs' if spec.kind == 'rocm' else 'SMs'} ({spec.architecture})"
+    least = "up to " if "upper bound" in spec.source.get("memory_gb_per_s", "") else ""
+    speed = f"{least}{spec.memory_gb_per_s:.0f} GB/s"
+    return f"{spec.name}: {units}, {memory} at {speed}, {least}{spec.l2_bytes / 2**20:.0f} MiB of L2"
 
 
 def peaks_line(spec: DeviceSpec) -> str:
     """Formats the dense peaks with their clock: `bf16 989, tf32 495, fp32 66.9 TFLOP/s at 1830 MHz` (CPU: GFLOP/s)."""
     unit, scale = ("GFLOP/s", 1e3) if spec.kind == "cpu" else ("TFLOP/s", 1)
+    if not spec.peak_tflops:
+        return "unknown"
     peaks = ", ".join(f"{d} {_three_digits(spec.peak_tflops[d] * scale)}" for d in _DTYPES if d in spec.peak_tflops)
     bound = " (upper bounds)" if spec.kind == "cpu" else "" if spec.registered else " (estimated)"
     own_clocks = "".join(f" ({dtype} at {mhz:.0f})" for dtype, mhz in spec.peak_clock_mhz.items())

@@ -156,9 +156,11 @@ def unnamed_line(points: Sequence[Point], spec: DeviceSpec, environment: dict[st
     """
     way = environment.get(_KERNEL_NAMES, "apart").strip().lower()
     missing = sum(point.launch is None for point in points)
-    if spec.kind != "cuda" or way == "off" or not missing:
+    if spec.kind == "cpu" or way == "off" or not missing:
         return None
     line = f"{missing} of {len(points)} points have no kernel name, so their causes cannot be determined"
+    if spec.kind == "rocm":
+        return f"{line}; kernels are identified on NVIDIA GPUs only"
     return line if way == "here" else f"{line}; where one process alone may use the GPU, set {_KERNEL_NAMES}=here"
 
 

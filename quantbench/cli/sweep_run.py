@@ -46,7 +46,7 @@ _MOST_PLANNED_LINES = 40
 def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
     """Prints the points in the order of measurement, and the estimated time."""
     spec = device.lookup(gpu) if gpu else device.current()
-    options = sweep_options(arguments, spec.kind)
+    options = sweep_options(arguments, spec.torch_kind)
     axes, plan = plan_sweep(options, spec)
     assumed = assumed_of(arguments, options, plan, spec)
     points = [
@@ -96,7 +96,7 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, *, as_jso
     stop_on_sigterm()
     if resume is None:
         connect = partial(WorkerProcess, [name for name in providers if ":" in name])
-        session = SweepSession.new(lambda spec: sweep_options(arguments, spec.kind), results, connect, start_s)
+        session = SweepSession.new(lambda spec: sweep_options(arguments, spec.torch_kind), results, connect, start_s)
         earlier_s = 0.0
     else:
         earlier_s = measuring_s(read_run_info(resume))
@@ -160,12 +160,13 @@ def run_on_ray(arguments: SweepArguments, results: Path, resume: Path | None, *,
 
     def assumed(lane: Lane) -> tuple[str, ...]:
         """Lists the assumptions; a resumed run has no new ones."""
-        return () if resume else assumed_of(arguments, sweep_options(arguments, lane.spec.kind), lane.plan, lane.spec)
+        options = sweep_options(arguments, lane.spec.torch_kind)
+        return () if resume else assumed_of(arguments, options, lane.plan, lane.spec)
 
     with RayPool() as pool:
         stop_on_sigterm()  # after Ray has set its own handler
         sweep = ClusterSweep(
-            pool.hosts(), lambda spec: sweep_options(arguments, spec.kind), results, _more, resume, budget_s,
+            pool.hosts(), lambda spec: sweep_options(arguments, spec.torch_kind), results, _more, resume, budget_s,
             on_note=lambda text: say(console, text),
         )  # fmt: skip
         lanes = _measure_lanes(console, sweep, assumed)

@@ -16,12 +16,14 @@ from quantbench.device.cpu import cpu_info, cpu_spec, cpu_state
 from quantbench.device.matching import Properties, match
 from quantbench.device.nvml import HARMFUL_REASONS, Absent, Limits, Nvml
 from quantbench.device.spec import DeviceSpec, DeviceState
-from quantbench.errors import InputError, UnsupportedError
+from quantbench.errors import InputError
 
 if TYPE_CHECKING:
     import torch
 
 VARIABLE = "QUANTBENCH_DEVICE"
+#: In the state of the device, and so in each record, of an AMD GPU.
+UNTESTED = "timing through ROCm is untested"
 # Compute capability of V100, the oldest GPU with fused attention in current releases of torch.
 _FIRST_FLASH = (7, 0)
 # Load per core above which other work visibly disturbs a pinned thread.
@@ -44,17 +46,13 @@ _WHAT_HOLDS = {
 def current() -> DeviceSpec:
     """Returns the spec of the device in use; a GPU becomes torch's current device. Loads torch unless CPU is forced.
 
-    Raises InputError if QUANTBENCH_DEVICE names no available device, UnsupportedError for ROCm or a GPU before Volta.
+    Raises InputError if QUANTBENCH_DEVICE names no available device, UnsupportedError for a GPU before Volta.
     """
     index = _chosen_index()
     if index is None:
         return cpu_spec(cpu_info())
     import torch
 
-    if torch.version.hip is not None:
-        raise UnsupportedError(
-            "device", f"{torch.cuda.get_device_name(index)} through ROCm", f"an NVIDIA GPU, or {VARIABLE}=cpu"
-        )
     torch.cuda.set_device(index)
     properties = torch.cuda.get_device_properties(index)
     return match(read_properties(properties, _open_nvml(properties)))
@@ -107,8 +105,9 @@ def read_properties(properties: torch._C._CudaDeviceProperties, nvml: Nvml | Abs
     limits = Limits() if isinstance(nvml, Absent) else nvml.limits()
     clock_khz, memory_clock_khz = _has(properties, "clock_rate"), _has(properties, "memory_clock_rate")
     return Properties(
-        name=properties.name,
-        compute_capability=(properties.major, properties.minor),
+        name=properties.name or _has(properties, "gcnArchName") or "unknown",
+        # Through ROCm the two numbers name a gfx architecture.
+        compute_capability=None if _rocm() else (properties.major, properties.minor),
         sm_count=properties.multi_processor_count,
         memory_bytes=properties.total_memory,
         l2_bytes=_has(properties, "L2_cache_size"),
@@ -141,7 +140,15 @@ def _chosen_index() -> int | None:
     return index
 
 
+def _rocm() -> bool:
+    import torch
+
+    return torch.version.hip is not None
+
+
 def _open_nvml(properties: Any) -> Nvml | Absent:
+    if _rocm():
+        return Absent(f"{UNTESTED}; no clock, power or temperature: NVML is NVIDIA's")
     uuid, bus = getattr(properties, "uuid", None), getattr(properties, "pci_bus_id", None)
     pci_bus_id = None
     if bus is not None:
@@ -163,6 +170,9 @@ def warnings_for(spec: DeviceSpec, state: DeviceState, limits: Limits | None = N
     >>> warnings_for(DeviceSpec("x", "cuda", 1, 1000, 2**20, 0, 2**30, 100, {}, (8, 0)), DeviceState(other_processes=2))
     ('2 other processes compute on this GPU: their work lands in the timings. End them or take another GPU.',)
     """
+    if spec.kind == "rocm":
+        unknown = "" if spec.registered else " This GPU is not in the registry: its peaks are unknown."
+        return (f"T{UNTESTED[1:]}: events and graphs only, without clocks and kernel names.{unknown}",)
     if spec.kind == "cuda":
         return (*_state_warnings(state, limits), *_setting_warnings(spec, limits or Limits()))
     load = state.load_per_core

@@ -17,6 +17,9 @@ _MIG = re.compile(r"^(?P<card>.+?) MIG (?P<profile>\S+)$")
 _OLDEST = (7, 0)
 _GIB = 2**30
 _REPORTED = "reported by the card"
+# Of an AMD GPU that is not registered, upper bounds: MI355X' memory and clock (AMD at Hot Chips 2025), and MI300X'
+# Infinity Cache (AMD CDNA 3 white paper), which a cold measurement must flush.
+_AMD_MOST_GB_PER_S, _AMD_HIGHEST_MHZ, _AMD_LARGEST_CACHE_BYTES = 8000.0, 2400.0, 256 * 2**20
 # GeForce cards run these at half rate with fp32 accumulation (NVIDIA's Turing, GA102, Ada and RTX Blackwell
 # whitepapers).
 _GEFORCE_HALF = ("fp16", "bf16", "tf32", "fp8")
@@ -26,12 +29,13 @@ _GEFORCE_HALF = ("fp16", "bf16", "tf32", "fp8")
 class Properties:
     """Properties of a GPU reported by torch and NVML; None if neither reports it.
 
-    name: name in CUDA (`NVIDIA A100-SXM4-80GB`). max_sm_clock_mhz, max_memory_clock_mhz: maximum settable clocks.
+    name: name in CUDA (`NVIDIA A100-SXM4-80GB`). compute_capability: None for an AMD GPU. max_sm_clock_mhz,
+    max_memory_clock_mhz: maximum settable clocks.
     smem_per_block_bytes: opt-in maximum shared memory per block.
     """
 
     name: str
-    compute_capability: tuple[int, int]
+    compute_capability: tuple[int, int] | None
     sm_count: int
     memory_bytes: int
     l2_bytes: int | None = None
@@ -50,16 +54,20 @@ def match(properties: Properties) -> DeviceSpec:
     >>> match(Properties("NVIDIA H200", (9, 0), 132, 143771 * 2**20)).name
     'h200-sxm-141gb'
     """
-    if properties.compute_capability < _OLDEST:
-        major, minor = properties.compute_capability
+    capability = properties.compute_capability
+    if capability is not None and capability < _OLDEST:
+        major, minor = capability
         raise UnsupportedError(
             "device", f"{properties.name} of compute capability {major}.{minor}", "7.0 (Volta) or later"
         )
     mig = _MIG.match(properties.name)
     card = mig["card"] if mig else properties.name
     entry = next((e for e in entries() if card.casefold() in map(str.casefold, e.names)), None)
-    if entry is None or entry.spec.compute_capability != properties.compute_capability:
-        return _unknown(properties)
+    if capability is None:
+        if entry is None or entry.spec.kind != "rocm":
+            return _unknown_amd(properties)
+    elif entry is None or entry.spec.compute_capability != capability:
+        return _unknown(properties, capability)
     least, most = (share * entry.spec.memory_bytes for share in _MEMORY_SHARE)
     whole = properties.sm_count == entry.spec.sm_count and least <= properties.memory_bytes <= most
     if mig is None and whole:
@@ -97,7 +105,7 @@ def _part_of(entry: Entry, properties: Properties, mig_profile: str | None) -> D
         name=f"{card.name}-{suffix}".replace(".", "-"),
         sm_count=properties.sm_count,
         memory_bytes=properties.memory_bytes,
-        l2_bytes=properties.l2_bytes or int(card.l2_bytes * memory_share),
+        l2_bytes=_last_level_bytes(card, properties) or int(card.l2_bytes * memory_share),
         memory_gb_per_s=card.memory_gb_per_s * memory_share,
         peak_tflops={dtype: peak * sm_share for dtype, peak in card.peak_tflops.items()},
         source={**card.source, **dict.fromkeys(reported, _REPORTED), **dict.fromkeys(shared, share)},
@@ -106,9 +114,35 @@ def _part_of(entry: Entry, properties: Properties, mig_profile: str | None) -> D
     return _with_reported_clock(part, properties)
 
 
-def _unknown(properties: Properties) -> DeviceSpec:
+def _last_level_bytes(card: DeviceSpec, properties: Properties) -> int | None:
+    """Returns the reported last-level cache; None on an AMD GPU, which reports the L2 below its Infinity Cache."""
+    return None if card.kind == "rocm" else properties.l2_bytes
+
+
+def _unknown_amd(properties: Properties) -> DeviceSpec:
+    """Describes an unregistered AMD GPU: no peaks, and upper bounds of what it does not report."""
+    clock_mhz = properties.max_sm_clock_mhz
+    bounds = ("l2_bytes", "memory_gb_per_s", *(() if clock_mhz else ("sm_clock_mhz", "max_sm_clock_mhz")))
+    return DeviceSpec(
+        name=slug_of(properties.name, properties.memory_bytes),
+        kind="rocm",
+        sm_count=properties.sm_count,
+        sm_clock_mhz=clock_mhz or _AMD_HIGHEST_MHZ,
+        l2_bytes=max(properties.l2_bytes or 0, _AMD_LARGEST_CACHE_BYTES),
+        smem_per_sm_bytes=properties.smem_per_sm_bytes or 0,
+        memory_bytes=properties.memory_bytes,
+        memory_gb_per_s=_AMD_MOST_GB_PER_S,
+        peak_tflops={},
+        source=dict.fromkeys(("sm_count", "memory_bytes", "sm_clock_mhz", "max_sm_clock_mhz"), _REPORTED)
+        | dict.fromkeys(bounds, "upper bound: the highest of AMD's GPUs")
+        | {"peak_tflops": "unknown", "compute_capability": "an AMD GPU has none"},
+        registered=False,
+    )
+
+
+def _unknown(properties: Properties, capability: tuple[int, int]) -> DeviceSpec:
     """Estimates the spec of an unregistered GPU from its properties, its architecture's rates and upper bounds."""
-    architecture, remark = _nearest_architecture(properties.compute_capability)
+    architecture, remark = _nearest_architecture(capability)
     of = architecture.name
     kin = [e.spec for e in entries() if e.spec.architecture == of]
     unreported = f"estimated: the highest of {of}, not reported by the card"
@@ -135,7 +169,7 @@ def _unknown(properties: Properties) -> DeviceSpec:
         memory_bytes=properties.memory_bytes,
         memory_gb_per_s=memory_gb_per_s,
         peak_tflops={dtype: ops * per_tflops for dtype, ops in rate.items()},
-        compute_capability=properties.compute_capability,
+        compute_capability=capability,
         source={
             "compute_capability": _REPORTED,
             "sm_count": _REPORTED,
@@ -170,6 +204,6 @@ def slug_of(name: str, memory_bytes: int) -> str:
     'rtx-3080-ti-12gb'
     """
     words = re.sub(r"[^a-z0-9]+", "-", name.casefold()).strip("-")
-    words = re.sub(r"^(nvidia-|tesla-|geforce-)+", "", words)
+    words = re.sub(r"^(nvidia-|tesla-|geforce-|amd-|instinct-)+", "", words)
     size = f"{round(memory_bytes / _GIB)}gb"
     return words if words.endswith(size) else f"{words}-{size}"

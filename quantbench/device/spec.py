@@ -20,8 +20,6 @@ _RANGES: dict[str, tuple[float, float]] = {
     "memory_bytes": (2**28, 2**44),
     "memory_gb_per_s": (1, 20_000),
 }
-#: kinds of devices
-KINDS = ("cuda", "rocm", "cpu")
 # LLVM targets by GFX IP version (AMD, ROCm documentation 7.13, 2026, AMD GPU specifications).
 _GFX = {(9, 0): "gfx90a", (9, 4): "gfx942", (9, 5): "gfx950"}
 # The name is used for folders and files.
@@ -29,6 +27,9 @@ _SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PEAK_TFLOPS_RANGE = (0.001, 50_000)
 # Formats that differ in their scales only run at the same peak.
 _SAME_PEAK = {"fp8_block": "fp8"}
+
+#: rocm: a GPU of AMD's, which torch also calls `cuda`.
+DEVICE_KINDS = ("cuda", "rocm", "cpu")
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class DeviceSpec:
     max_sm_clock_mhz: maximum clock; 0 means sm_clock_mhz. Many cards run above sm_clock_mhz (H100 SXM: peaks at 1830,
         runs at up to 1980 MHz), so their rates can exceed peak_tflops: see `ceiling`.
     peak_clock_mhz: clock of the peak by dtype, for peaks not stated at sm_clock_mhz.
-    compute_capability: (major, minor); on a rocm device those of its GFX IP, as HIP reports them (9.4 for gfx942).
+    compute_capability: (major, minor); on a registered rocm device those of its GFX IP, as HIP reports them
+        (9.4 for gfx942).
     """
 
     name: str
@@ -78,7 +80,7 @@ class DeviceSpec:
         who = f"DeviceSpec {self.name}"
         if self.max_sm_clock_mhz == 0:
             object.__setattr__(self, "max_sm_clock_mhz", self.sm_clock_mhz)
-        require_choice(who, "kind", self.kind, KINDS)
+        require_choice(who, "kind", self.kind, DEVICE_KINDS)
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
             if not low <= value <= high:
@@ -87,9 +89,9 @@ class DeviceSpec:
         for dtype, peak in self.peak_tflops.items():
             if not low <= peak <= high:
                 raise InputError(who, f"peak_tflops[{dtype}] = {peak!r}", f"a number from {low} to {high}")
-        if self.kind != "cpu" and self.compute_capability is None:
-            raise InputError(who, "compute_capability = None", f"(major, minor) for a {self.kind} device")
-        if self.kind == "rocm" and self.compute_capability not in _GFX:
+        if self.kind == "cuda" and self.compute_capability is None:
+            raise InputError(who, "compute_capability = None", "(major, minor) for a cuda device")
+        if self.kind == "rocm" and self.compute_capability not in (None, *_GFX):
             known = ", ".join(_GFX.values())
             raise InputError(who, f"compute_capability = {self.compute_capability}", f"that of {known}")
 
@@ -109,10 +111,15 @@ class DeviceSpec:
         return peak * (clock_mhz or max(self.max_sm_clock_mhz, stated_mhz)) / stated_mhz
 
     @property
+    def torch_kind(self) -> str:
+        """Kind of the device in torch, which calls ROCm `cuda` too: `cuda` for every GPU, or `cpu`."""
+        return "cpu" if self.kind == "cpu" else "cuda"
+
+    @property
     def architecture(self) -> str:
-        """Name of the architecture: `sm_80` etc., the LLVM target `gfx942` etc., or `cpu`."""
+        """Name of the architecture: `sm_80` etc., the LLVM target `gfx942` etc., or the kind where neither is known."""
         if self.compute_capability is None:
-            return "cpu"
+            return self.kind
         return _GFX[self.compute_capability] if self.kind == "rocm" else sm_name(self.compute_capability)
 
     @property

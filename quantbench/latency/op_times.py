@@ -86,7 +86,7 @@ _CPU = AssumedTile(Tile(1, 64), 1, "columns in blocks of 64 (oneDNN) are assumed
 _COMPUTE_EFFICIENCY = 0.75
 _BANDWIDTH_EFFICIENCY = 0.8
 # Start and end of a kernel on the device, without the launch from the host.
-_KERNEL_OVERHEAD_US = {"cuda": 3.0, "rocm": 3.0, "cpu": 2.0}
+_KERNEL_OVERHEAD_US = {"cuda": 3.0, "cpu": 2.0}
 
 
 def assumed_tile(spec: DeviceSpec) -> AssumedTile:
@@ -110,7 +110,7 @@ def roofline_us(workload: Workload, spec: DeviceSpec) -> float:
     if isinstance(workload, Gemm):
         assumed = assumed_tile(spec)
         compute_us /= quantize(workload, assumed.tile, spec.sm_count, assumed.blocks_per_sm).efficiency
-    return max(memory_us, compute_us) + _KERNEL_OVERHEAD_US[spec.kind]
+    return max(memory_us, compute_us) + _KERNEL_OVERHEAD_US[spec.torch_kind]
 
 
 def peak_share(workload: Workload, latency_us: float, spec: DeviceSpec) -> float | None:

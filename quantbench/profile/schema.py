@@ -5,7 +5,7 @@ Entry point: `schema`, also available as `profile.file.schema`. `python -m quant
 
 import json
 
-from quantbench.device.spec import KINDS, DeviceSpec
+from quantbench.device.spec import DEVICE_KINDS, DeviceSpec
 from quantbench.profile.parts import VERDICTS, KnownCliff, Provenance, RuleFinding, RunSource, StoredFile
 from quantbench.profile.table import FLAG, INTEGER, LAYOUTS, NUMBER, ROW_GRADES, TEXT, TableLayout
 from quantbench.store.record import ORIGINS
@@ -24,7 +24,7 @@ _OPTIONAL_RATIO: Json = {"anyOf": [_POSITIVE, {"type": "null"}]}
 _OPTIONAL_WORKLOAD: Json = {"anyOf": [_OBJECT, {"type": "null"}]}
 # Checks of the classes beyond the types of their fields.
 _LIMITS: dict[tuple[type, str], Json] = {
-    (DeviceSpec, "kind"): {"enum": list(KINDS)},
+    (DeviceSpec, "kind"): {"enum": list(DEVICE_KINDS)},
     (DeviceSpec, "peak_tflops"): {"additionalProperties": _POSITIVE},
     (RunSource, "keys_sha256"): _SHA256 | {"description": "Of all record keys of the run, one a line."},
     (KnownCliff, "before"): _OPTIONAL_WORKLOAD,

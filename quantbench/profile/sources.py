@@ -84,7 +84,7 @@ def _product(sizes: Sizes, *, model: ProductModel, wider: float = 0.0) -> Predic
 def _transferred(sizes: Sizes, *, model: ProductModel, device: DeviceSpec, dtype: str) -> Predicted:
     """Predicts GEMMs of a dtype without a model: another dtype's model times the ratio of their rooflines."""
     found, below, above, _ = _product(sizes, model=model)
-    small_us = _SMALL_KERNEL_US[device.kind]
+    small_us = _SMALL_KERNEL_US[device.torch_kind]
     own, other = (roofline_parts(device, "gemm", sizes, (("dtype", name),)) for name in (dtype, model.dtype))
     ratio = (np.maximum(*own) + small_us) / (np.maximum(*other) + small_us)
     return found * ratio, below + _TRANSFERRED, above + _TRANSFERRED, own[1]
@@ -94,7 +94,7 @@ def _roofline(sizes: Sizes, *, device: DeviceSpec, kind: str, fixed: Fixed) -> P
     """Predicts any kind from the device's spec sheet alone."""
     memory_us, compute_us = roofline_parts(device, kind, sizes, fixed)
     half = np.full(len(memory_us), _ROOFLINE)
-    return np.maximum(memory_us, compute_us) / _REACHED + _SMALL_KERNEL_US[device.kind], half, half, compute_us
+    return np.maximum(memory_us, compute_us) / _REACHED + _SMALL_KERNEL_US[device.torch_kind], half, half, compute_us
 
 
 def _softmax(sizes: Sizes, *, model: SoftmaxModel, fused: bool, dtype: str, mask: str, direction: str) -> Predicted:

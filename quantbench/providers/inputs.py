@@ -55,7 +55,7 @@ _RANGE = {"normal": 6.0, "uniform": 1.0}
 
 def torch_device(device: DeviceSpec) -> torch.device:
     """Returns torch's device for a spec: the current CUDA device, or the CPU."""
-    return torch.device(device.kind)
+    return torch.device(device.torch_kind)
 
 
 def quantum(dtype: str, distribution: str) -> float:

@@ -43,7 +43,7 @@ class TorchAttention(BuiltInProvider[Attention]):
 
     def refusal(self, work: Attention, device: DeviceSpec) -> str | None:
         """Returns torch's own reason for refusing this workload, without launching anything."""
-        if device.kind != "cuda":
+        if device.kind == "cpu":
             return None if self.cpu else f"{self.id} needs a CUDA device"
         return self._heads(work, device)[1]
 
@@ -67,7 +67,7 @@ class TorchAttention(BuiltInProvider[Attention]):
 
     def _heads(self, work: Attention, device: DeviceSpec) -> tuple[bool, str | None]:
         """Call `choose_heads` for this backend."""
-        if device.kind != "cuda":
+        if device.kind == "cpu":
             return False, None
         with sdpa_kernel(self.backend):  # torch also refuses what is switched off
             return choose_heads(self.id, CAN_USE[self.backend], work, torch_device(device))

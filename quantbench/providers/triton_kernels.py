@@ -13,7 +13,13 @@ from quantbench.kernels import attention, gemm, softmax
 from quantbench.kernels.attention.menu import MAX_HEAD_DIM, MIN_HEAD_DIM
 from quantbench.kernels.attention.operands import too_old
 from quantbench.kernels.gemm.host import missing_format
-from quantbench.kernels.launching import INTERPRETER, Plan, unsupported_architecture, wrong_in_interpreter
+from quantbench.kernels.launching import (
+    INTERPRETER,
+    Plan,
+    badly_compiled,
+    unsupported_architecture,
+    wrong_in_interpreter,
+)
 from quantbench.providers.inputs import Inputs
 from quantbench.providers.tasks import BuiltInProvider, LaunchTask
 from quantbench.workload import Attention, Gemm, Softmax
@@ -44,7 +50,7 @@ class _TritonProvider(BuiltInProvider[_W]):
         of the compute capability on a GPU."""
         if INTERPRETER:
             return interpreter
-        capability = device.compute_capability
+        capability = device.compute_capability if device.kind == "cuda" else None
         if capability is None:
             return f"{self.id} needs a CUDA GPU, or TRITON_INTERPRET=1 set to run in triton's interpreter"
         return next(filter(None, (reason(capability) for reason in reasons)), None)
@@ -62,7 +68,8 @@ def _task(work: Plan, inputs: tuple[torch.Tensor, ...], forward: Plan | None = N
 
 
 class _TritonGemm(_TritonProvider[Gemm]):
-    """Base of the four GEMM schedules. fp8 operands have no scale."""
+    """Base of the four GEMM schedules. fp8 operands have no scale, and on Hopper their sums keep 14 bits over the whole
+    reduction, as with torch's use_fast_accum."""
 
     schedule: str
     kind = "gemm"
@@ -72,7 +79,10 @@ class _TritonGemm(_TritonProvider[Gemm]):
         if work.dtype in ("int8", "fp8_block", "mxfp4"):
             return f"{self.id} does not take {work.dtype}"
         interpreter = wrong_in_interpreter(work.dtype)
-        return self._no_gpu(device, interpreter, unsupported_architecture, lambda c: missing_format(work.dtype, c))
+        return self._no_gpu(
+            device, interpreter, unsupported_architecture, lambda c: missing_format(work.dtype, c),
+            lambda c: badly_compiled(self.schedule),
+        )  # fmt: skip
 
     def task(self, work: Gemm, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
         """Prepares operands in the GEMM's layout and a contiguous c; compiles the kernel."""
@@ -158,7 +168,11 @@ class TritonFlash(_TritonProvider[Attention]):
         """Checks head_dim, the dtype and the device."""
         if not MIN_HEAD_DIM <= work.head_dim <= MAX_HEAD_DIM:
             return f"{self.id} takes head_dim from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {work.head_dim}"
-        return self._no_gpu(device, wrong_in_interpreter(work.dtype), too_old, unsupported_architecture)
+        kernels = "attention" if work.direction == "forward" else "attention backward"
+        return self._no_gpu(
+            device, wrong_in_interpreter(work.dtype), too_old, unsupported_architecture,
+            lambda c: badly_compiled(kernels),
+        )  # fmt: skip
 
     def task(self, work: Attention, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
         """Prepares forward, or the gradients of q, k and v."""

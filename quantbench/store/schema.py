@@ -7,7 +7,7 @@ import json
 import sys
 from dataclasses import fields
 
-from quantbench.device.spec import KINDS, DeviceSpec
+from quantbench.device.spec import DEVICE_KINDS, DeviceSpec
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import GRADES, Check, Grade, Measurement
 from quantbench.store.record import FAILURES, ORIGINS, RECORD_VERSION, ROLES, Failed, Place, Skipped
@@ -20,7 +20,7 @@ _POSITIVE: Json = {"type": "number", "exclusiveMinimum": 0}
 _GRID: Json = {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 3, "maxItems": 3}
 # Limits that the classes check beyond the types of their fields.
 _LIMITS: dict[tuple[type, str], Json] = {
-    (DeviceSpec, "kind"): {"enum": list(KINDS)},
+    (DeviceSpec, "kind"): {"enum": list(DEVICE_KINDS)},
     (DeviceSpec, "peak_tflops"): {"additionalProperties": _POSITIVE},
     (RunInfo, "how_ended"): {"enum": list(ENDINGS)},
     (RunInfo, "origin"): {"enum": list(ORIGINS)},

@@ -217,7 +217,7 @@ class Held:
 
 def with_defaults(held: Held, spec: DeviceSpec) -> Held:
     """Fills unset values of `held` with the device's defaults."""
-    missing: Mapping[str, Any] = {name: v for name, v in _DEFAULTS[spec.kind].items() if getattr(held, name) == 0}
+    missing: Mapping[str, Any] = {name: v for name, v in _DEFAULTS[spec.torch_kind].items() if getattr(held, name) == 0}
     dtype, attention = held.dtype or default_dtype(spec), held.attention or default_attention(spec)
     return replace(held, **missing, dtype=dtype, attention=attention)
 

@@ -35,7 +35,7 @@ def parse_grid(dims: tuple[str, ...], held: Held, spec: DeviceSpec, who: str = "
 
     held: all other sizes, defaults filled in. who: command named in errors.
     """
-    axes = tuple(parse_axis(text, spec.kind) for text in dims)
+    axes = tuple(parse_axis(text, spec.torch_kind) for text in dims)
     check_axes(axes, who)
     edged = tuple(_with_edges(axes, i, held, spec) if axis.edges else axis for i, axis in enumerate(axes))
     check_axes(edged, who)

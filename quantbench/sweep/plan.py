@@ -57,7 +57,7 @@ def point_estimate_s(workload: Workload, timing: TimingOptions, spec: DeviceSpec
     """Estimates the wall seconds of a point, including its checks. slowdown: run time relative to the roofline."""
     run_s = sample_s = slowdown * roofline_us(workload, spec) / 1e6
     if timing.cache == "cold":
-        sample_s += _FLUSH_FACTOR[spec.kind] * spec.l2_bytes / (spec.memory_gb_per_s * 1e9)
+        sample_s += _FLUSH_FACTOR[spec.torch_kind] * spec.l2_bytes / (spec.memory_gb_per_s * 1e9)
     samples = max(timing.min_samples, min(_USUAL_SAMPLES, timing.max_samples))
     # min_samples are taken even if they exceed max_time_s.
     sampling_s = max(min(timing.max_time_s, samples * sample_s), timing.min_samples * sample_s)
@@ -66,7 +66,7 @@ def point_estimate_s(workload: Workload, timing: TimingOptions, spec: DeviceSpec
         check_s += _CHECK_S_PER_BYTE_ON_CPU * workload.min_bytes
     else:
         check_s += _CHECK_PASSES_ON_GPU * workload.min_bytes / (spec.memory_gb_per_s * 1e9)
-    return _POINT_OVERHEAD_S[spec.kind] + sampling_s + _OTHER_RUNS * sample_s + check_s
+    return _POINT_OVERHEAD_S[spec.torch_kind] + sampling_s + _OTHER_RUNS * sample_s + check_s
 
 
 class Pace:

@@ -140,7 +140,7 @@ def copies_of(
     provider: Provider, workload: Workload, spec: DeviceSpec, timing: TimingOptions, audit: Audit | None = None
 ) -> LazyRuns:
     """Returns copies of the work with other inputs, made only if the timer rotates over them."""
-    if spec.kind != "cuda" or timing.cache != "cold":
+    if spec.kind == "cpu" or timing.cache != "cold":
         return LazyRuns(0, lambda number: lambda: None)
     needed = cold_copies(spec.l2_bytes, workload.min_bytes) - 1
 
@@ -189,7 +189,7 @@ def main() -> None:
 
 
 def _namer(way: str, spec: DeviceSpec) -> Callable[[Request], Launch | None]:
-    """Returns the function that identifies kernels (see `naming`); on a CPU it returns None."""
+    """Returns the function that identifies kernels (see `naming`); on a CPU and through ROCm it returns None."""
     if way == "off" or spec.kind != "cuda":
         return lambda request: None
     if way == "here":

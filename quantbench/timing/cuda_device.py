@@ -144,7 +144,7 @@ class TorchCuda:
         self._buffer = torch.ones(COLD_L2_MULTIPLE * l2_bytes // 4, dtype=torch.float32, device="cuda")
         self._sink = torch.zeros((), dtype=torch.float32, device="cuda")
         self._graph_stream = torch.cuda.Stream()
-        self.events_in_graphs = "external" in inspect.signature(torch.cuda.Event.__new__).parameters
+        self.events_in_graphs = records_events_in_graphs()
         self._stamps = torch.zeros((MAX_QUEUED + 1, _MAX_SMS, 2), dtype=torch.int64, device="cuda")
         self._stamp_rows = list(self._stamps)
         self._stamp_blocks = 2 * properties.multi_processor_count
@@ -219,6 +219,8 @@ class TorchCuda:
         """Build and run the two kernels. Returns "", or the reason why they are missing."""
         if os.environ.get("TRITON_INTERPRET") == "1":
             return "no counters of the SM clock: TRITON_INTERPRET is set"
+        if torch.version.hip is not None:
+            return "no counters of the SM clock: the kernels that read them are NVIDIA's instructions"
         try:
             from quantbench.timing import probes
 
@@ -236,6 +238,12 @@ class TorchCuda:
         self._hold = held
         self._stamp_kernel = probes.stamp
         return ""
+
+
+def records_events_in_graphs() -> bool:
+    """Returns whether this torch records events inside a graph. torch for ROCm refuses ("External events are disallowed
+    in rocm", c10/cuda/CUDAEvent.h of torch 2.11)."""
+    return torch.version.hip is None and "external" in inspect.signature(torch.cuda.Event.__new__).parameters
 
 
 def clocks_from_stamps(stamps: npt.NDArray[np.int64]) -> tuple[float, ...]:

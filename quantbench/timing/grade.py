@@ -112,7 +112,7 @@ def _impossible(m: Measurement, flops: float, min_bytes: float, spec: DeviceSpec
     """Yields a message for each exceeded peak, naming the rate and the peak."""
     time_s = median(m.samples_us) * 1e-6
     # Not a CPU's clock: it is read between runs, where it differs, and a CPU's peaks are upper bounds already.
-    clock = best_clock_mhz(m) if spec.kind == "cuda" else None
+    clock = best_clock_mhz(m) if spec.kind != "cpu" else None
     highest, which = _ceiling(spec, dtype, clock)
     tflops = flops / time_s / 1e12
     if tflops > highest * _PEAK_MARGIN:
@@ -200,7 +200,7 @@ def _discards(m: Measurement) -> _Reasons:
 
 
 def _clock(m: Measurement, spec: DeviceSpec) -> _Reasons:
-    if spec.kind != "cuda":
+    if spec.kind == "cpu":
         return  # a CPU's clock is not recorded, which is not the point's fault
     if not m.clocks_mhz:
         note = m.state_after.note or m.state_before.note

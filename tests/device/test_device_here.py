@@ -11,7 +11,7 @@ from quantbench import device
 from quantbench.device import here
 from quantbench.device.nvml import Absent, Nvml
 from quantbench.device.spec import DeviceState
-from quantbench.errors import InputError, UnsupportedError
+from quantbench.errors import InputError
 
 H200 = SimpleNamespace(
     name="NVIDIA H200", major=9, minor=0, total_memory=150109880320, multi_processor_count=132,
@@ -104,13 +104,49 @@ def test_a_gpu_that_is_demanded_and_not_there(gpus: Any, monkeypatch: pytest.Mon
         device.current()
 
 
-def test_another_makers_gpu_is_refused(gpus: Any) -> None:
-    gpus(SimpleNamespace(name="AMD Instinct MI300X"), hip="6.2")
-    with pytest.raises(UnsupportedError) as caught:
-        device.current()
-    assert str(caught.value) == (
-        "device: AMD Instinct MI300X through ROCm; expected an NVIDIA GPU, or QUANTBENCH_DEVICE=cpu"
-    )
+AMD = SimpleNamespace(
+    name="AMD Instinct MI000", gcnArchName="gfx942:sramecc+:xnack-", major=9, minor=4, total_memory=206141652992,
+    multi_processor_count=304, L2_cache_size=4194304, shared_memory_per_multiprocessor=65536, clock_rate=2100000,
+    memory_clock_rate=1300000, memory_bus_width=8192,
+)  # fmt: skip
+
+
+def test_a_gpu_of_amd_gets_no_peak_and_nothing_of_nvidia(gpus: Any) -> None:
+    """gfx942 reports 9.4, which is no compute capability, and a memory clock that gives half of the bandwidth."""
+    asked = gpus(AMD, hip="6.2")
+    spec = device.current()
+    assert (spec.kind, spec.torch_kind, spec.architecture) == ("rocm", "cuda", "rocm")
+    assert spec.compute_capability is None
+    assert spec.peak_tflops == {}
+    assert not spec.registered
+    assert (spec.sm_count, spec.sm_clock_mhz) == (304, 2100)
+    assert spec.l2_bytes > AMD.L2_cache_size
+    assert spec.memory_gb_per_s > 5300
+    assert "upper bound" in spec.source["memory_gb_per_s"]
+    assert asked == []
+    assert isinstance(device.open_nvml(), Absent)
+
+
+def test_a_registered_gpu_of_amd_is_found_by_name_size_and_units(gpus: Any) -> None:
+    """torch through ROCm gives no compute capability; a partition of the card keeps its Infinity Cache."""
+    card = {**vars(AMD), "name": "AMD Instinct MI300X"}
+    gpus(SimpleNamespace(**card), hip="6.2")
+    spec = device.current()
+    assert (spec.name, spec.registered, spec.architecture) == ("mi300x-192gb", True, "gfx942")
+    gpus(SimpleNamespace(**{**card, "multi_processor_count": 38}), hip="6.2")
+    part = device.current()
+    assert (part.name, part.registered, part.sm_count) == ("mi300x-192gb-38sm", False, 38)
+    assert part.l2_bytes == spec.l2_bytes > AMD.L2_cache_size
+
+
+def test_a_run_through_rocm_says_that_it_is_untested(gpus: Any) -> None:
+    gpus(AMD, hip="6.2")
+    spec = device.current()
+    state = device.monitor(spec)()
+    assert state.note.startswith(here.UNTESTED)
+    (line,) = device.warnings_for(spec, state)
+    assert "untested" in line
+    assert "peaks are unknown" in line
 
 
 def test_nvml_fills_in_what_torch_does_not_tell() -> None:

@@ -18,17 +18,19 @@ from interpreter import ACTIVE
 from quantbench.kernels.gemm import kernels as gemm_kernels
 from quantbench.kernels.gemm.config import align_bytes, configure, contiguous
 from quantbench.kernels.gemm.menu import tiles
-from quantbench.kernels.launching import HAS_TENSOR_DESCRIPTOR
+from quantbench.kernels.launching import HAS_TENSOR_DESCRIPTOR, TRITON, badly_compiled
 
 from quantbench.errors import InputError
 from quantbench.launch import Tile
+from quantbench.quantization import TENSOR_MEMORY_COLUMNS
 from quantbench.workload import Gemm
 
 pytestmark = pytest.mark.skipif(ACTIVE, reason="compiling needs a process without the interpreter")
 
 EXHAUSTIVE = os.environ.get("QUANTBENCH_EXHAUSTIVE") == "1"
 ARCHS = (80, 90, 100)
-SCHEDULES = ("data_parallel", "persistent", "stream_k")  # split_k is data_parallel's kernel, tested apart
+#: split_k is data_parallel's kernel, tested apart
+SCHEDULES = [name for name in ("data_parallel", "persistent", "stream_k") if badly_compiled(name) is None]
 LAYOUTS = ("nt", "nn", "tn")
 #: What a product in a format must be made of, by architecture. HMMA: warp-level; HGMMA, QGMMA: wgmma of Hopper;
 #: UTCHMMA, UTCQMMA: tcgen05 of Blackwell.
@@ -67,6 +69,8 @@ def menu_cases(arch: int, dtypes: tuple[str, ...], size: int) -> list[Case]:
 
 
 def compiled(case: Case) -> KernelResources:
+    if TRITON == (3, 4) and (case.schedule, case.gemm.dtype, case.gemm.layout) == ("persistent", "fp8", "tn"):
+        pytest.skip("triton 3.4 spills registers (sm_90) or fails (sm_100)")
     operands = contiguous(case.gemm)
     capability = (case.arch // 10, case.arch % 10)
     config = configure(operands, case.schedule, case.tile, capability, descriptors_available=HAS_TENSOR_DESCRIPTOR)
@@ -79,6 +83,9 @@ def check_fits(built: KernelResources) -> None:
     assert built.registers <= 255
     assert built.registers * built.threads <= 65_536
     assert built.shared_memory_bytes <= SHARED_MEMORY_LIMIT_BYTES[built.arch]
+    assert built.tensor_memory_columns <= TENSOR_MEMORY_COLUMNS
+    assert built.scratch_bytes == 0
+    assert built.warning == ""
 
 
 TENSOR_CORE = [case for arch in ARCHS for case in menu_cases(arch, tuple(OPCODES[arch]), ALIGNED)]
@@ -96,7 +103,7 @@ def test_menu_tiles_run_on_tensor_cores_without_spills(case: Case) -> None:
     if case.arch >= 90 and HAS_TENSOR_DESCRIPTOR:
         assert built.count("UTMALDG") > 0  # loads by the TMA unit
         assert built.count("UTMASTG") > 0
-    else:
+    elif case.gemm.dtype != "fp8":  # which some layouts transpose in registers
         assert built.count("LDGSTS") > 0  # straight into shared memory
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from ahead_of_time import KernelResources, compile_softmax
+from quantbench.kernels.launching import TRITON
 from quantbench.kernels.softmax import MAX_COLS, softmax_tile, vector_elements
 
 from quantbench.errors import InputError
@@ -28,7 +29,8 @@ def test_rows_in_eights_move_16_bytes_at_a_time(cols: int, mask: str, direction:
     code = compile_softmax(cols, direction=direction, mask=mask, dtype="bf16", arch=arch)
     assert code.spills == 0
     assert code.stack_bytes == 0
-    assert loads(code, "128") == sum(n for name, n in code.opcodes.items() if name.startswith("LDG"))
+    mask_bytes = loads(code, "64") if mask == "full" and TRITON < (3, 4) else 0  # 8 at a time
+    assert loads(code, "128") + mask_bytes == sum(n for name, n in code.opcodes.items() if name.startswith("LDG"))
     assert code.count("STG.E.128") == sum(n for name, n in code.opcodes.items() if name.startswith("STG"))
     assert code.threads == 32 * (softmax_tile(cols, 2, direction).num_warps or 0)
 

@@ -83,9 +83,9 @@ def test_any_shape(
     schedule: str, m: int, n: int, k: int, programs: int, split_k: int, transposed: tuple[bool, bool],
     dtype: torch.dtype,
 ) -> None:  # fmt: skip
-    """Ragged edges, fewer steps than parts, fewer tiles than programs and more."""
+    """Ragged edges, parts of one step and of several, fewer tiles than programs and more."""
     a, b = stored(m, k, transposed=transposed[0], dtype=dtype), stored(k, n, transposed=transposed[1], dtype=dtype)
-    tile = tile_for(schedule, Tile(32, 16, block_k=32, stages=2, num_warps=4), split_k)
+    tile = tile_for(schedule, Tile(32, 16, block_k=32, stages=2, num_warps=4), min(split_k, -(-k // 32)))
     work = plan(a, b, tile=tile, schedule=schedule, out=poisoned(a, b), programs=programs)
     work.run()
     assert error(work.out, a, b) < TOLERANCE[dtype]

@@ -7,7 +7,7 @@ import torch
 from interpreter import ACTIVE
 from quantbench.kernels.gemm import matmul
 from quantbench.kernels.gemm.host import missing_format
-from quantbench.kernels.launching import require_architecture, unsupported_architecture
+from quantbench.kernels.launching import badly_compiled, require_architecture, unsupported_architecture
 
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.launch import Tile
@@ -105,6 +105,7 @@ def test_cpu_tensors_need_the_interpreter() -> None:
             "stream_k",
             "tile 64x64x32 split-k 2 with schedule = 'stream_k'; expected schedule s",
         ),
+        (Tile(64, 64, 64, split_k=5), "split_k", "tile 64x64x64 split-k 5 with k = 256; expected at most 4 parts"),
         (Tile(64, 64), "serpentine", "schedule = 'serpentine'; expected one of data_parallel, split_k, stream_k, pers"),
     ],
 )
@@ -143,6 +144,22 @@ def test_which_triton_an_architecture_needs(
 ) -> None:
     said = unsupported_architecture(capability, version)
     assert said is None if reason is None else str(said).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("what", "good", "bad"),
+    [
+        ("attention", [(3, 4), (3, 7)], [(3, 2), (3, 3)]),
+        ("attention backward", [(3, 6), (3, 7)], [(3, 4), (3, 5)]),
+        ("stream_k", [(3, 2), (3, 5)], [(3, 3), (3, 4)]),
+    ],
+)
+def test_what_an_old_triton_compiles_badly(what: str, good: list[tuple[int, int]], bad: list[tuple[int, int]]) -> None:
+    assert [badly_compiled(what, version) for version in good] == [None] * len(good)
+    assert [badly_compiled("data_parallel", version) for version in bad] == [None] * len(bad)
+    for version in bad:
+        said = str(badly_compiled(what, version))
+        assert said.startswith(f"triton {version[0]}.{version[1]} compiles {what} with register spills")
 
 
 def test_a_launch_on_volta_says_which_versions_to_install() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from interpreter import ACTIVE, in_interpreter
+from quantbench.kernels import launching
 from quantbench.kernels.launching import TRITON
 
 from quantbench.device import lookup
@@ -72,6 +73,18 @@ def test_v100_is_told_which_versions_to_install(provider_id: str, work: Workload
         f"triton {TRITON[0]}.{TRITON[1]} makes no tensor-core code for V100 (sm_70); "
         "it needs torch 2.6 with triton 3.2 installed"
     )
+
+
+@not_interpreted
+@pytest.mark.parametrize(
+    ("provider_id", "work"), [("triton.stream_k", Gemm(64, 64, 64)), ("triton.flash", Attention(1, 2, 8, 8, 64))]
+)
+def test_triton_3_3_is_refused_for_what_it_compiles_badly(
+    provider_id: str, work: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_kernels, "badly_compiled", lambda what: launching.badly_compiled(what, (3, 3)))
+    assert "compiles" in str(catalog.make(provider_id).unsupported(work, H200))
+    assert catalog.make("triton.data_parallel").unsupported(Gemm(64, 64, 64), H200) is None
 
 
 def passes(provider_id: str, work: Workload) -> None:
