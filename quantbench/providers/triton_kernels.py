@@ -50,8 +50,8 @@ class _TritonProvider(BuiltInProvider[_W]):
         of the compute capability on a GPU."""
         if INTERPRETER:
             return interpreter
-        capability = device.compute_capability if device.kind == "cuda" else None
-        if capability is None:
+        capability = device.compute_capability
+        if device.kind != "cuda" or capability is None:
             return f"{self.id} needs a CUDA GPU, or TRITON_INTERPRET=1 set to run in triton's interpreter"
         return next(filter(None, (reason(capability) for reason in reasons)), None)
 
