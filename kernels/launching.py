@@ -1,8 +1,9 @@
 """Compiles, describes and launches kernels with the installed triton.
 
-Entry points: `step` compiles and describes one kernel, a `Plan` runs one or more. Used by `gemm`, `softmax`,
-`attention` and `quantbench.providers.triton_kernels`. All checks of the triton version belong here. triton 3.2 (torch
-2.6) to 3.7 (torch 2.13) are supported.
+Entry points: `step`, which compiles and describes one kernel; `Plan`, which runs one or more; `collect`, which lists
+the kernels that a plan would compile; `require_architecture` and `require_cuda`. Used by `gemm`, `softmax`,
+`attention`, `quantbench.providers.triton_kernels` and `quantbench.sweep.compiling`. All checks of the triton version
+belong here. triton 3.2 (torch 2.6) to 3.7 (torch 2.13) are supported.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -104,8 +106,99 @@ def wrong_in_interpreter(dtype: str) -> str | None:
     return "triton's interpreter multiplies the bit patterns of bf16" if dtype == "bf16" else None
 
 
+@dataclass(frozen=True)
+class Gpu:
+    """What a kernel is configured for. capability: compute capability. l2_bytes: size of the L2 cache."""
+
+    capability: tuple[int, int]
+    sm_count: int
+    l2_bytes: int
+
+
+@dataclass
+class _Collected:
+    """Kernels that plans need on `gpu`: what compiles each, by triton's cache key."""
+
+    gpu: Gpu
+    kernels: dict[str, Callable[[], object]] = field(default_factory=dict)
+
+
+_collected: _Collected | None = None  # while `collect` runs
+
+
+def gpu_of(x: torch.Tensor, interpreted: Gpu) -> Gpu:
+    """Returns the GPU that a checked tensor is on. interpreted: the one that the interpreter simulates."""
+    if _collected is not None:
+        return _collected.gpu
+    if not x.is_cuda:
+        return interpreted
+    properties = torch.cuda.get_device_properties(x.device)
+    return Gpu((properties.major, properties.minor), properties.multi_processor_count, properties.L2_cache_size)
+
+
+def collect(gpu: Gpu, make_plans: Callable[[], object]) -> dict[str, Callable[[], object]]:
+    """Returns a function for each kernel that the plans of `make_plans` need on `gpu`, by an identifier.
+
+    The function compiles the kernel into triton's cache on disk, where a launch finds it. The GPU is not needed.
+
+    make_plans: makes plans of tensors on torch's meta device. From now on triton compiles for `gpu` in this process.
+    """
+    global _collected
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    driver.set_active(_NoDriver(GPUTarget("cuda", 10 * gpu.capability[0] + gpu.capability[1], WARP_THREADS)))
+    _collected = _Collected(gpu)
+    try:
+        make_plans()
+        return _collected.kernels
+    finally:
+        _collected = None
+
+
+@dataclass
+class _NoDriver:
+    """Stands for the driver of a GPU for which triton compiles but launches nothing."""
+
+    target: Any
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def _collect(kernels: dict[str, Callable[[], object]], kernel: Any, arguments: Mapping[str, Any]) -> None:
+    """Add what compiles `kernel` for these arguments, unless it is there."""
+
+    def not_now(*, key: object, repr: str, **_: object) -> bool:
+        kernels.setdefault(f"{repr} {key}", partial(kernel.warmup, grid=(1, 1, 1), **arguments))
+        return True
+
+    hooks, name = _cache_hook()
+    before = getattr(hooks, name)
+    setattr(hooks, name, not_now)
+    try:
+        kernel.warmup(grid=(1, 1, 1), **arguments)
+    finally:
+        setattr(hooks, name, before)
+
+
+def _cache_hook() -> tuple[Any, str]:
+    """Return where triton keeps the function that it calls before it compiles, and that skips it by returning True."""
+    if TRITON >= (3, 4):
+        return triton.knobs.runtime, "jit_cache_hook"
+    return triton.runtime.jit.JITFunction, "cache_hook"
+
+
 def require_cuda(who: str, name: str, x: torch.Tensor) -> tuple[int, int]:
     """Returns the compute capability of x's GPU. Raises UnsupportedError if x is not on a GPU."""
+    if _collected is not None:
+        return _collected.gpu.capability
     if not x.is_cuda:
         raise UnsupportedError(
             who, f"{name} on {x.device}", "CUDA tensors, or TRITON_INTERPRET=1 set before triton is imported"
@@ -172,9 +265,11 @@ def describe(
 ) -> Launch:
     """Compile `kernel` for these arguments and return its Launch without a grid.
 
-    Registers and occupancy are None in the interpreter.
+    Registers and occupancy are None in the interpreter and in `collect`, which compiles nothing.
     """
-    if INTERPRETER:
+    if _collected is not None:
+        _collect(_collected.kernels, kernel, arguments)
+    if INTERPRETER or _collected is not None:
         return Launch(kernel.fn.__name__, tile=tile)
     with torch.cuda.device(device):
         compiled = kernel.warmup(grid=(1, 1, 1), **arguments)

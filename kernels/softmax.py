@@ -1,6 +1,7 @@
 """Implements Megatron-LM's fused scale + mask + softmax in Triton, with gradients.
 
-Entry points: `scaled_causal_softmax`, `plan_forward`; used by `quantbench.providers.triton_kernels`.
+Entry points: `plan_forward` and `plan_backward`, used by `providers.triton_kernels`; `scaled_causal_softmax`,
+`scaled_masked_softmax` and `scaled_softmax`, for users' Python code.
 
     from quantbench.kernels.softmax import scaled_causal_softmax, scaled_masked_softmax, plan_forward
 

@@ -1,7 +1,8 @@
 """Measures, explains and predicts the tile and wave quantization of matrix products on GPUs.
 
-Importing the package loads nothing heavy: only `quantbench.providers`, `quantbench.timing`, `quantbench.kernels` and
-`quantbench.device` functions for the device in use import torch or triton.
+The package itself holds only `__version__`. Importing it loads nothing heavy: only `quantbench.providers`,
+`quantbench.timing`, `quantbench.kernels` and `quantbench.device` functions for the device in use import torch or
+triton.
 """
 
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Runs the `quantbench` command, also as `python -m quantbench`, and converts errors to exit codes. Entry: `main`."""
+"""Runs the `quantbench` command, also as `python -m quantbench`, and converts errors to exit codes.
+
+Entry point: `main`, the console script that pyproject.toml names. It calls `cli.app`.
+"""
 
 import codecs
 import gc
@@ -55,7 +58,6 @@ def main() -> None:
 
 
 def _run() -> int:
-    """Parses the arguments, runs the command and returns its exit code."""
     from quantbench.cli.app import app
 
     wrong = next((word for word in sys.argv[1:] if "\0" in word), None)
@@ -72,7 +74,6 @@ def _run() -> int:
 
 
 def _wrong_words(error: Exception) -> InputError:
-    """Converts typer's error about the arguments to a one-line error."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "quantbench"
     said = error.format_message().rstrip(".")  # type: ignore[attr-defined]

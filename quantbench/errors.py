@@ -1,7 +1,10 @@
 """Defines quantbench's exceptions, and checks of argument values that raise them.
 
+Entry points: `QuantbenchError` and its subclasses `InputError`, `UnsupportedError`, `StoreError` and
+`MeasurementError`; `require_choice`, `require_int`; `printable`. Used by all packages.
+
 Each message is one line that names the operation, the value and what was expected. The command line prints it and exits
-with `exit_code`. Used by all packages.
+with `exit_code`.
 
 >>> print(InputError("Gemm", "m = 0", "an integer of at least 1"))
 Gemm: m = 0; expected an integer of at least 1

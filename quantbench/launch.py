@@ -1,7 +1,8 @@
-"""Describes a kernel launch (`Launch`) by its grid and resources, and the tile that each block computes (`Tile`).
+"""Describes a kernel launch by its grid and resources, and the tile of the output that each block computes.
 
-quantbench's own kernels fill every field; for library kernels some come from the name and the profiler. None means
-unknown, never a default. Used by `providers`, `store`, `quantization`, `analysis`, `report` and others.
+Entry points: `Launch`, `Tile`. Used by `providers`, `kernels`, `store`, `quantization`, `latency`, `analysis` and other
+packages. quantbench's own kernels fill every field; for library kernels some come from the name and the profiler. None
+means unknown, never a default.
 """
 
 from dataclasses import dataclass
@@ -53,8 +54,10 @@ class Tile:
 class Launch:
     """One kernel launch, measured or predicted.
 
-    kernel: full name of the kernel. grid, block: (x, y, z) size of the grid in blocks and of a block in threads.
-    registers: registers per thread. shared_memory_bytes: static and dynamic shared memory per block.
+    kernel: full name of the kernel.
+    grid, block: (x, y, z) size of the grid in blocks and of a block in threads.
+    registers: registers per thread.
+    shared_memory_bytes: static and dynamic shared memory per block.
     blocks_per_sm: resident blocks of this kernel per SM (occupancy, not grid / SM count).
     tile: output tile of one block.
     """

@@ -1,7 +1,7 @@
-"""Defines the result of timing one point: its samples (`Measurement`), its output check (`Check`) and its `Grade`.
+"""Defines the result of timing one point: its samples, the check of its output and the grade of its quality.
 
-Stores raw samples only; `quantbench.stats` computes statistics on read. Used by `timing`, `store`, `sweep`,
-`importers`, `analysis`, `report` and others.
+Entry points: `Measurement`, `Check`, `Grade`, `GRADES`, `Discarded`. Used by `timing`, `store`, `sweep`, `importers`,
+`analysis`, `report` and other packages. Only raw samples are stored; `stats` computes statistics on read.
 """
 
 from dataclasses import dataclass
@@ -33,10 +33,11 @@ class Check:
 
 @dataclass(frozen=True)
 class Grade:
-    """Quality grade of a measured time. reasons: every problem found; may be empty only for A.
+    """Quality grade of a measured time.
 
+    reasons: every problem found; may be empty only for A.
     letter: A (no problem), B (one minor problem), C (several, or one serious), D (use only together with its reasons),
-    rejected (impossible: faster than the hardware's peak, or not a valid time).
+    `rejected` (impossible: faster than the hardware's peak, or not a valid time).
     """
 
     letter: str
@@ -56,8 +57,10 @@ class Measurement:
     clocks_mhz: SM clock at each sample; empty if the device does not report it.
     stopped_by: rule that ended sampling (`precision`, `max_time`, `max_samples`, `noise_floor`; `discards` for too many
         discarded samples; `imported` for an imported time).
-    mode: timing mode (`events`, `graph`, `cpu`). cache: `cold` or `hot`. Both may be `unknown` for imported times.
+    mode: timing mode (`events`, `graph`, `cpu`).
+    cache: `cold` or `hot`. Both may be `unknown` for imported times.
     kernels_per_sample: runs per sample; above 1 if a single run is too short to time.
+    floor_us: time of an empty kernel in the same mode on the same device, which every sample includes; None if unknown.
     """
 
     samples_us: tuple[float, ...]
@@ -69,6 +72,7 @@ class Measurement:
     state_before: DeviceState
     state_after: DeviceState
     kernels_per_sample: int = 1
+    floor_us: float | None = None
 
     def __post_init__(self) -> None:
         require_int("Measurement", "kernels_per_sample", self.kernels_per_sample)
@@ -80,5 +84,7 @@ class Measurement:
         if self.clocks_mhz and len(self.clocks_mhz) != len(self.samples_us):
             what = f"{len(self.clocks_mhz)} clocks for {len(self.samples_us)} samples"
             raise InputError("Measurement", what, "one each")
+        if self.floor_us is not None and not 0 < self.floor_us < float("inf"):
+            raise InputError("Measurement", f"floor_us = {self.floor_us!r}", "a finite time above 0, or None")
         require_choice("Measurement", "mode", self.mode, ("events", "graph", "cpu", "unknown"))
         require_choice("Measurement", "cache", self.cache, ("cold", "hot", "unknown"))

@@ -1,10 +1,12 @@
 """Checks whether Megatron-LM computes scale, mask and softmax in its fused CUDA kernel or falls back to torch.
 
+Entry points: `megatron_fused_available`, used by `analysis.rules` and `kernels.softmax`; `softmax_objections`, used by
+`latency.op_times`, `advice.edges` and `planner.constraints`; `batches_per_block`, used by `analysis.rules`.
+
 The fallback reads and writes the scores several times in fp32, in every layer. The conditions follow from how the
 kernels distribute rows. With a causal mask, a block of 128 threads takes the same row of `batches_per_block` attention
 matrices, so heads · mbs must be a multiple of it; with other masks it takes rows of one matrix, so sq must be. The
-kernels do not check for rows beyond the last. Entry points: `megatron_fused_available`, `softmax_objections`. Used by
-`latency.op_times`, `analysis.rules`, `advice.edges` and `planner.constraints`.
+kernels do not check for rows beyond the last.
 
 Sources, read in the repositories:
 - generation "2048": NVIDIA/apex, apex/transformer/functional/fused_softmax.py, `is_kernel_available` (sk up to 2048,

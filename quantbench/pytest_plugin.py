@@ -4,11 +4,12 @@
         a, b = torch.randn(2, 4096, 4096, device="cuda", dtype=torch.bfloat16)
         device_benchmark(lambda: torch.mm(a, b), flops=2 * 4096**3, dtype="bf16")
 
+Entry point: `device_benchmark`, and the options `--device-*`. pytest loads this module, which pyproject.toml
+registers, in every environment with quantbench installed, so it must not import torch.
+
 The fixture replaces pytest-benchmark's clock by one that advances by device time only, and replays the samples of
 quantbench's timer to it, one per round, through `benchmark.pedantic`. So `--benchmark-only`, `--benchmark-json`,
 `--benchmark-compare-fail=median:5%` and histograms use device time.
-
-This module must not import torch: pytest loads it in every environment with quantbench installed.
 """
 
 from __future__ import annotations
@@ -109,6 +110,7 @@ class DeviceBenchmark:
             device=self.spec.name,
             mode=measurement.mode,
             cache=measurement.cache,
+            floor_us=measurement.floor_us,
             clocks_mhz=list(measurement.clocks_mhz),
             state=asdict(measurement.state_after),
             stopped_by=measurement.stopped_by,
@@ -121,7 +123,6 @@ class DeviceBenchmark:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the options of the fixture's timer."""
     group = parser.getgroup("quantbench")
     group.addoption("--device-cache", default="cold", choices=("cold", "hot"), help="last-level cache before each run")
     group.addoption("--device-max-time", default="1s", help="sampling time per benchmark at most (default: 1s)")

@@ -1,12 +1,13 @@
 """Computes the tile and wave quantization of a GEMM and the occupancy of its kernel.
 
+Entry points: `quantize`, `idle_shares`, `alignment_bytes`, `resident_blocks`, `credible_waves`, `cdiv`, and the
+`*_words` functions, which format the text of an edge. Used by `latency`, `analysis`, `advice`, `report`, `sweep`,
+`providers`, `comm` and `kernels`.
+
 A GEMM is cut into tiles of block_m × block_n and padded to whole tiles (tile quantization). Tiles run in waves of
 sm_count · blocks_per_sm resident blocks, and the last wave takes as long as a full one even if it has few tiles (wave
-quantization). Split-k multiplies the blocks: split_k blocks compute each tile.
-
-Entry points: `quantize`, `idle_shares`, `resident_blocks`, and the `*_words` functions, which format the text of an
-edge. Used by `latency`, `analysis`, `advice`, `report`, `sweep` and the kernels. The terms are those of NVIDIA's
-"Matrix Multiplication Background User's Guide" (tile and wave quantization) and of DeepGEMM (num_waves, last wave).
+quantization). Split-k multiplies the blocks: split_k blocks compute each tile. The terms are those of NVIDIA's "Matrix
+Multiplication Background User's Guide" (tile and wave quantization) and of DeepGEMM (num_waves, last wave).
 
 Sources of the occupancy rule: CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability"
 (warps, blocks, registers and shared memory per SM); `cuda_occupancy.h` of the CUDA toolkit 12.6 (registers are
@@ -38,7 +39,7 @@ TENSOR_MEMORY_COLUMNS = 512
 
 @dataclass(frozen=True)
 class SmLimits:
-    """Limits of resident warps and blocks per SM. smem_bytes: largest shared-memory carve-out."""
+    """Limits of one SM: resident warps and blocks, and its largest shared memory, bytes."""
 
     warps: int
     blocks: int
@@ -65,9 +66,12 @@ SM_LIMITS: dict[tuple[int, int], SmLimits] = {
 class Quantization:
     """Tiles and waves of a GEMM. All counts are exact; efficiencies are in (0, 1].
 
-    num_tiles: number of blocks, including split-k parts and batch. tile_efficiency: useful share of the padded output.
-    num_waves: number of waves, including the last. last_wave_tiles: blocks in the last wave (1 … resident_blocks).
-    wave_efficiency: num_tiles / (num_waves · resident_blocks). resident_blocks: resident blocks of the whole device.
+    num_tiles: number of blocks, including split-k parts and batch.
+    tile_efficiency: useful share of the padded output.
+    num_waves: number of waves, including the last.
+    last_wave_tiles: blocks in the last wave (1 … resident_blocks).
+    wave_efficiency: num_tiles / (num_waves · resident_blocks).
+    resident_blocks: resident blocks of the whole device.
     alignment_bytes: largest power of two up to 128 that divides the length of every stored row, bytes.
     """
 
@@ -140,8 +144,8 @@ def credible_waves(
     They mislead unless exactly one block is resident per SM: with several, a half-full wave takes less time than a full
     one. They also mislead if they contradict the rate: a GEMM at 72 % of peak does not leave 52 % of the SMs idle.
 
-    blocks_per_sm: resident blocks per SM; None if unknown. peak_share: measured or predicted rate as a share of the
-    device's peak; None if unknown.
+    blocks_per_sm: resident blocks per SM; None if unknown.
+    peak_share: measured or predicted rate as a share of the device's peak; None if unknown.
     """
     if blocks_per_sm != 1:
         return None
@@ -221,7 +225,6 @@ def alignment_bytes(row_length: int, dtype: str, limit: int = 128) -> int:
 
 
 def gemm_alignment_bytes(gemm: Gemm) -> int:
-    """Returns the smallest alignment in bytes among the stored rows of a, b and c."""
     row_a = gemm.k if gemm.layout[0] == "n" else gemm.m
     row_b = gemm.n if gemm.layout[1] == "n" else gemm.k
     return min(
@@ -241,7 +244,9 @@ def resident_blocks(
 ) -> int | None:
     """Returns the resident blocks of one kernel per SM; 0 if not even one fits, None for an unknown device.
 
-    threads: threads per block. registers: registers per thread. shared_memory_bytes: static and dynamic, per block.
+    threads: threads per block.
+    registers: registers per thread.
+    shared_memory_bytes: static and dynamic, per block.
     tensor_memory_columns: columns of Blackwell's tensor memory that a block allocates.
 
     >>> resident_blocks((8, 0), threads=256, registers=128, shared_memory_bytes=49_152)
@@ -257,10 +262,7 @@ def resident_blocks(
     fitting = [limits.blocks, limits.warps // warps]
     if registers:
         per_warp = cdiv(registers * WARP_THREADS, _REGISTER_UNIT_PER_WARP) * _REGISTER_UNIT_PER_WARP
-        # The launch check assumes that a block fills all partitions evenly.
-        launches = per_warp * cdiv(warps, _PARTITIONS) * _PARTITIONS <= _REGISTERS_PER_SM
-        warps_per_sm = _REGISTERS_PER_SM // _PARTITIONS // per_warp * _PARTITIONS
-        fitting.append(warps_per_sm // warps if launches else 0)
+        fitting.append(_REGISTERS_PER_SM // _PARTITIONS // per_warp * _PARTITIONS // warps)
     unit, reserved = (128, _RESERVED_SMEM_BYTES) if compute_capability >= (8, 0) else (256, 0)
     used = cdiv(shared_memory_bytes + reserved, unit) * unit
     if used:

@@ -1,4 +1,8 @@
-"""Formats quantities with their units, and parses durations."""
+"""Formats quantities with their units, and parses durations.
+
+Entry points: `percent`, `signed_percent`, `latency`, `size`, `duration`, `with_interval`, `parse_duration_s`. Used by
+all packages that print.
+"""
 
 import re
 from math import floor, log10

@@ -1,4 +1,7 @@
-"""Exports Triton flash attention, forward and backward. Used by `quantbench.providers.triton_kernels`."""
+"""Runs flash attention in Triton, forward and backward.
+
+Entry points: `attention`, `plan_forward`, `plan_backward`. Used by `providers.triton_kernels`.
+"""
 
 from quantbench.kernels.attention.host import (
     AttentionPlan,

@@ -1,4 +1,6 @@
-"""Computes dq, dk and dv of flash attention from q, k, v, o, do and the row statistics of forward. Used by `host.py`.
+"""Computes dq, dk and dv of flash attention from q, k, v, o, do and the row statistics of forward.
+
+Entry points: the kernels `attention_delta`, `attention_backward_kv` and `attention_backward_q`. Used by `host`.
 
 With p = softmax(scale · q·kᵀ) the gradients are dv = pᵀ·do, dp = do·vᵀ, ds = p ∘ (dp - delta) with delta = Σ do ∘ o
 per row, dq = scale · ds·k and dk = scale · dsᵀ·q. p is computed anew from q, k and the stored log₂ of the row sums

@@ -1,4 +1,6 @@
-"""Computes o = softmax(q·kᵀ · scale)·v without writing the seq_q × seq_k matrix to memory. Used by `host.py`.
+"""Computes o = softmax(q·kᵀ · scale)·v without writing the seq_q × seq_k matrix to memory.
+
+Entry point: the kernel `attention_forward`. Used by `host`.
 
 Tiling is over the rows of q. A *program* (one thread block) keeps BLOCK_M rows of one head and walks over k and v in
 blocks of BLOCK_N rows. For each block it computes s = q·kᵀ (BLOCK_M × BLOCK_N), turns it into p = exp(s - m) with the

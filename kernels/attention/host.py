@@ -1,6 +1,6 @@
 """Runs flash attention, forward and backward, with a user-defined tile and reports the exact launch.
 
-Entry points: `attention`, `plan_forward`, `plan_backward`; used by `quantbench.providers.triton_kernels`.
+Entry points: `attention`, `plan_forward`, `plan_backward`. Used by `providers.triton_kernels`.
 
     from quantbench.kernels.attention import attention, plan_forward
     from quantbench.launch import Tile
@@ -43,7 +43,7 @@ from quantbench.kernels.attention.operands import (
     parts,
     strides,
 )
-from quantbench.kernels.launching import Plan, fastest, step
+from quantbench.kernels.launching import Gpu, Plan, fastest, gpu_of, step
 
 from quantbench.errors import InputError, require_choice
 from quantbench.launch import Launch, Tile
@@ -51,7 +51,7 @@ from quantbench.quantization import cdiv
 from quantbench.workload.dtypes import DTYPES
 
 #: Device that the interpreter simulates: Hopper, so that descriptors and the overlapped schedule are interpreted.
-_INTERPRETED_CAPABILITY, _INTERPRETED_L2_BYTES = (9, 0), 2**20
+_INTERPRETED = Gpu((9, 0), sm_count=4, l2_bytes=2**20)
 _SMALLEST_BLOCK = 16  # minimum of a matrix instruction
 _DELTA_TILE = Tile(64, 16, num_warps=4, stages=1)
 
@@ -102,14 +102,16 @@ def plan_forward(
     """
     checked = check(q, k, v, causal, scale)
     work = checked.work
-    capability, l2_bytes = _device(q)
-    descriptors = _by_descriptors(checked, capability, operands)
+    gpu = gpu_of(q, _INTERPRETED)
+    descriptors = _by_descriptors(checked, gpu.capability, operands)
     out = contiguous_like("out", out, q.shape, q.dtype, q.device)
     lse = contiguous_like("lse", lse, q.shape[:-1], torch.float32, q.device)
-    menu = forward_menu(architecture(capability), work.head_dim, checked.loads(descriptors), fp32=work.dtype == "fp32")
+    menu = forward_menu(
+        architecture(gpu.capability), work.head_dim, checked.loads(descriptors), fp32=work.dtype == "fp32"
+    )
 
     def build(setting: Setting) -> AttentionPlan:
-        given = forward_arguments(q, k, v, out, lse, checked, setting, descriptors, l2_bytes)
+        given = forward_arguments(q, k, v, out, lse, checked, setting, descriptors, gpu.l2_bytes)
         grid = cdiv(work.seq_q, setting.tile.block_m) * work.batch * work.heads
         return AttentionPlan((out, lse), (step(WHO, attention_forward, grid, given, q.device, setting.tile),), setting)
 
@@ -135,7 +137,7 @@ def plan_backward(
         raise InputError(
             WHO, f"lse of shape {tuple(lse.shape)} in {lse.dtype} on {lse.device}", "what forward wrote for this q"
         )
-    capability, _ = _device(q)
+    capability = gpu_of(q, _INTERPRETED).capability
     descriptors = _by_descriptors(checked, capability, operands)
     defaults = backward_tiles(
         architecture(capability), work.head_dim, checked.loads(descriptors), fp32=work.dtype == "fp32"
@@ -256,11 +258,3 @@ def _by_descriptors(checked: Checked, capability: tuple[int, int], operands: str
     return operands == "descriptors" or (
         operands == "auto" and checked.descriptors and architecture(capability) in WITH_DESCRIPTORS
     )
-
-
-def _device(q: torch.Tensor) -> tuple[tuple[int, int], int]:
-    """Return compute capability and L2 size, bytes."""
-    if not q.is_cuda:  # the operands were checked: this is the interpreter
-        return _INTERPRETED_CAPABILITY, _INTERPRETED_L2_BYTES
-    properties = torch.cuda.get_device_properties(q.device)
-    return (properties.major, properties.minor), properties.L2_cache_size

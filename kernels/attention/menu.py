@@ -1,5 +1,7 @@
-"""Lists the attention tiles for each GPU architecture: `forward_menu`, `backward_tiles`. Used by `host.py` and
-`operands.py`.
+"""Lists the attention tiles for each GPU architecture.
+
+Entry points: `forward_menu`, `backward_tiles`, `split_head_dim`, and the supported head_dim, `MIN_HEAD_DIM` to
+`MAX_HEAD_DIM`. Used by `host`, `operands` and `providers.triton_kernels`.
 
 Every entry compiles for its architecture without spills and within the shared memory of one block (the tests compile
 all of them). The first of each menu is the default. The sets follow published settings: on Hopper 128 × 128 with

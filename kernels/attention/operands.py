@@ -1,4 +1,6 @@
-"""Validates the operands of attention (`check`) and builds the kernels' arguments (`arguments`). Used by `host.py`.
+"""Validates the operands of attention and builds the kernels' arguments.
+
+Entry points: `check`, which returns a `Checked`; `arguments`, `strides`, `parts`. Used by `host`.
 
 Any strides are allowed as long as the elements of a row (head_dim) are contiguous: [batch, heads, seq, head_dim], or
 [batch, seq, heads, head_dim] transposed to it. Other storage is refused: reading it fast needs a copy, and an implicit

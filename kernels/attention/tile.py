@@ -1,4 +1,6 @@
-"""Loads and stores blocks of rows of q, k and v of any head_dim, for the attention kernels (`load_rows`, `store_rows`).
+"""Loads and stores blocks of rows of q, k and v of any head_dim, for the attention kernels.
+
+Entry points: `load_rows`, `store_rows`, `multiply_transposed`, `drop`, `head_offset`. Used by `forward` and `backward`.
 
 Triton's tensors have power-of-two sizes, head_dim need not. A row of head_dim elements is held in two parts, MAIN and
 TAIL columns, the first a power of two and the second a power of two or 0: 96 = 64 + 32, 72 = 64 + 8 (held in 16, which

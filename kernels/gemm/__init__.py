@@ -1,4 +1,7 @@
-"""Exports the Triton GEMM: `matmul`, `plan`, `GemmPlan`. Used by `quantbench.providers.triton_kernels`."""
+"""Runs GEMMs in Triton with a chosen tile and schedule.
+
+Entry points: `matmul`, `plan`, `GemmPlan`. Used by `providers.triton_kernels`.
+"""
 
 from quantbench.kernels.gemm.host import GemmPlan, matmul, plan
 

@@ -1,4 +1,6 @@
-"""Describes how GEMM operands are stored (`Operands`) and the kernel configuration derived from that (`configure`).
+"""Describes how GEMM operands are stored, and derives the configuration of the kernel from that.
+
+Entry points: `Operands`, `Matrix`, and `configure`, which returns a `Config`. Used by `host`.
 
 Needs neither a GPU nor tensors, so it is shared by launches (`host.py`) and by ahead-of-time compilation (in the
 tests). A matrix is stored row-major or transposed (column-major), with a leading dimension in elements, as in BLAS.

@@ -1,6 +1,6 @@
 """Runs GEMMs with a user-defined tile and schedule and reports the exact launch.
 
-Entry points: `matmul`, `plan`; used by `quantbench.providers.triton_kernels`.
+Entry points: `matmul`, `plan`. Used by `providers.triton_kernels`.
 
     from quantbench.kernels.gemm import matmul, plan
     from quantbench.launch import Tile
@@ -59,8 +59,7 @@ KERNELS = {
 }
 
 #: Device that the interpreter simulates: the menu needs an architecture, and few programs keep tests short.
-_INTERPRETED_CAPABILITY = (8, 0)
-_INTERPRETED_SM_COUNT = 4
+_INTERPRETED = launching.Gpu((8, 0), sm_count=4, l2_bytes=2**20)
 _ADD_BLOCK = (32, 128)  # rows and columns per program of the kernel that adds up split-k parts
 
 
@@ -108,7 +107,8 @@ def plan(
     checked, out = check(a, b, out, tf32)
     if programs is not None:
         require_int(WHO, "programs", programs)
-    capability, sm_count = _device(a)
+    gpu = launching.gpu_of(a, _INTERPRETED)
+    capability, sm_count = gpu.capability, gpu.sm_count
     reason = None if launching.INTERPRETER else launching.badly_compiled(schedule)
     if reason is not None:
         raise UnsupportedError(WHO, reason, "another schedule there")
@@ -129,13 +129,6 @@ def plan(
         replace(choice, split_k=min(picked.split_k, cdiv(checked.gemm.k, choice.block_k or 1))) for choice in menu
     ]
     return build(launching.fastest(WHO, build, choices, (checked, schedule, operands, a.device)))
-
-
-def _device(a: torch.Tensor) -> tuple[tuple[int, int], int]:
-    if not a.is_cuda:  # the operands were checked: this is the interpreter
-        return _INTERPRETED_CAPABILITY, _INTERPRETED_SM_COUNT
-    properties = torch.cuda.get_device_properties(a.device)
-    return (properties.major, properties.minor), properties.multi_processor_count
 
 
 def _build(

@@ -1,4 +1,6 @@
-"""Defines the GEMM kernels: one way to compute a tile, three ways to assign tiles to SMs. Used by `host.py`.
+"""Defines the GEMM kernels: one way to compute a tile, three ways to assign tiles to SMs.
+
+Entry points: the kernels `gemm_data_parallel`, `gemm_add_parts`, `gemm_persistent`, `gemm_stream_k`. Used by `host`.
 
 c[m, n] = sum over k of a[m, k] · b[k, n], for `batch` independent products, summed in fp32.
 

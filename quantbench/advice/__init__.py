@@ -1,4 +1,8 @@
-"""Predicts the cost of a transformer shape on a GPU, its waste past edges, and better shapes near it."""
+"""Predicts the cost of a transformer shape on a GPU, its waste past edges, and better shapes near it.
+
+Entry points: `advise`, and `repaired` for shapes that tensor parallelism cannot split. Used by users' Python code and
+by the command `advise`.
+"""
 
 from quantbench.advice.advise import Advice, Advised, Unmeasured, advise
 from quantbench.advice.cost import EdgeWaste, OpCost, ShapeCost

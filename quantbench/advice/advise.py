@@ -1,6 +1,7 @@
 """Combines the cost of a shape on a GPU, its waste past edges, and better shapes near it with the reasons.
 
-Entry point: `advise`, called by `quantbench advise`.
+Entry point: `advise`, which returns an `Advice` with a list of `Advised` shapes. Used by the command `advise`, by
+`report` of this package and, through `quantbench.advice`, by users' Python code.
 
 >>> from quantbench.device import lookup
 >>> from quantbench.latency.op_times import RooflineTimes
@@ -229,7 +230,6 @@ def _reason(name: str, old: ShapeCost, new: ShapeCost) -> tuple[str, str]:
 
 
 def _regained(was: OpCost, now: OpCost) -> str:
-    """Names the side whose rows are 16-byte aligned again."""
     first, second = was.op.workload, now.op.workload
     if isinstance(first, Gemm) and isinstance(second, Gemm):
         off = misaligned_sides(first)

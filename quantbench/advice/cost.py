@@ -1,6 +1,7 @@
 """Predicts the time of a transformer shape on one GPU, per op, and the part that is wasted past edges.
 
-Entry point: `cost_of`, called by `advise`.
+Entry points: `cost_of`, which returns a `ShapeCost` of `OpCost` objects; `latency_per_run`. Used by `advise`, and by
+`neighbours`, `report` and the command `advise`.
 """
 
 from __future__ import annotations

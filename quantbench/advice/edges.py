@@ -1,8 +1,8 @@
 """Finds the efficiency edges that an op has just crossed.
 
-A size crosses an edge when it breaks 16-byte alignment, starts a new tile or wave, or leaves the conditions of
-Megatron's fused softmax. Entry point: `edges`, called by `cost`, which adds the time that each edge costs. `advise` and
-`space` use `side_names`, `misaligned_sides` and `NEAR`.
+Entry points: `edges`, used by `cost`, which adds the time that each edge costs; `side_names` and `misaligned_sides`,
+used by `advise`. A size crosses an edge when it breaks 16-byte alignment, starts a new tile or wave, or leaves the
+conditions of Megatron's fused softmax.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Finds the shapes near a given one with the least predicted time per token and parameter.
 
-Entry points: `Neighbours`, `fastest_first`. Used by `advise`. (`analysis.neighbours` compares measured points.)
-
-Times are compared per token and parameter, because a smaller model is faster only by being smaller. `gain` is the
-relative increase of tokens per second at the shape's own number of parameters. Arithmetic without parameters (attention
-between all pairs of tokens) counts as time only.
+Entry points: `Neighbours`, `fastest_first`, and the type `Neighbour`. Used by `advise`. (`analysis.neighbours` compares
+measured points.) Times are compared per token and parameter, because a smaller model is faster only by being smaller.
+`gain` is the relative increase of tokens per second at the shape's own number of parameters. Arithmetic without
+parameters (attention between all pairs of tokens) counts as time only.
 """
 
 from __future__ import annotations
@@ -33,8 +32,10 @@ _LINE_ELEMENTS = 64
 class Neighbour:
     """A shape compared with the one asked about.
 
-    gain: relative increase of tokens per second at equal parameters (0.03: 3 % more); low, high: its 90 % interval.
-    parameters: number of parameters without padding of the vocabulary; more: relative difference from the shape's.
+    gain: relative increase of tokens per second at equal parameters (0.03: 3 % more).
+    low, high: 90 % interval of the gain.
+    parameters: number of parameters without padding of the vocabulary.
+    more: relative difference of the parameters from those of the shape asked about.
     move: largest relative change among hidden, ffn and layers.
     nearest: whether no shape with a smaller move gains as much.
     reasons: why it is faster, the largest saving first.
@@ -73,7 +74,11 @@ class _Timed:
 
 
 class Neighbours:
-    """The shapes near `base`, timed. space: limits of the search; None: no neighbours. others: more shapes to time."""
+    """The shapes near `base`, timed.
+
+    space: limits of the search; None: no neighbours.
+    others: more shapes to time.
+    """
 
     def __init__(
         self, base: TransformerShape, times: RememberedTimes, space: Space | None, others: Iterable[TransformerShape]

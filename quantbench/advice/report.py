@@ -1,5 +1,6 @@
-"""Writes advice as JSON objects (`advice_to_json`), as shapes for `sweep --shapes` (`named_shapes`) and as JUnit XML
-(`write_junit`). Used by `quantbench advise`.
+"""Writes the result of `quantbench advise` as JSON objects, as shapes for `sweep --shapes` and as JUnit XML.
+
+Entry points: `advice_to_json`, `named_shapes`, `write_junit`. Used by the command `advise`.
 """
 
 from __future__ import annotations
@@ -56,7 +57,6 @@ def named_shapes(advice: Advice) -> tuple[NamedShape, ...]:
 
 
 def _totals(cost: ShapeCost) -> dict[str, Any]:
-    """Totals of one micro-batch on one GPU."""
     hours = cost.gpu_hours_per_trillion_tokens
     return {
         **_latency(cost.latency),
@@ -92,7 +92,6 @@ def _op_to_json(cost: OpCost, whole: ShapeCost) -> dict[str, Any]:
 
 
 def _finding_to_json(finding: EdgeWaste) -> dict[str, Any]:
-    """An edge with its waste in one run of the op."""
     return {
         "kind": finding.edge.kind,
         "reason": finding.edge.words,

@@ -1,7 +1,7 @@
 """Lists the shapes near a given one, and the nearest shapes that tensor parallelism can split.
 
-Entry points: `together` (varies hidden, heads, MLP width and layers) and `alone` (varies one dimension), used by
-`neighbours`; `repaired`, used by `quantbench advise`.
+Entry points: `Space`, the dimensions and limits of the search; `together` (varies hidden, heads, MLP width and layers)
+and `alone` (varies one dimension), used by `neighbours`; `repaired`, used by the command `advise`.
 """
 
 from __future__ import annotations
@@ -224,7 +224,6 @@ def _multiples_beside(size: int, tp: int) -> list[int]:
 
 
 def _repaired_with(asked: TransformerShape, heads: int, kv_heads: int, tp: int, space: Space) -> TransformerShape:
-    """Returns `asked` at tp with these heads and the sizes that follow from them."""
     hidden, ffn = asked.hidden, asked.ffn
     if asked.heads * asked.head_dim == asked.hidden:
         hidden = heads * asked.head_dim

@@ -1,7 +1,8 @@
 """Finds cliffs, sizes after which the time jumps, and determines their causes.
 
-Entry points: `find_cliffs` (single curves), `common_cliffs` (medians over many curves), `cause_of`. Used by
-`analysis.check`; the latency models have cliffs of their own in `latency.gemm.cliffs`.
+Entry points: `find_cliffs` (single curves), `common_cliffs` (medians over many curves), and their results `Cliff` and
+`CommonCliff`. Used by `check` and `rule_pairs`; `report` and `profile.build` use the results. (The latency models have
+cliffs of their own in `latency.gemm.cliffs`.)
 
 One time per shape is too noisy to show small steps on one curve, but the median over many curves does. `common_cliffs`
 therefore includes every compute-bound curve that has both sizes, with or without a cliff of its own there. `cause_of`
@@ -12,7 +13,7 @@ cache. The first that applies is the cause; clock, waves, tiles and padding must
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log
 
 import numpy as np
@@ -92,7 +93,7 @@ class CurveStep:
 
 def cause_of(step: CurveStep, spec: DeviceSpec, tile_of: TileOf) -> Cause:
     """Determines the cause of one step up or down. tile_of: maps a point to its tile (see `periods.tile_finder`)."""
-    old, new = tile_of(step.before), tile_of(step.after)
+    old, new = _tiles(step, tile_of)
     evidence = "identity" if old and new and old.identified and new.identified else "arithmetic"
     found = (
         _throttling(step)
@@ -105,6 +106,25 @@ def cause_of(step: CurveStep, spec: DeviceSpec, tile_of: TileOf) -> Cause:
     if found is None and isinstance(step.after.workload, Softmax) and not (new and new.identified):
         return Cause("unexplained", "no tile of the softmax kernel is known", evidence)
     return found or Cause("unexplained", _nothing_fits(old, new), evidence)
+
+
+def _tiles(step: CurveStep, tile_of: TileOf) -> tuple[TileInUse | None, TileInUse | None]:
+    """Returns the tiles before and after the step, None if unknown.
+
+    If one side has no recorded kernel, it is assumed to run the other side's, provided that the next recorded kernel
+    beyond it is that one. Blocks of two different tiles must not be compared: their numbers differ anywhere.
+    """
+    old, new = tile_of(step.before), tile_of(step.after)
+    if old is None or new is None or old.identified == new.identified:
+        return old, new
+    beyond = step.points[step.index + 2 :] if old.identified else step.points[: step.index][::-1]
+    named = step.before if old.identified else step.after
+    other = next((point.launch for point in beyond if point.launch is not None), None)
+    if named.launch is None or other is None or (named.launch.kernel, _work_of(named.launch)) != (
+        other.kernel, _work_of(other)
+    ):  # fmt: skip
+        return None, None
+    return (old, replace(old, source="assumed")) if old.identified else (replace(new, source="assumed"), new)
 
 
 def _throttling(step: CurveStep) -> Cause | None:

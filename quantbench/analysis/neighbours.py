@@ -1,7 +1,8 @@
 """Finds sizes with a lower rate than a nearby size.
 
-Entry points: `bad_sizes_on` (against smaller sizes within 10 %), `against_doubles` (against sizes within a factor of
-two), `curves_of_rows`, `rows_by_dtype`. Used by `report.lead`, the first screen of a report, and `report.page`.
+Entry points: `bad_sizes_on` (against smaller sizes within 10 %) and `against_doubles` (against sizes within a factor of
+two), which return `BadSize` objects; `curves_of_rows` and `rows_by_dtype`. Used by `report.lead`, the first screen of a
+report, and `report.page`.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def rows_by_dtype(points: Sequence[Point]) -> tuple[Row, ...]:
 def curves_of_rows(rows: Iterable[Row], axis: str) -> tuple[tuple[Row, ...], ...]:
     """Groups rows with the same provider, dtype and other axes, by ascending `axis`.
 
-    Leaves out rows whose ops differ from those of most rows (an op failed there).
+    Leaves out rows whose ops, or their timing modes, differ from those of most rows (an op failed there).
     """
     curves: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
@@ -79,16 +80,11 @@ def curves_of_rows(rows: Iterable[Row], axis: str) -> tuple[tuple[Row, ...], ...
 
 
 def _of_usual_ops(curve: Sequence[Row]) -> tuple[Row, ...]:
-    ops = [tuple([point.op for point in row.points]) for row in curve]
+    ops = [tuple([(point.op, point.mode) for point in row.points]) for row in curve]
     if len(set(ops)) == 1:
         return tuple(curve)
     usual = Counter(ops).most_common(1)[0][0]
     return tuple(row for row, own in zip(curve, ops, strict=True) if own == usual)
-
-
-def bad_sizes(rows: Sequence[Row], axis: str) -> tuple[BadSize, ...]:
-    """Finds bad sizes along `axis`, largest loss first."""
-    return bad_sizes_on(curves_of_rows(rows, axis), axis)
 
 
 def bad_sizes_on(curves: Iterable[Sequence[Row]], axis: str) -> tuple[BadSize, ...]:

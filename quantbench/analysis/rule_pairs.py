@@ -1,8 +1,9 @@
 """Finds pairs of measurements that test a rule of thumb: one keeps the rule, one breaks it, all else is similar.
 
 Entry points: `multiples`, `halves`, `whole_waves` and `fallbacks` pair single ops; `best_value` and `doublings` pair
-whole layers. Used by `analysis.rules`, which assigns a finder to each rule. A finder returns its pairs, or the reason
-why there are none. Effects are ratios of time per unit of useful work, broken / kept: above 1, the rule helps.
+whole layers. Used by `rules`, which assigns a finder to each rule, and by `check`, which collects the `Material`. A
+finder returns its pairs, or the reason why there are none. Effects are ratios of time per unit of useful work, broken /
+kept: above 1, the rule helps.
 """
 
 from __future__ import annotations
@@ -251,7 +252,11 @@ def fallbacks(
         pairs = []
         fixed = attrgetter(*same, "dtype", "mask", "direction")
         for point, work in bad:
-            alike = [(abs(log(w.live_elements / work.live_elements)), p) for p, w in good if fixed(w) == fixed(work)]
+            alike = [
+                (abs(log(w.live_elements / work.live_elements)), p)
+                for p, w in good
+                if p.mode == point.mode and fixed(w) == fixed(work)
+            ]
             if alike:
                 _, nearest = min(alike, key=lambda pair: pair[0])
                 pairs.append(_pair([nearest], [point], material, None))
@@ -282,7 +287,8 @@ class _Layer:
 def _layers(material: Material, axis: str) -> list[dict[int, _Layer]]:
     """Returns, for each setting of the other axes, layers by value of `axis`, with each op's fastest provider.
 
-    Uses only ops that were measured at every value, and skips settings without a linear op among them.
+    Uses only ops that were measured at every value in one timing mode, and skips settings without a linear op among
+    them.
     """
     groups: dict[tuple[object, ...], dict[int, dict[str, Point]]] = {}
     for point in material.points:
@@ -294,7 +300,8 @@ def _layers(material: Material, axis: str) -> list[dict[int, _Layer]]:
                 ops[point.op] = point
     found = []
     for by_value in groups.values():
-        common = counted(set.intersection(*(set(ops) for ops in by_value.values())))
+        everywhere = set.intersection(*(set(ops) for ops in by_value.values()))
+        common = counted(op for op in everywhere if len({ops[op].mode for ops in by_value.values()}) == 1)
         if any(name.partition(".")[0] in LINEAR_OPS for name in common):
             layers = {v: _layer([ops[name] for name in common], material) for v, ops in by_value.items()}
             found.append(layers)

@@ -1,7 +1,7 @@
 """Computes the statistics of a comparison: tests of a time ratio, Holm's correction, drift of the reference points.
 
-Entry points: `rank_test`, `figure_test`, `holm` and `wander`, used by `analysis.compare`; `tools.guide` uses
-`rank_test`, and `analysis.curves` the noise of the reference points.
+Entry points: `rank_test` and `figure_test`, which return a `RatioTest`; `holm`; `wander`; `reference_noise` and
+`reference_medians`. Used by `compare`, `curves` (the noise of the reference points) and `tools.guide`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from math import erfc, exp, hypot, log, sqrt
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.stats import CONFIDENCE, median, noise, normal_quantile
+from quantbench.stats import CONFIDENCE, median, noise, normal_quantile, typical_us, untied
 from quantbench.store.folder import Run
 from quantbench.store.record import Measured, Record
 
@@ -49,7 +49,7 @@ def rank_test(a_us: Sequence[float], b_us: Sequence[float], tolerance: float) ->
     >>> round(test.ratio, 2), test.p < 0.01
     (1.2, True)
     """
-    a, b = np.asarray(a_us, dtype=np.float64), np.asarray(b_us, dtype=np.float64)
+    a, b = untied(a_us), untied(b_us)
     ratio, low, high = _ratio_interval(a, b)
     if low is None:
         return RatioTest(ratio, None, None, 1.0)
@@ -164,7 +164,7 @@ def reference_medians(records: Iterable[Record]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for record in records:
         if record.role == "reference" and isinstance(record.outcome, Measured):
-            found.setdefault(record.key, []).append(median(record.outcome.measurement.samples_us))
+            found.setdefault(record.key, []).append(typical_us(record.outcome.measurement.samples_us))
     return found
 
 

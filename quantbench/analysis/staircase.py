@@ -1,11 +1,12 @@
 """Recovers the tile and the number of resident blocks from the steps of curves.
 
-Entry points: `candidates`, `recover`. Used by `analysis.periods`.
+Entry points: `candidates`, `recover`, and the type `Explanation`. Used by `periods`; `cliffs` and `tools.guide` use
+`Explanation` and constants.
 
-`candidates` lists all explanations (tile sides and resident blocks) and groups those that predict the same steps at
-the measured sizes. `recover` models the log time of each curve as `share · log(waves + overhead)` plus a smooth trend
-plus noise; the trend is a Gaussian process too slow for steps, so only steps distinguish the candidates. The residual
-of the best candidate scales the confidence. Kernel names are not used; the SM count only restricts the candidates.
+`candidates` lists all explanations (tile sides and resident blocks) and groups those that predict the same steps at the
+measured sizes. `recover` models the log time of each curve as `share · log(waves + overhead)` plus a smooth trend plus
+noise; the trend is a Gaussian process too slow for steps, so only steps distinguish the candidates. The residual of the
+best candidate scales the confidence. Kernel names are not used; the SM count only restricts the candidates.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Finds steps in curves by a piecewise linear fit with a penalty on every break.
 
-Entry points: `find_pieces`, `describe` and `join`, used by `analysis.curves`; `fit_pieces` combines the first two.
+Entry points: `find_pieces`, `describe` and `join`; `fit_pieces` combines the first two. Used by `curves`; `cliffs` uses
+the type `Break`.
 
 The log time is modelled as pieces, each a level plus a small slope against the log size: constant between the wave
 edges of a compute-bound GEMM, rising if work or bytes grow with the size. Dynamic programming finds the exact optimum
@@ -118,7 +119,7 @@ def find_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
     chi2 = np.bincount(flat.curve, per_piece, minlength=curves).astype(np.float64)
     # A piece of one point has no degree of freedom; the prior makes a slope count as half a parameter.
     spent = np.bincount(flat.curve, np.where(flat.stop - flat.start > 1, 1.5, 1.0), minlength=curves).astype(np.float64)
-    return Pieces(log_size, log_time, sigma, tuple(starts), trends, cost, np.maximum(points - spent, 0.0), chi2)
+    return Pieces(log_size, log_time, sigma, tuple(starts), trends, cost, points - spent, chi2)
 
 
 def join(parts: Sequence[tuple[Pieces, int]], log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:

@@ -1,7 +1,8 @@
 """Summarises the records of a run as points and rows with medians, intervals, rates and shares of peak.
 
-Entry points: `points_of` (one point per record and place), `rows_of` (sums over the ops of a place and provider),
-`layer_rows` (sums with each op's fastest provider). Used by `analysis`, `report`, the command `sweep` and `tools`.
+Entry points: `points_of` (one `Point` per record and place), `rows_of` (one `Row` sums the ops of a place and
+provider), `layer_rows` (sums with each op's fastest provider), `floor_lines` (what an empty kernel takes), `op_order`.
+Used by the rest of `analysis`, by `report`, the commands `sweep` and `check`, and tools.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from functools import cache, cached_property
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.op_times import peak_share
 from quantbench.launch import Launch
-from quantbench.measurement import GRADES, Grade
-from quantbench.stats import Interval, median, median_interval, noise
+from quantbench.measurement import GRADES, Grade, Measurement
+from quantbench.stats import Interval, median, noise, typical_interval, typical_us
 from quantbench.store.record import Measured, Record
+from quantbench.units import latency
 from quantbench.workload import Workload
 
 _OP_NAMES = (
@@ -38,6 +40,7 @@ class Point:
     num_samples: number of accepted samples.
     noise: relative standard deviation of the samples (0 for a single sample).
     clock_mhz: median SM clock during the samples; None if not recorded.
+    mode, floor_us: timing mode and time of an empty kernel in it (`Measurement`).
     """
 
     key: str
@@ -57,6 +60,8 @@ class Point:
     num_samples: int
     noise: float
     clock_mhz: float | None
+    mode: str = "unknown"
+    floor_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,12 @@ class Row:
         return sum(p.latency_us * p.count for p in self.logits) if self.logits else None
 
     @property
+    def floor_us(self) -> float | None:
+        """Part of `latency_us` that as many empty kernels take; None if unknown."""
+        floors = [p.floor_us * p.count for p in self.points if p.floor_us is not None]
+        return sum(floors) if len(floors) == len(self.points) else None
+
+    @property
     def worst(self) -> Point:
         """Op with the smallest share of peak."""
         return min(self.points, key=lambda p: (p.peak_share is None, p.peak_share, p.op))
@@ -127,23 +138,44 @@ def points_of(records: Iterable[Record], spec: DeviceSpec) -> tuple[Point, ...]:
 
 
 def _points(record: Record, outcome: Measured, spec: DeviceSpec) -> Iterable[Point]:
-    samples_us = outcome.measurement.samples_us
+    measurement = outcome.measurement
+    samples_us = measurement.samples_us
     if len(samples_us) == 1:  # fast path for large tables of single times
         latency_us, spread = samples_us[0], 0.0
         interval = Interval(latency_us, latency_us, 0.0)
     else:
-        latency_us, spread, interval = median(samples_us), noise(samples_us), median_interval(samples_us)
+        latency_us, spread, interval = typical_us(samples_us), noise(samples_us), typical_interval(samples_us)
     work = record.workload
     tflops = work.flops / latency_us / 1e6
     gb_per_s = work.min_bytes / latency_us / 1e3
-    clocks_mhz = outcome.measurement.clocks_mhz
+    clocks_mhz = measurement.clocks_mhz
     clock_mhz = median(clocks_mhz) if clocks_mhz else None
     for place in record.places:
         yield Point(
             record.key, place.axes, place.op, place.count, record.provider, work, record.launch, latency_us,
             interval.low, interval.high, tflops, gb_per_s, peak_share(work, latency_us, spec), outcome.grade,
-            len(samples_us), spread, clock_mhz,
+            len(samples_us), spread, clock_mhz, measurement.mode, measurement.floor_us,
         )  # fmt: skip
+
+
+# Times below this are published with their floor, which is 2 % or more of them.
+_FLOOR_BELOW_US = 50.0
+
+
+def floor_lines(times: Iterable[tuple[float, Point | Measurement]]) -> list[str]:
+    """Returns a line with the time of an empty kernel, which short times include; none if it is not known.
+
+    times: latency in µs, and the point or measurement it belongs to.
+    """
+    floors: dict[str, list[float]] = {}
+    for latency_us, of in times:
+        if latency_us < _FLOOR_BELOW_US and of.floor_us is not None:
+            floors.setdefault(of.mode, []).append(of.floor_us)
+    said = []
+    for mode, found in floors.items():
+        both = dict.fromkeys((latency(min(found)), latency(max(found))))
+        said.append(f"{' to '.join(both)} (empty kernel, {mode})")
+    return [f"times under {_FLOOR_BELOW_US:.0f} µs include a floor of {' or '.join(said)}"] if said else []
 
 
 def rows_of(points: Sequence[Point]) -> tuple[Row, ...]:
@@ -213,15 +245,11 @@ def layer_rows(points: Sequence[Point]) -> tuple[Row, ...]:
         if seen is None or point.latency_us < seen.latency_us:
             ops[point.op] = point
     whole = set(counted({name for ops in places.values() for name in ops}))
-    return tuple(
-        replace(row_of(tuple(ops[name] for name in counted(ops)), _needed(whole, ops)), provider=FASTEST)
-        for _, ops in sorted(places.items())
-    )
-
-
-def _needed(whole: set[str], ops: Iterable[str]) -> set[str]:
-    """Returns the ops of a complete layer at a place: fused attention, or the three unfused ops."""
-    return whole - {"attention"} if set(_UNFUSED) <= set(ops) else whole
+    rows = []
+    for _, ops in sorted(places.items()):
+        needed = whole - {"attention"} if set(_UNFUSED) <= set(ops) else whole
+        rows.append(replace(row_of(tuple(ops[name] for name in counted(ops)), needed), provider=FASTEST))
+    return tuple(rows)
 
 
 def counted(ops: Iterable[str]) -> tuple[str, ...]:

@@ -1,4 +1,7 @@
-"""Command `advise`: prints the cost of a shape on a GPU, its waste past edges, and better shapes near it."""
+"""Command `advise`: prints the cost of a shape on a GPU, its waste past edges, and better shapes near it.
+
+Entry point: `advise`, loaded by `app`. The package `advice` does the work.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Defines the commands, and imports a command's module only when the command is called.
 
-So `quantbench --help` answers at once. Entry point: `app`, called by `__main__`.
+Entry points: `app`, called by `__main__`; `COMMANDS`, every command with its short help; `load`, which imports one.
+Because of the late import `quantbench --help` answers at once.
 """
 
 import sys

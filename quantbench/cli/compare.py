@@ -1,4 +1,7 @@
-"""Command `compare`: compares two runs point by point: faster, slower, same or unclear."""
+"""Command `compare`: compares two runs point by point: faster, slower, same or unclear.
+
+Entry point: `compare`, loaded by `app`. `analysis.compare` does the work, `report.comparison` formats the result.
+"""
 
 from __future__ import annotations
 

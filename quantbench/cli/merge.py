@@ -1,4 +1,7 @@
-"""Command `merge`: merges several runs of one kind of device; `cluster.merge` does the work."""
+"""Command `merge`: merges several runs of one kind of device.
+
+Entry point: `merge`, loaded by `app`. `cluster.merge` does the work.
+"""
 
 from __future__ import annotations
 

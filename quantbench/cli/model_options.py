@@ -1,8 +1,9 @@
 """Declares options that describe a model or a grid of sizes, and converts them to shapes and axes.
 
-`advise` and `plan` take ShapeOptions (one value per size), which `chosen_model` converts to a shape. `predict` and
-`sweep` take GridOptions (a size may be a range), which `held_and_dims` converts to fixed sizes and axes. Defaults come
-from the preset or configuration, then from the device; `chosen_model` and `assumed_words` list the assumptions.
+Entry points: `ShapeOptions` (one value per size), which `chosen_model` converts to a shape, used by `advise` and
+`plan`; `GridOptions` (a size may be a range), which `held_and_dims` converts to fixed sizes and axes, used by `predict`
+and `sweep`. Defaults come from the preset or configuration, then from the device; `chosen_model` and `assumed_words`
+list the assumptions.
 """
 
 from __future__ import annotations

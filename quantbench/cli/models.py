@@ -1,4 +1,7 @@
-"""Command `models`: lists the presets that --model knows."""
+"""Command `models`: lists the presets that --model knows.
+
+Entry point: `models`, loaded by `app`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Declares options of commands and converts their texts to numbers. Used by every command.
+"""Declares options of commands and converts their texts to numbers.
+
+Entry points: `command`, `option`, `argument`; options that several commands share, such as `json_option` and
+`gpu_option`; `integers` and `percentage`, which parse. Used by every command.
 
 A command is a function decorated with `command`. Each of its parameters is declared by `option` or `argument`, or has a
 dataclass as its type whose fields are declared in the same way; the function then receives the filled dataclass:

@@ -1,6 +1,7 @@
 """Command `plan`: ranks the layouts of a training job over GPUs, or predicts the rows of a table of layouts.
 
-This module declares the options and converts them to the planner's types; `plan_run` runs each mode.
+Entry point: `plan`, loaded by `app`. This module declares the options and converts them to the planner's types;
+`plan_run` runs each mode.
 """
 
 from __future__ import annotations

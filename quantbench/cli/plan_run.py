@@ -1,7 +1,8 @@
-"""Runs the modes of `quantbench plan`. Called by `plan`.
+"""Runs the modes of `quantbench plan`.
 
-Entry points: `search_layouts`, `search_shapes`, `check_layout`, `predict_table`, `check_table`. Each returns whether
-the exit code is 1, a function that builds the JSON object, and the lines and tables of the text output.
+Entry points: `search_layouts`, `search_shapes`, `check_layout`, `predict_table`, `check_table`. Used by the command
+`plan`. Each returns whether the exit code is 1, a function that builds the JSON object, and the lines and tables of the
+text output.
 """
 
 from __future__ import annotations

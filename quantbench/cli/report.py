@@ -1,4 +1,7 @@
-"""Command `report`: writes a self-contained HTML report, plus PNGs, for a run or for imported training logs."""
+"""Command `report`: writes a self-contained HTML report, plus PNGs, for a run or for imported training logs.
+
+Entry point: `report`, loaded by `app`. `report.page` and `report.training` do the work.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Command `sweep`: measures workloads over a grid of sizes on the device at hand.
 
-This module declares the options and converts them to `SweepOptions`; `sweep_run` measures. `check` uses both.
+Entry points: `sweep`, loaded by `app`; `SweepArguments` and `sweep_options`, which converts them to `SweepOptions`,
+used by the command `check` for its experiments and by `sweep_run`, which measures.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from quantbench.sweep.plan import Plan
 
 # With these, `make sweep` including the installation takes less than three minutes on two cores, five on a GPU.
-_BUDGET = {"cuda": "4m", "cpu": "75s"}
+_BUDGET = {"cuda": "4m", "cpu": "60s"}
 # One thread of a shared processor repeats within 1 to 2 %; a tighter target only costs time.
 _HALF_WIDTH = {"cuda": 0.005, "cpu": 0.01}
 _MAX_TIME = {"cuda": "2s", "cpu": "500ms"}
@@ -59,7 +60,9 @@ class SweepArguments(GridOptions):
     max_time: str = _timing("", "Longest sampling time per point (default: 2s; CPU: 500ms).")
     distribution: str = _timing("normal", "Input values: normal, uniform, integers or zeros.")
     seed: int = _timing(0, "Random seed of the order of points.")
-    budget: str = _run("", "Time limit of the whole run: 8m, 90s or none (default: 4m; CPU: 75s; with --resume: none).")
+    budget: str = _run(
+        "", "Time for measuring, start not counted: 8m, 90s or none (default: 4m; CPU: 60s; with --resume: none)."
+    )
     point_limit: str = _run("", "Time after which a point is stopped as hanging, such as 60s.")
     shard: str = _run("", "Part I/N of the points, for N jobs whose runs are merged later.")
 

@@ -1,20 +1,20 @@
 """Formats the plan, the progress and the result of a sweep.
 
-Entry points: `plan_lines`, `show_progress`, `result`. Called by `sweep_run` for one device and for each run on Ray.
+Entry points: `plan_lines`, `show_progress`, `result`. Used by `sweep_run`, for one device and for each run on Ray.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
 
 from quantbench.analysis.check import check_run, refine_of
-from quantbench.analysis.summary import Point, points_of, rows_of
+from quantbench.analysis.summary import floor_lines, points_of, rows_of
 from quantbench.cli.output import StyledLine, warning
-from quantbench.device.spec import DeviceSpec
 from quantbench.errors import StoreError
 from quantbench.report.shape_comparison import (
     compare_shapes,
@@ -28,7 +28,7 @@ from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Skipped
 from quantbench.store.run import RunInfo
 from quantbench.sweep.options import options_from_json
-from quantbench.sweep.plan import Plan
+from quantbench.sweep.plan import Group, Plan
 from quantbench.sweep.refine import Edge, PlacedGap
 from quantbench.sweep.runner import Finished, Progress
 from quantbench.units import duration, percent
@@ -38,8 +38,9 @@ _MEASUREMENT_PHASES = ("inputs", "warm-up", "measuring")
 _KERNEL_NAMES = "QUANTBENCH_KERNEL_NAMES"
 
 
-def plan_lines(plan: Plan, *, already: int = 0, devices: int = 1) -> Iterator[str]:
-    """Yields the number of points, the estimated time, and what is left out. already: points measured before `plan`."""
+def plan_lines(plan: Plan, *, already: int = 0, retried: int = 0, devices: int = 1) -> Iterator[str]:
+    """Yields the number of points, the estimated time, and what is left out. already: points measured before `plan`.
+    retried: points of `plan` that failed before."""
     selected = len(plan.points)
     counted = f"{selected} point{'' if selected == 1 else 's'}"
     text = f"{selected} of {plan.total} points selected" if plan.left_out else counted
@@ -48,9 +49,55 @@ def plan_lines(plan: Plan, *, already: int = 0, devices: int = 1) -> Iterator[st
         text += f" on {devices} devices"
     if already:
         text += f"; {already} more {'is' if already == 1 else 'are'} measured already"
-    yield text + ("; `--budget none` runs all" if plan.left_out else "")
+    yield text
+    if plan.left_out:
+        yield f"left out for the budget: {'; '.join(map(str, left_out(plan)))} (`--budget none` runs all)"
+    if retried:
+        yield f"{retried} point{' that failed is' if retried == 1 else 's that failed are'} tried again"
     if plan.impossible:
         yield f"{len(plan.impossible)} sizes are left out, the first because {plan.impossible[0]}"
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What a budget leaves out: these ops of `sizes` places from low to high along an axis. whole: whether they have no
+    place between low and high that is kept."""
+
+    axis: str
+    low: int
+    high: int
+    sizes: int
+    whole: bool
+    ops: tuple[str, ...]
+
+    def __str__(self) -> str:
+        some = "" if self.whole else f"{self.sizes} sizes within "
+        return f"{some}{self.axis} {self.low}..{self.high} of {', '.join(self.ops)}"
+
+
+def left_out(plan: Plan) -> list[LeftOut]:
+    """Returns what the budget leaves out, along the axis with the most values."""
+    kept, missing = _places_by_op(plan.groups), _places_by_op(plan.left_out)
+    if not missing:
+        return []
+    every = [axes for places in missing.values() for axes in places.values()]
+    axis = max(every[0], key=lambda name: len({axes[name] for axes in every}))
+    ops_of: dict[tuple[int, int, int, bool], list[str]] = {}
+    for op, places in sorted(missing.items()):
+        values = {axes[axis] for axes in places.values()}
+        low, high = min(values), max(values)
+        whole = not any(low <= axes[axis] <= high for axes in kept.get(op, {}).values())
+        ops_of.setdefault((low, high, len(places), whole), []).append(op)
+    return [LeftOut(axis.replace("_", "-"), *range_, tuple(ops)) for range_, ops in ops_of.items()]
+
+
+def _places_by_op(groups: Sequence[Group]) -> dict[str, dict[tuple[int, ...], dict[str, int]]]:
+    """Returns the distinct axes of the places of each op."""
+    found: dict[str, dict[tuple[int, ...], dict[str, int]]] = {}
+    for group in groups:
+        for place in (place for point in group.points for place in point.places):
+            found.setdefault(place.op, {})[tuple(place.axes.values())] = place.axes
+    return found
 
 
 def show_progress(show: Callable[..., None], progress: Progress) -> None:
@@ -84,9 +131,8 @@ def result(
         lines += [ops_line(rows), sweep_table(rows, check, spec)]
     else:
         lines.append("nothing was measured")
-    lines += [*trust_lines(rows), *_not_measured_lines(run)]
-    if run.info.origin == "measured" and (unnamed := unnamed_line(points, spec, run.info.environment)):
-        lines.append(unnamed)
+    lines += [*floor_lines((p.latency_us, p) for p in points), *trust_lines(rows), *_not_measured_lines(run)]
+    lines += naming_lines(run)
     if refine is not None:
         lines += [_edge_line(*edge) for edge in edges] or ["no step of 5 % or more was found to bisect to"]
     picture = None
@@ -111,7 +157,7 @@ def result(
         "run": str(run.folder), "device": spec.name, "how_ended": finished.how,
         "rows": rows_to_json(rows, check, spec), "cliffs": [cliff_to_json(cliff) for cliff in check.cliffs],
         "edges": [_edge_to_json(*edge) for edge in edges], "picture": None if picture is None else str(picture),
-        "wall_s": wall_s, "overhead_share": overhead_share,
+        "wall_s": wall_s, "overhead_share": overhead_share, "phases_s": run.info.phases_s,
         **({} if comparison is None else {"shapes": comparison_to_json(comparison)}),
     }  # fmt: skip
     return lines, answer
@@ -149,19 +195,26 @@ def _edge_to_json(placed: PlacedGap, edge: Edge) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def unnamed_line(points: Sequence[Point], spec: DeviceSpec, environment: dict[str, str]) -> str | None:
-    """Counts the GPU points without kernel name and names a remedy; None if there are none or names were switched off.
-
-    environment: environment variables of the run.
-    """
-    way = environment.get(_KERNEL_NAMES, "apart").strip().lower()
-    missing = sum(point.launch is None for point in points)
-    if spec.kind == "cpu" or way == "off" or not missing:
-        return None
-    line = f"{missing} of {len(points)} points have no kernel name, so their causes cannot be determined"
-    if spec.kind == "rocm":
-        return f"{line}; kernels are identified on NVIDIA GPUs only"
-    return line if way == "here" else f"{line}; where one process alone may use the GPU, set {_KERNEL_NAMES}=here"
+def naming_lines(run: Run) -> Iterator[str]:
+    """Yields what identifying kernels took on a GPU, and how many points have no kernel name and why."""
+    way = run.info.environment.get(_KERNEL_NAMES, "apart").strip().lower()
+    if run.info.device.kind == "cpu" or run.info.origin != "measured" or way == "off":
+        return
+    points = [r for r in run.records if r.role == "point" and isinstance(r.outcome, Measured)]
+    naming_s = [record.phases_s["identify"] for record in points if "identify" in record.phases_s]
+    if naming_s:
+        yield f"identifying a kernel took {sum(naming_s) / len(naming_s):.2f} s a point"
+    unnamed = [record for record in points if record.launch is None]
+    unasked = sum(bool(record.phases_s) and "identify" not in record.phases_s for record in unnamed)
+    if unasked:
+        reason = "as that took more than half of the timing; steps beside them may have no cause"
+        yield f"{unasked} of {len(points)} points were not asked for their kernel, {reason}"
+    if missing := len(unnamed) - unasked:
+        line = f"{missing} of {len(points)} points have no kernel name, so their causes cannot be determined"
+        if run.info.device.kind == "rocm":
+            yield f"{line}; kernels are identified on NVIDIA GPUs only"
+            return
+        yield line if way == "here" else f"{line}; where one process alone may use the GPU, set {_KERNEL_NAMES}=here"
 
 
 def measuring_s(info: RunInfo) -> float:

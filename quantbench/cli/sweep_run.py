@@ -1,7 +1,7 @@
-"""Runs a sweep on the device at hand (`run`) or on every GPU of a Ray cluster (`run_on_ray`), or prints its plan
-(`dry_run`).
+"""Measures a sweep and prints its progress and result.
 
-Called by `sweep`; `check` measures its experiments with `measure`.
+Entry points: `run` (the device at hand), `run_on_ray` (every GPU of a Ray cluster) and `dry_run` (prints the plan
+only), used by the command `sweep`; `measure` and `stop_on_sigterm`, used by the command `check` for its experiments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quantbench.analysis.check import refine_of
 from quantbench.cli.devices import device_lines
 from quantbench.cli.output import StyledLine, check_folder, output, print_result, progress_bar, say, show
 from quantbench.cli.sweep import SweepArguments, assumed_of, budget_of, sweep_options
-from quantbench.cli.sweep_print import measuring_s, plan_lines, result, show_progress
+from quantbench.cli.sweep_print import left_out, measuring_s, plan_lines, result, show_progress
 from quantbench.cluster.cards import card_lines, compare_cards
 from quantbench.cluster.lane import Lane
 from quantbench.cluster.ray_pool import RayPool
@@ -34,6 +34,7 @@ from quantbench.store.folder import read_run
 from quantbench.store.record import Measured
 from quantbench.store.run import read_run_info
 from quantbench.sweep.child import WorkerProcess
+from quantbench.sweep.compiling import compile_kernels
 from quantbench.sweep.options import SweepOptions, plan_sweep
 from quantbench.sweep.plan import Plan
 from quantbench.sweep.runner import Finished, More, Progress
@@ -59,6 +60,7 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
     answer = {
         "device": spec.name, "assumed": assumed, "axes": {axis.dim: axis.values for axis in axes},
         "estimate_s": plan.estimate_s, "points": points,
+        "left_out": [asdict(part) for part in left_out(plan)],
     }  # fmt: skip
     # A list, so that a provider that cannot be loaded is reported before anything is printed.
     print_result(as_json, lambda: answer, list(_dry_run_lines(plan, spec, assumed, here=not gpu)))
@@ -96,11 +98,11 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, *, as_jso
     stop_on_sigterm()
     if resume is None:
         connect = partial(WorkerProcess, [name for name in providers if ":" in name])
-        session = SweepSession.new(lambda spec: sweep_options(arguments, spec.torch_kind), results, connect, start_s)
+        session = SweepSession.new(lambda spec: sweep_options(arguments, spec.torch_kind), results, connect)
         earlier_s = 0.0
     else:
         earlier_s = measuring_s(read_run_info(resume))
-        session = SweepSession.resume(resume, WorkerProcess, budget_of(arguments), start_s)
+        session = SweepSession.resume(resume, WorkerProcess, budget_of(arguments))
     with session:
         assumed = () if resume else assumed_of(arguments, session.options, session.plan, session.hello.device)
         finished = measure(console, session, assumed)
@@ -119,15 +121,19 @@ def stop_on_sigterm() -> None:
 
 
 def measure(console: Console, session: SweepSession, assumed: Sequence[str] = ()) -> Finished:
-    """Prints device, assumptions and plan, and measures. When stopped, prints how to continue."""
+    """Prints the run's folder on standard error, then device, assumptions and plan, and measures. When stopped, prints
+    how to continue."""
+    say(output(stderr=True), f"run: {session.folder}")
     show(console, device_lines(session.hello.device, session.hello.state))
     if assumed:
         say(console, f"assumed: {', '.join(assumed)}")
-    show(console, plan_lines(session.plan, already=len(session.done)))
+    show(console, plan_lines(session.plan, already=len(session.done), retried=session.num_retried))
     if session.interpreted:
         say(console, "TRITON_INTERPRET is set: triton's interpreter checks results; its times are those of no kernel.")
     try:
         with progress_bar(console) as bar:
+            if compiled := compile_kernels(session.plan.points, session.hello.device, bar):
+                say(console, compiled)
             more = refine_of(session.options, session.hello.device) if session.options.refine else None
             return session.run(partial(show_progress, bar), more=more)
     except KeyboardInterrupt:

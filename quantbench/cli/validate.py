@@ -1,4 +1,7 @@
-"""Command `validate`: measures the prediction error on a table of measured GEMMs (`profile validate` checks a file)."""
+"""Command `validate`: measures the prediction error on a table of measured GEMMs (`profile validate` checks a file).
+
+Entry point: `validate`, loaded by `app`.
+"""
 
 from __future__ import annotations
 

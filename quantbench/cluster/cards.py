@@ -1,7 +1,8 @@
 """Compares the devices of a run by the reference workloads that every device measures, and finds slow ones.
 
-Entry points: `reference_set` (selects the references; used by `lane`), `compare_cards` and `card_lines` (used by
-`sweep --on ray` and `merge`). The `source` of a record names its device.
+Entry points: `reference_set`, which selects the reference workloads, used by `lane`; `compare_cards`, which returns a
+`Card` per device, and `card_lines`, used by the commands `sweep` (`--on ray`) and `merge`. The field `source` of a
+record names its device.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from math import pi, sqrt
 from statistics import median_high, median_low
 
-from quantbench.stats import median, noise
+from quantbench.stats import median, noise, typical_us
 from quantbench.store.record import Measured, Record
 from quantbench.sweep.plan import Plan, PlanPoint
 from quantbench.workload import Gemm
@@ -78,7 +79,7 @@ def compare_cards(records: Iterable[Record]) -> tuple[Card, ...]:
     for record in records:
         if record.role == "reference" and record.origin != "imported" and isinstance(record.outcome, Measured):
             measurement = record.outcome.measurement
-            times[record.source][record.key].append(median(measurement.samples_us))
+            times[record.source][record.key].append(typical_us(measurement.samples_us))
             clocks[record.source].extend(measurement.clocks_mhz)
             reasons[record.source].update(measurement.state_after.throttle_reasons)
     if len(times) < 2:

@@ -1,8 +1,8 @@
 """Runs one plan on all devices of one kind of a cluster, into one folder.
 
-Entry points: `Lane.measure`, called in each device's thread, and `PointQueue`, which hands out every point once, and
-again if its device or worker was lost. Used by `session`; `ray_pool` implements the protocols `Host` and
-`ClusterWorker`.
+Entry points: `Lane`, whose `measure` is called in each device's thread; `PointQueue`, which hands out every point once,
+and again if its device or worker was lost; the protocols `Host` and `ClusterWorker`, which `ray_pool` implements. Used
+by `session`, `ray_pool` and the command `sweep`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Protocol
 from quantbench.cluster.cards import reference_set
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import QuantbenchError
-from quantbench.stats import median
+from quantbench.stats import typical_us
 from quantbench.store.folder import RunWriter
 from quantbench.store.record import Failed, Measured, Record
 from quantbench.sweep.child import Asked
@@ -102,7 +102,6 @@ class PointQueue:
 
     @property
     def left(self) -> int:
-        """Number of points without a final record."""
         with self._lock:
             return len(self._waiting) + len(self._in_flight)
 
@@ -186,7 +185,8 @@ class Lane:
     budget_s: wall seconds for the run; None for no limit.
     more: see `PointQueue`.
     records: records of an earlier part of the run.
-    expected_members: number of devices when the plan was made. members: labels of the devices that measured.
+    expected_members: number of devices when the plan was made.
+    members: labels of the devices that measured.
     """
 
     spec: DeviceSpec
@@ -284,7 +284,6 @@ class Lane:
         return ending
 
     def progress(self) -> Progress:
-        """Returns the progress of the run over all of its devices."""
         queue = self.queue
         elapsed_s = self.clock() - self._start_s
         counts = Counter(type(r.outcome).__name__ for r in queue.records[len(self.records) :] if r.role == "point")
@@ -312,7 +311,7 @@ class Lane:
             return
         if isinstance(record.outcome, Measured):
             with self._lock:
-                self._first_reference_us.setdefault(record.source, median(record.outcome.measurement.samples_us))
+                self._first_reference_us.setdefault(record.source, typical_us(record.outcome.measurement.samples_us))
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Merges runs of one device into one run: every point once, every repetition of a reference kept.
 
-Entry points: `merge_runs` and `write_merged`. Used by `quantbench merge`.
+Entry points: `merge_runs`, which returns a `Merged`, and `write_merged`. Used by the command `merge`.
 """
 
 from __future__ import annotations
@@ -122,7 +122,6 @@ def write_merged(results: Path, merged: Merged) -> Path:
 
 
 def _differences(first: RunInfo, other: RunInfo) -> list[str]:
-    """Lists the reasons why two runs must not be merged."""
     found = []
     if first.device.name != other.device.name:
         found.append(f"{other.run_id} is of {other.device.name}, {first.run_id} of {first.device.name}")
@@ -155,7 +154,6 @@ def _shard(info: RunInfo) -> tuple[int, int] | None:
 
 
 def _better(one: Record, two: Record) -> Record:
-    """Returns the better record, with the places of both."""
     best = min((one, two), key=_rank)
     places = {(p.op, *sorted(p.axes.items())): p for p in (*one.places, *two.places)}
     return replace(best, places=tuple(places.values()))

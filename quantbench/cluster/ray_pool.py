@@ -1,7 +1,8 @@
-"""Ray backend of `sweep --on ray`: one actor and one worker process per device.
+"""Connects `sweep --on ray` to a Ray cluster: one actor and one worker process per device.
 
-Entry point: `RayPool`, which connects to the cluster and lists its devices. Each actor is a `DeviceAgent`, which starts
-the worker process, forwards requests and replaces a worker that died. Only JSON text crosses the network.
+Entry point: `RayPool`, which connects to the cluster and lists its devices. Used by the command `sweep`. Each actor is
+a `DeviceAgent`, which starts the worker process, forwards requests and replaces a worker that died. Only JSON text
+crosses the network.
 """
 
 from __future__ import annotations

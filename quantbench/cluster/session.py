@@ -1,6 +1,6 @@
 """Runs a sweep over every device of a cluster: one run (`Lane`) per kind of device, one thread per device.
 
-Entry point: `ClusterSweep.run`. Used by `quantbench sweep --on ray`.
+Entry point: `ClusterSweep`, with its method `run`. Used by the command `sweep` (`--on ray`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quantbench.store.run import now_text, read_run_info
 from quantbench.sweep.messages import Hello
 from quantbench.sweep.options import SweepOptions, plan_sweep
 from quantbench.sweep.runner import More
-from quantbench.sweep.session import begun, resumed_options
+from quantbench.sweep.session import begun, records_to_keep, resumed_options
 
 # How long to wait for all devices after the first one; a node that takes longer joins when it is ready.
 _STRAGGLERS_S = 60.0
@@ -177,7 +177,7 @@ class ClusterSweep:
                 return None
             more = self.make_more(options, device)
             writer, run = RunWriter.resume(folder)
-            records = run.records
+            records = records_to_keep(run)
             _, plan = plan_sweep(options, device, {record.key for record in records if record.role == "point"})
         return Lane(device, options, plan, writer, self.clock, self.pause, budget_s, more, records, members)
 

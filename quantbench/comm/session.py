@@ -1,7 +1,7 @@
 """Plans and measures collectives between ranks, and computes their bandwidths.
 
-Entry points: `parse_sizes` and `points` (the plan), `CommSession.run` (rank 0's measurement, in lockstep with the other
-ranks) and `figures` (bandwidths). Used by `quantbench comm`.
+Entry points: `parse_sizes` and `points`, which make the plan; `CommSession`, whose `run` measures on rank 0, in
+lockstep with the other ranks; `figures`, which computes bandwidths. Used by the command `comm`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError, MeasurementError, require_choice
 from quantbench.measurement import Measurement
 from quantbench.quantization import cdiv
-from quantbench.stats import median
+from quantbench.stats import typical_us
 from quantbench.store.record import Failed, Measured, Outcome, Place, Record, Skipped, record_key
 from quantbench.timing.grade import grade
 from quantbench.timing.lockstep import Leader, LeaderSampler
@@ -169,7 +169,7 @@ class CommSession:
         outcome = self._outcome(collective)
         provider = f"torch.{self._backend}"
         if role == "reference" and isinstance(outcome, Measured):
-            self.reference_us.append(median(outcome.measurement.samples_us))
+            self.reference_us.append(typical_us(outcome.measurement.samples_us))
         self._on_record(
             Record(
                 run_id=self._run_id,

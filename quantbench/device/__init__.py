@@ -1,4 +1,8 @@
-"""Describes devices: registered GPUs (`lookup`, `known`), the device in use (`current`), its state and warnings."""
+"""Describes devices: registered GPUs, the device in use, its state and warnings.
+
+Entry points: `lookup`, `known`, `current`, `monitor`, `warnings_for`, and the types `DeviceSpec` and `DeviceState`.
+Used by nearly all packages and by users' Python code.
+"""
 
 from quantbench.device.here import current, default_attention, default_dtype, monitor, open_nvml, warnings_for
 from quantbench.device.matching import Properties, match

@@ -1,9 +1,10 @@
 """Derives the spec of one CPU core from the processor data that the operating system reports.
 
+Entry points: `cpu_info`, `cpu_spec`, `cpu_state`. Used by `here`.
+
 The reported data are incomplete, above all in virtual machines: the clock is often the base clock, and the core runs up
 to 2× faster. So the spec holds upper bounds, not estimates: the widest multiply-add of the instruction set, at the
-highest issue rate of any core with it, at the highest clock of any processor of the model. Entry points: `cpu_info`,
-`cpu_spec`, `cpu_state`. Used by `here`.
+highest issue rate of any core with it, at the highest clock of any processor of the model.
 """
 
 import os
@@ -79,8 +80,8 @@ class CpuInfo:
     """Processor data reported by the operating system.
 
     flags: instruction sets by their Linux names.
-    reported_mhz: highest reported clock. exact_clock: whether this is the true maximum, including turbo (cpufreq with
-        intel_pstate or amd-pstate).
+    reported_mhz: highest reported clock.
+    exact_clock: whether this is the true maximum, including turbo (cpufreq with intel_pstate or amd-pstate).
     """
 
     name: str
@@ -130,7 +131,6 @@ def parse_cpuinfo(
 
 
 def _last_cache(sysfs: Path) -> int | None:
-    """Returns the size of the last-level cache, bytes."""
     found = []
     for index in (sysfs / "cache").glob("index*"):
         level, size = _read(index / "level"), _read(index / "size")
@@ -140,7 +140,6 @@ def _last_cache(sysfs: Path) -> int | None:
 
 
 def _cpufreq(sysfs: Path) -> tuple[float | None, bool]:
-    """Returns the highest clock of cpufreq in MHz, and whether its driver includes turbo."""
     khz = _read(sysfs / "cpufreq" / "cpuinfo_max_freq")
     driver = _read(sysfs / "cpufreq" / "scaling_driver") or ""
     exact = driver.startswith(("intel_pstate", "intel_cpufreq", "amd-pstate", "amd_pstate", "apple-cpufreq"))

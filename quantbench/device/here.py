@@ -1,8 +1,8 @@
 """Selects the device in use, a GPU or one CPU core, and provides its spec, state and warnings.
 
-QUANTBENCH_DEVICE selects it: `cpu`, `cuda` or `cuda:<number>`. Without it, torch's current GPU is used, or the CPU if
-there is no GPU. Entry points: `current`, `monitor`, `open_nvml`, `warnings_for`. Used through `quantbench.device` by
-the commands, `sweep`, `timing` and the pytest plugin.
+Entry points: `current`, `monitor`, `open_nvml`, `warnings_for`, `default_dtype`, `default_attention`. Used through
+`quantbench.device` by the commands, `sweep`, `timing`, `planner` and the pytest plugin. QUANTBENCH_DEVICE selects the
+device: `cpu`, `cuda` or `cuda:<number>`. Without it, torch's current GPU is used, or the CPU if there is no GPU.
 """
 
 from __future__ import annotations
@@ -120,7 +120,6 @@ def read_properties(properties: torch._C._CudaDeviceProperties, nvml: Nvml | Abs
 
 
 def _chosen_index() -> int | None:
-    """Returns the index of the CUDA device to use; None for the CPU."""
     wish = os.environ.get(VARIABLE, "").strip().lower()
     if wish == "cpu":
         return None

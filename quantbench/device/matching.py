@@ -1,7 +1,8 @@
 """Derives a GPU's spec from the properties it reports, also for a partition or cut-down variant of a known card.
 
-A card is the registered one only if name, compute capability, SM count and memory size all agree, so that a MIG slice,
-a vGPU or a card with disabled SMs does not get the full card's peaks. Entry point: `match`. Used by `here`.
+Entry points: `match`, and its argument `Properties`. Used by `here`. A card is the registered one only if name, compute
+capability, SM count and memory size all agree, so that a MIG slice, a vGPU or a card with disabled SMs does not get the
+full card's peaks.
 """
 
 import re
@@ -29,8 +30,9 @@ _GEFORCE_HALF = ("fp16", "bf16", "tf32", "fp8")
 class Properties:
     """Properties of a GPU reported by torch and NVML; None if neither reports it.
 
-    name: name in CUDA (`NVIDIA A100-SXM4-80GB`). compute_capability: None for an AMD GPU. max_sm_clock_mhz,
-    max_memory_clock_mhz: maximum settable clocks.
+    name: name in CUDA (`NVIDIA A100-SXM4-80GB`).
+    compute_capability: None for an AMD GPU.
+    max_sm_clock_mhz, max_memory_clock_mhz: maximum settable clocks.
     smem_per_block_bytes: opt-in maximum shared memory per block.
     """
 
@@ -188,7 +190,6 @@ def _unknown(properties: Properties, capability: tuple[int, int]) -> DeviceSpec:
 
 
 def _nearest_architecture(capability: tuple[int, int]) -> tuple[Architecture, str]:
-    """Returns the architecture, else the fastest of the same major version, else the fastest of all; and a remark."""
     known = {a.compute_capability: a for name, a in architectures().items() if name.startswith("sm_")}
     if capability in known:
         return known[capability], ""

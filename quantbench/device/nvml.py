@@ -1,7 +1,8 @@
 """Reads a GPU's state and limits from NVML. If NVML is absent or a query fails, the values are None with a note.
 
-Entry point: `Nvml.open`. Used by `here`, `timing.session` and the `devices` command. Bit values and names follow nvml.h
-(NVIDIA Management Library API Reference, driver 580).
+Entry points: `Nvml`, created by `Nvml.open`; `Absent`, its stand-in without NVML; `Limits`; `HARMFUL_REASONS`. Used by
+`here`, `timing.session` and the command `devices`. Bit values and names follow nvml.h (NVIDIA Management Library API
+Reference, driver 580).
 """
 
 from __future__ import annotations
@@ -47,10 +48,13 @@ class Absent:
 class Limits:
     """Current limits of a card; None if NVML does not report a value.
 
-    max_sm_clock_mhz, max_memory_clock_mhz: maximum clocks. application_sm_mhz: SM clock set for applications.
-    power_limit_w: enforced power limit. default_power_limit_w: factory setting.
+    max_sm_clock_mhz, max_memory_clock_mhz: maximum clocks.
+    application_sm_mhz: SM clock set for applications.
+    power_limit_w: enforced power limit.
+    default_power_limit_w: factory setting.
     slowdown_c: temperature at which the hardware slows down.
-    persistence: whether the driver stays loaded between programs. note: missing values with reasons.
+    persistence: whether the driver stays loaded between programs.
+    note: the missing values, with reasons.
     """
 
     driver_version: str | None = None
@@ -68,7 +72,8 @@ class Limits:
 class Nvml:
     """NVML connection to one GPU; created by `Nvml.open`.
 
-    library: module pynvml (nvidia-ml-py), or a stand-in. handle: NVML handle of the GPU or MIG slice.
+    library: module pynvml (nvidia-ml-py), or a stand-in.
+    handle: NVML handle of the GPU or MIG slice.
     own_pids: function that returns the ids of quantbench's own processes, which change as workers start and end.
     pid_exists: function that tests a process id (in a container NVML may report ids of the host).
     """
@@ -150,7 +155,6 @@ class Nvml:
         return self._reasons([])
 
     def limits(self) -> Limits:
-        """Reads the card's limits of clocks, power and temperature."""
         notes: list[str] = []
         number = partial(self._number, notes)
         power_w = self._watts(notes, "power limit", "nvmlDeviceGetEnforcedPowerLimit")

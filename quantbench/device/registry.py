@@ -1,7 +1,7 @@
 """Reads the registry of known GPUs from registry.toml and looks GPUs up by name.
 
-Entry points: `lookup`, `known`, `entries`, `architectures`. Used by `matching`, and by most packages through
-`quantbench.device`.
+Entry points: `lookup`, `known`, `entries`, `architectures`. Used by `matching`, and through `quantbench.device` by
+`latency`, `planner`, `profile`, `analysis` and the commands that take `--gpu`.
 """
 
 import re
@@ -36,8 +36,9 @@ SOURCED = (
 class Architecture:
     """Constants shared by all GPUs of one compute capability, or of one LLVM target of AMD.
 
-    name: as `DeviceSpec.architecture` gives it. rate: dense operations per SM and clock by dtype, at full rate. source:
-    sources, by `smem` and `rate`.
+    name: as `DeviceSpec.architecture` gives it.
+    rate: dense operations per SM and clock by dtype, at full rate.
+    source: sources, by `smem` and `rate`.
     """
 
     name: str
@@ -52,7 +53,8 @@ class Architecture:
 class Entry:
     """Entry of the registry: one GPU model.
 
-    names: names that CUDA reports. memory_clock_mhz, memory_bus_bits: memory clock (two transfers each) and bus width.
+    names: names that CUDA reports.
+    memory_clock_mhz, memory_bus_bits: memory clock (two transfers each) and bus width.
     half_rate: dtypes that this model runs at half the rate of its architecture.
     """
 
@@ -115,7 +117,6 @@ def known() -> tuple[DeviceSpec, ...]:
 
 @cache
 def entries() -> tuple[Entry, ...]:
-    """Returns all entries of the registry, in the file's order."""
     data = _data()
     return tuple(_entry(slug, values, data["documents"]) for slug, values in data["device"].items())
 

@@ -1,6 +1,6 @@
-"""Defines a device's constants for the arithmetic of tiles, waves and rooflines (`DeviceSpec`), and its state.
+"""Defines a device's constants for the arithmetic of tiles, waves and rooflines, and its state at one moment.
 
-Used by nearly all packages, mostly through `quantbench.device`.
+Entry points: `DeviceSpec`, `DeviceState`. Used by nearly all packages, mostly through `quantbench.device`.
 """
 
 import re
@@ -40,7 +40,8 @@ class DeviceSpec:
     workgroup, shared memory the LDS, and a tensor core a matrix core. "Blocks per SM" are the workgroups resident on
     one CU. The dies of an MI300 or MI350 are one device; the two dies of an MI250X are two.
 
-    name: slug (`a100-sxm4-80gb`, `cpu-amd-epyc`). kind: cuda, rocm or cpu.
+    name: slug (`a100-sxm4-80gb`, `cpu-amd-epyc`).
+    kind: cuda, rocm or cpu.
     sm_count: streaming multiprocessors; cores in use on a CPU.
     sm_clock_mhz: boost clock at which the peaks are stated.
     l2_bytes: last-level cache (the Infinity Cache where there is one).
@@ -54,8 +55,8 @@ class DeviceSpec:
     max_sm_clock_mhz: maximum clock; 0 means sm_clock_mhz. Many cards run above sm_clock_mhz (H100 SXM: peaks at 1830,
         runs at up to 1980 MHz), so their rates can exceed peak_tflops: see `ceiling`.
     peak_clock_mhz: clock of the peak by dtype, for peaks not stated at sm_clock_mhz.
-    compute_capability: (major, minor); on a registered rocm device those of its GFX IP, as HIP reports them
-        (9.4 for gfx942).
+    compute_capability: (major, minor); on a rocm device those of its GFX IP, as HIP reports them (9.4 for
+        gfx942); None if unknown, and on a CPU.
     """
 
     name: str
@@ -117,7 +118,7 @@ class DeviceSpec:
 
     @property
     def architecture(self) -> str:
-        """Name of the architecture: `sm_80` etc., the LLVM target `gfx942` etc., or the kind where neither is known."""
+        """Name of the architecture: `sm_80` etc., the LLVM target `gfx942` etc.; the kind if that is unknown."""
         if self.compute_capability is None:
             return self.kind
         return _GFX[self.compute_capability] if self.kind == "rocm" else sm_name(self.compute_capability)
@@ -138,7 +139,8 @@ def sm_name(compute_capability: tuple[int, int]) -> str:
 class DeviceState:
     """State of a device at one moment; unknown values are None.
 
-    throttle_reasons: active NVML clock event reasons. other_processes: number of compute processes of others.
+    throttle_reasons: active NVML clock event reasons.
+    other_processes: number of compute processes of others.
     note: reason for unknown values ("NVML is not installed").
     load_per_core: load average of the last minute per logical core (CPU only).
     """

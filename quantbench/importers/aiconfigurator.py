@@ -1,7 +1,10 @@
 """Reads the measured tables of aiconfigurator-core, from the installed package or a systems folder.
 
-Entry points: `find_tables`, `read_rows`, `origin_of`. Used by `cli.import_` and `tools`. A root has `<system>.yaml`,
-whose `data_dir` has `<family>/<backend>/<version>/<table>.parquet`; one time per shape, the mean of a few runs in ms.
+Entry points: `find_tables`, `read_rows`, `origin_of`. Used by the command `import`, and by `tools`; the exporter for
+aiconfigurator (`profile.exporters`) uses the names of the tables.
+
+A root has `<system>.yaml`, whose `data_dir` has `<family>/<backend>/<version>/<table>.parquet`; one time per shape, the
+mean of a few runs in ms.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads CSV files (plain, .gz or .xz; Parquet too) and imports tables of times by the columns of `--map`.
 
-Entry points: `CsvFile` (also used by the other importers of files and by `planner.rows`); `parse_map`, `read_rows` and
-`origin_of` (used by `cli.import_`). Errors name the file, the line, the column and the value.
+Entry points: `parse_map`, `read_rows` and `origin_of`, used by the command `import`; `CsvFile` and `CsvRow`, used by
+the other importers of files and by `planner.rows`. Errors name the file, the line, the column and the value.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads the iterations (time, loss, TFLOPs, …) of training logs of Megatron-LM and Megatron-DeepSpeed.
 
-Entry point: `read_log`, used by `cli.import_`; `training_run` summarizes the result. An iteration is a line of
-`|`-separated fields; the field order varies by release:
+Entry points: `read_log`, used by the command `import`; its result `Iterations`, which `training_run` summarizes. An
+iteration is a line of `|`-separated fields; the field order varies by release:
 
 `[default7]: iteration 2/ 250000 | consumed samples: 384 | … | elapsed time per iteration (ms): 5350.0 | … |`
 

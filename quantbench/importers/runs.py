@@ -1,6 +1,7 @@
 """Writes imported tables as runs, with one record per workload, provider and kernel.
 
-Entry point: `write_run` for the `Rows` of a table, used by `cli.import_` and `tools`.
+Entry points: `write_run`, used by the command `import` and `tools`; `Row`, `Rows` and `Origin`, which the readers of
+tables in this package return; `dtype_name`, `file_origin` and `digest`.
 """
 
 from __future__ import annotations

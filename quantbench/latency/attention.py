@@ -1,6 +1,6 @@
 """Predicts fused attention latencies with a cost model and a Gaussian process for its residual.
 
-Entry point: `AttentionModel`. Used by `model_times`, `profile` and tools/ship_attention.py.
+Entry point: `AttentionModel`. Used by `model_times`, by `profile` and by `tools.ship_attention`.
 
 A fit selects the kernel family (its tiles, whether it packs query heads) and the parameters with the lowest loss, and
 keeps the Gaussian process if that lowers the cross-validated error. Priors come from the shipped models (`knowledge`).
@@ -73,9 +73,10 @@ _WIDEST_HEAD = 256
 class AttentionModel:
     """Latency model of fused attention on one device, fitted to its rows or a prior.
 
-    dtype, masks: dtype and masks (causal, full) of the fitted rows; other shapes get a wider interval, without learner.
+    dtype, masks: dtype and masks (causal, full) of the fitted rows; other shapes get a wider interval, and no learner.
     below, above: extra half-widths of a prior's interval, log time, from its errors on other GPUs; 0 after a fit.
-    provenance: origin of the rows and held-out errors. note: source and caveats of the predictions.
+    provenance: origin of the rows and held-out errors.
+    note: source and caveats of the predictions.
     """
 
     physics: Physics
@@ -90,12 +91,14 @@ class AttentionModel:
 
     @property
     def device(self) -> DeviceSpec:
-        """Device of the predictions."""
         return self.physics.device
 
     @classmethod
     def prior(cls, device: DeviceSpec, *, prior: str = "auto") -> AttentionModel:
-        """Returns an unfitted model from the spec sheet and shipped models; family-out excludes the same generation."""
+        """Returns an unfitted model from the spec sheet and the shipped models.
+
+        prior: `auto`, or `family-out` to exclude models of the device's own generation.
+        """
         known = knowledge(device, family_out=_check_prior(prior) == "family-out")
         physics = Physics(device, known.family, known.start)
         note = f"attention on {device.name}: {known.words}"
@@ -145,9 +148,12 @@ class AttentionModel:
     def predict(
         self, works: Iterable[Attention] | AttentionShapes, *, cache_write: npt.ArrayLike = False, quick: bool = False
     ) -> Estimates:
-        """Predicts the times of `works`. cache_write: whether keys and values are also written to a cache. quick: ten
-        times faster, with the same times and wider intervals (median over random shapes: up to 11 % wider with the
-        models of the public tables)."""
+        """Predicts the times of `works`.
+
+        cache_write: whether keys and values are also written to a cache.
+        quick: ten times faster, with the same times and wider intervals (median over random shapes: up to 11 % wider
+            with the models of the public tables).
+        """
         shapes = works if isinstance(works, AttentionShapes) else AttentionShapes.of(works)
         writes = np.broadcast_to(np.asarray(cache_write, dtype=bool), (len(shapes),))
         terms = self.physics.terms(shapes, writes)
@@ -172,11 +178,10 @@ class AttentionModel:
         return self.below == self.above == 0.0
 
     def knows(self, work: Attention) -> bool:
-        """Returns whether the fitted rows include this kind of shape; other kinds get a wider interval."""
+        """Returns whether the fit covers this kind of shape (dtype, mask, head_dim); others get a wider interval."""
         return self.fitted and bool(self._seen(AttentionShapes.of([work]))[0])
 
     def _seen(self, shapes: AttentionShapes) -> BoolArray:
-        """Returns whether each shape is of a fitted kind, (n,)."""
         masked = np.where(shapes.causal, "causal" in self.masks, "full" in self.masks)
         usual = masked & ~shapes.backward & (shapes.seq_q == shapes.seq_k) & ~shapes.misaligned
         return np.asarray(usual & (shapes.head_dim <= _WIDEST_HEAD) & (shapes.dtype in (self.dtype, "fp16", "bf16")))
@@ -242,10 +247,11 @@ def shipped_json(slug: str) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """Prior of a device. words: its source.
+    """Prior of a device.
 
-    start, spread: mean and standard deviation of the parameters. log_below, log_above: extra half-widths of the
-    interval, log time, from the prior's errors on other GPUs.
+    words: its source.
+    start, spread: mean and standard deviation of the parameters.
+    log_below, log_above: extra half-widths of the interval, log time, from the prior's errors on other GPUs.
     """
 
     family: KernelFamily

@@ -1,6 +1,7 @@
 """Computes attention times from the blocks that each kernel family divides its work into.
 
-Entry points: `AttentionShapes`, `cut`, `Physics`. Used by `attention`, which fits the parameters.
+Entry points: `AttentionShapes`, `cut`, `Physics`, `times`, `peak_tflops`, and the tables `FAMILIES` and `PARAMETERS`.
+Used by `attention`, which fits the parameters; `profile` uses `AttentionShapes`.
 
 latency = launch + ‖compute, memory‖₃ (increased if a long kernel throttles) + padding copies of misaligned heads +
 writing keys and values, if the measured time includes that. compute runs the row blocks in waves of one per SM,
@@ -9,7 +10,8 @@ softened by a fluid share. Each key block costs the p-norm of its two matrix pro
 Sources: FlashAttention-3, hopper/tile_size.h (tile_size_fwd_sm90, tile_size_fwd_sm8x) and hopper/heuristics.h (query
 heads that share keys are packed into rows when sequence lengths vary, as serving engines pass them); FlashAttention-2,
 csrc/flash_attn/src/flash_fwd_launch_template.h (dense and paged forward); CUTLASS example 77 (Blackwell FMHA: two
-blocks of 128 rows at a time). All of https://github.com/Dao-AILab/flash-attention and https://github.com/NVIDIA/cutlass.
+blocks of 128 rows at a time). All of https://github.com/Dao-AILab/flash-attention and
+https://github.com/NVIDIA/cutlass.
 """
 
 from __future__ import annotations
@@ -42,8 +44,10 @@ class KernelFamily:
     """Attention kernels that share tile sizes and scheduling.
 
     tiles: (largest head_dim, full tile, causal tile), by ascending head_dim; a tile is (block_m, block_n), and the last
-    one also applies to wider heads. packs: whether query heads that share a key head are packed into the rows of one
-    block (all families do so for a single query). splits: whether keys are split over idle SMs if row blocks are few.
+        one also applies to wider heads.
+    packs: whether query heads that share a key head are packed into the rows of one block (all families do so for a
+        single query).
+    splits: whether keys are split over idle SMs if row blocks are few.
     widths: supported head widths, to which head_dim is padded.
     """
 
@@ -94,8 +98,12 @@ def assumed_family(device: DeviceSpec) -> KernelFamily:
 class Blocks:
     """Blocks of shapes under one family; all arrays are (n,).
 
-    rows: thread blocks in the grid. keys: key blocks processed by all of them. longest: key blocks of the longest one.
-    block_m, block_n: tile. width: padded head_dim. group: query heads packed into the rows of a block.
+    rows: thread blocks in the grid.
+    keys: key blocks processed by all of them.
+    longest: key blocks of the longest one.
+    block_m, block_n: tile.
+    width: padded head_dim.
+    group: query heads packed into the rows of a block.
     may_split: whether keys are split over idle SMs if row blocks are few.
     """
 
@@ -223,7 +231,6 @@ class AttentionShapes:
 
     @property
     def misaligned(self) -> BoolArray:
-        """Whether head_dim is not a multiple of 8."""
         return np.asarray(self.head_dim % _ALIGNED_ELEMENTS != 0)
 
     @property
@@ -277,8 +284,11 @@ def times(
     parameters: Sequence[float] | FloatArray,
     cache_write: BoolArray,
 ) -> Terms:
-    """Computes the times of `shapes` on `device`. parameters: values in the order of PARAMETERS. cache_write: (n,),
-    whether keys and values are also written to a serving engine's cache."""
+    """Computes the times of `shapes` on `device`.
+
+    parameters: values in the order of PARAMETERS.
+    cache_write: (n,), whether keys and values are also written to a serving engine's cache.
+    """
     x = dict(zip((p.name for p in PARAMETERS), parameters, strict=True))
     bytes_per_us = device.memory_gb_per_s * 1e3
     per_sm = peak_tflops(device, shapes.dtype) * 1e6 / device.sm_count * np.exp(x["log_product_efficiency"])

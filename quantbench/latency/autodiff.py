@@ -1,6 +1,7 @@
 """Computes reverse-mode gradients of numpy expressions, for the operations of the GEMM cost model.
 
-Entry points: `Variable`, `gradient`. Used by `gemm.cost_model`, `gemm.training` and `gemm.trees`.
+Entry points: `Variable`, `gradient`, `value_of`, and functions such as `exp` and `maximum` that accept arrays and
+variables. Used by `gemm.cost_model`, `gemm.training` and `gemm.trees`.
 
 With plain arrays the operations return plain arrays; with a `Variable` they also record the backward function, so that
 the cost model is written once.
@@ -91,7 +92,6 @@ def _binary(function: Any, a: Operand, b: Operand, to_a: Any, to_b: Any) -> Vari
 
 
 def exp(x: Any) -> Any:
-    """Computes e to the power of x."""
     if not isinstance(x, Variable):
         return np.exp(x)
     out = np.exp(x.value)
@@ -99,7 +99,6 @@ def exp(x: Any) -> Any:
 
 
 def log(x: Any) -> Any:
-    """Computes the natural logarithm."""
     if not isinstance(x, Variable):
         return np.log(x)
     value = x.value
@@ -134,8 +133,9 @@ def minimum(a: Any, b: Any) -> Any:
 
 
 def soft_minimum(x: Any, width: Any) -> Any:
-    """Computes -width · log(sum(exp(-x / width))) over the first axis of (kernels, rows): at most width · log(kernels)
-    below the minimum."""
+    """Computes -width · log(sum(exp(-x / width))) over the first axis of x, (kernels, rows).
+
+    The result is at most width · log(kernels) below the minimum."""
     value, w = value_of(x), value_of(width)
     scaled = value * (-1.0 / w)
     top = scaled.max(axis=0)

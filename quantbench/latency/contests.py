@@ -1,7 +1,8 @@
 """Compares latency models on measured tables, with the same train and test rows for each.
 
-Entry points: `run_contests` (one `scoring.Line` of metrics per contestant), `table_contests` (the comparison that
-`quantbench validate` runs on a table). `tools.accuracy` defines the comparisons of docs/accuracy.md.
+Entry points: `run_contests`, which returns one `Line` of metrics per contestant; `table_contests`, the comparison that
+`quantbench validate` runs on a table; `Step`, a report of progress. Used by the command `validate` and by
+`tools.accuracy`, which defines the comparisons of docs/accuracy.md.
 """
 
 from __future__ import annotations
@@ -63,7 +64,6 @@ class Contest:
         return random_split(len(self.table), rows, seed)
 
     def shapes(self, rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """Returns m, n, k of the given rows."""
         return self.table.m[rows], self.table.n[rows], self.table.k[rows]
 
 
@@ -71,8 +71,10 @@ class Contest:
 class Answer:
     """Predictions of one contestant for the test rows, (rows,) in µs; nan for rows without a prediction.
 
-    low_us, high_us: 90 % interval. fit_s, predict_s: CPU seconds. cliff_probability: function from m, n, k, (rows,)
-    each, to the probability of a cliff from m to m + 1. All are None if the contestant gives none.
+    low_us, high_us: 90 % interval, (rows,) µs; None if the contestant gives none.
+    fit_s, predict_s: CPU seconds; None if not timed.
+    cliff_probability: function from m, n, k, (rows,) each, to the probability of a cliff from m to m + 1; None if the
+        contestant predicts none.
     """
 
     latency_us: FloatArray
@@ -92,8 +94,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Contestant:
-    """Predictor in a comparison. name: label in the table. train_rows: None for all of the training half, 0 for none.
-    answer: predicts a split's test rows. weight: rough cost relative to a cheap contestant."""
+    """Predictor in a comparison.
+
+    name: label in the table.
+    train_rows: None for all of the training half, 0 for none.
+    answer: predicts a split's test rows.
+    weight: rough cost relative to a cheap contestant.
+    """
 
     name: str
     train_rows: int | None
@@ -136,7 +143,6 @@ def run_contests(contests: Plan, seeds: Sequence[int], progress: Callable[[Step]
 
 
 def _judge(contest: Contest, contestant: Contestant, seed: int) -> Line:
-    """Returns the metrics of one seed."""
     # A contestant without train rows gets the same test rows as the others.
     split = contest.split(1 if contestant.train_rows == 0 else contestant.train_rows, seed)
     answer = contestant.answer(contest, split, seed)
@@ -263,17 +269,14 @@ def _gaussian_process(at: FloatArray, log_efficiency: FloatArray, seed: int) -> 
 
 
 def roofline() -> Contestant:
-    """Returns the spec-sheet roofline as a contestant, without any fitting."""
     return baseline("spec-sheet roofline", 0, _full_efficiency)
 
 
 def log_interpolation(train_rows: int) -> Contestant:
-    """Returns linear interpolation of log efficiency as a contestant."""
     return baseline("interpolation of log efficiency", train_rows, _interpolated)
 
 
 def gaussian_process(train_rows: int) -> Contestant:
-    """Returns a Gaussian process on log efficiency as a contestant."""
     return baseline("Gaussian process on log efficiency", train_rows, _gaussian_process, weight=3.0)
 
 

@@ -1,7 +1,9 @@
 """Defines result types of the latency models (a time with a 90 % interval), interval calibration and time bounds.
 
-Entry points: `Estimate`, `Estimates`. Used by the attention, softmax and GEMM models, `op_times` and `profile`.
-Other result types: `gemm.model.GemmEstimates` and `profile.estimate.Estimates`.
+Entry points: `Estimate` (one time), `Estimates` (arrays), `IntervalCalibration`, `Parameter`, `bounded`. Used by the
+attention, softmax and GEMM models, `op_times`, `profile`, `advice.cost`, and by the commands `advise` and `profile`.
+
+Other types of results for arrays: the GEMM model's in `gemm.model`, those of profile queries in `profile.answers`.
 """
 
 from __future__ import annotations
@@ -57,9 +59,13 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Estimates:
-    """Estimates of n workloads; arrays are (n,). waves: modelled waves of blocks. note: caveats of all the estimates.
+    """Estimates of n workloads; arrays are (n,).
 
-    `profile.estimate.Estimates` is the profile's counterpart."""
+    waves: modelled waves of blocks.
+    note: caveats of all the estimates.
+
+    `profile.answers.Estimates` is the profile's counterpart.
+    """
 
     latency_us: FloatArray
     low_us: FloatArray
@@ -84,8 +90,9 @@ class Estimates:
 
 @dataclass(frozen=True)
 class Parameter:
-    """Parameter of a cost model. mean, sd: hand-set prior, used before any GPU was fitted.
+    """Parameter of a cost model.
 
+    mean, sd: prior set by hand, used before any GPU was fitted.
     meaning: definition and scale (logarithm, logit or plain number).
     """
 

@@ -35,8 +35,12 @@ _QUICK_DIRECTIONS = 150
 class GaussianProcess:
     """Gaussian process posterior over standardised features.
 
-    features: (rows, features), standardised. targets: (rows,), centred. shift, spread: (features,), mean and deviation
-    of the raw features. length_scales: (features,). amplitude, noise: variances. centre: mean of the targets.
+    features: (rows, features), standardised.
+    targets: (rows,), centred.
+    shift, spread: (features,), mean and deviation of the raw features.
+    length_scales: (features,).
+    amplitude, noise: variances.
+    centre: mean of the targets.
     """
 
     features: FloatArray
@@ -156,14 +160,12 @@ class GaussianProcess:
         return np.asarray(self.amplitude * (1.0 + distance) * np.exp(-distance))
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the process as a JSON object."""
         rounded = {name: np.round(getattr(self, name), _DIGITS) for name in ("features", "targets")}
         values = {f.name: rounded.get(f.name, getattr(self, f.name)) for f in fields(self)}
         return {"kernel": "matern-3/2", **{name: np.asarray(value).tolist() for name, value in values.items()}}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> GaussianProcess:
-        """Inverse of `to_json`."""
         names = ("features", "targets", "shift", "spread", "length_scales")
         arrays = {name: np.asarray(data[name], dtype=float) for name in names}
         return cls(**arrays, amplitude=data["amplitude"], noise=data["noise"], centre=data["centre"])

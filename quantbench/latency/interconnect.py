@@ -1,7 +1,8 @@
 """Describes GPU clusters: times of all-reduces inside a node, and network bandwidth between nodes.
 
-Entry points: `cluster` (known system by name), `reference_cluster` (assumed for a GPU). Used by `planner` and
-`profile.exporters.rates`. clusters.toml holds the systems, links.json the public NCCL tables.
+Entry points: `Cluster`; `cluster` (known system by name) and `reference_cluster` (assumed for a GPU), which return one;
+`Link`, `stated_link`, `host_link`. Used by `planner`, the command `plan` and `profile.exporters`. clusters.toml holds
+the systems, links.json the public NCCL tables.
 """
 
 from __future__ import annotations
@@ -32,9 +33,13 @@ _UNMEASURED_LATENCY_US = 25.0
 
 @dataclass(frozen=True)
 class Link:
-    """All-reduce times between GPUs of a node, as points. bus_bytes: bytes sent per GPU, ascending. latency_us: times.
+    """All-reduce times between GPUs of a node, as points.
 
-    Interpolates in log space; above the last point the bandwidth stays constant, below the first the time."""
+    bus_bytes: bytes sent per GPU, ascending.
+    latency_us: time of each point, µs.
+
+    Interpolates in log space; above the last point the bandwidth stays constant, below the first the time.
+    """
 
     bus_bytes: tuple[float, ...]
     latency_us: tuple[float, ...]
@@ -61,8 +66,9 @@ class Link:
 class Cluster:
     """Cluster of nodes with identical GPUs.
 
-    node_gb_per_s: bandwidth of all network adapters of a node, one direction, 1e9 bytes per second. links: all-reduce
-    times inside a node, by number of participating GPUs (`intra_node` takes the next larger). source: data origin.
+    node_gb_per_s: bandwidth of all network adapters of a node, one direction, 1e9 bytes per second.
+    links: all-reduce times inside a node, by number of participating GPUs (`intra_node` takes the next larger).
+    source: document or table of the data.
     """
 
     name: str
@@ -88,7 +94,6 @@ class Cluster:
         return self.node_gb_per_s / self.gpus_per_node
 
     def intra_node(self, num_gpus: int) -> Link:
-        """Returns the link between `num_gpus` GPUs of one node."""
         sizes = sorted(self.links)
         return self.links[next((size for size in sizes if size >= num_gpus), sizes[-1])]
 
@@ -159,7 +164,6 @@ def _measured_links() -> dict[str, Any]:
 
 
 def _links(device: DeviceSpec) -> tuple[dict[int, Link], str]:
-    """Returns the links inside a node by number of GPUs, and their source."""
     data = _measured_links()
     measured = data["devices"].get(device.name)
     if measured is not None:

@@ -1,8 +1,10 @@
 """Predicts op times of one GPU with the shipped latency models, or their priors if none is shipped.
 
-Entry points: `ModelTimes` (used by `advise` and `predict`), `BestTimes` (used by `plan`). `ModelTimes` selects the
-model of each dtype and extrapolates to batches larger than the models support. GEMMs, softmax and attention have
-models; norms, residual additions, activations, embeddings, optimizer and communication have none.
+Entry points: `ModelTimes`, used by the commands `advise` and `predict`; `BestTimes`, used by the command `plan`;
+`best_gemm_model`; `require_reach`, used by `profile.answers`.
+
+`ModelTimes` selects the model of each dtype and extrapolates to batches larger than the models support. GEMMs, softmax
+and attention have models; norms, residual additions, activations, embeddings, optimizer and communication have none.
 """
 
 from __future__ import annotations
@@ -48,7 +50,6 @@ class ModelTimes:
 
     @property
     def note(self) -> str:
-        """Sources of the estimates made so far."""
         return "; ".join(filter(None, self._notes))
 
     def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
@@ -73,7 +74,7 @@ class ModelTimes:
     def _products(self, works: list[Gemm], model: GemmModel, note: str) -> list[Estimate]:
         self._notes[note] = None
         single = "" if model.rows else f"{works[0].dtype} products: none measured on {self.device.name}"
-        batched = single or "batched products: none measured"
+        batched = single or ("" if model.batched else "batched products: none measured")
         in_waves = model.in_waves
         out = []
         for found, work in zip(predict_within_reach(model, works), works, strict=True):
@@ -113,7 +114,6 @@ class BestTimes:
         self._known: dict[str, OpTimes] = {}
 
     def __call__(self, device: DeviceSpec) -> OpTimes:
-        """Returns the op times of a GPU."""
         if device.name not in self._known:
             self._known[device.name] = RememberedTimes(ModelTimes(device))
         return self._known[device.name]
@@ -121,7 +121,7 @@ class BestTimes:
 
 def best_gemm_model(device: DeviceSpec, dtype: str) -> tuple[GemmModel, str]:
     """Returns the shipped GEMM model of a dtype, or its prior if none is shipped, and a note on its source."""
-    if dtype == "fp16" and device.peak("bf16") == device.peak("fp16"):
+    if dtype == "fp16" and device.peak("bf16") == device.peak("fp16") and shipped_model(device.name, dtype) is None:
         # fp16 and bf16 have the same bytes, peak and tiles.
         measured = shipped_model(device.name, "bf16")
         if measured is not None:
@@ -132,7 +132,6 @@ def best_gemm_model(device: DeviceSpec, dtype: str) -> tuple[GemmModel, str]:
 
 
 def _origin(model: GemmModel) -> str:
-    """Describes the origin of a fitted model."""
     words = f"products on {model.device.name}: fitted on {model.rows:,} measured shapes"
     of = model.provenance
     if "held_out" in of:

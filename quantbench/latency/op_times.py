@@ -1,9 +1,9 @@
-"""Defines the interface for op times of one GPU (`OpTimes`), caches their results and sums ops with correlated errors.
+"""Defines the interface for op times of one GPU, caches their results and sums ops with correlated errors.
 
-Entry points: `OpTimes`, `RememberedTimes` (cache that also models Megatron's softmax fallback and unaligned batched
-GEMMs, which the wrapped `OpTimes` does not), `RooflineTimes` (spec sheet only), `total`. Used by the packages
-`planner`, `advice`, `sweep`, `analysis`, `profile`, `importers` and `report`, and by the commands that predict. Other
-implementations of `OpTimes`: `model_times.ModelTimes`, `profile.Profile`.
+Entry points: `OpTimes`, the protocol; `RememberedTimes`, a cache that also models Megatron's softmax fallback and
+unaligned batched GEMMs, which the wrapped `OpTimes` does not; `RooflineTimes` (spec sheet only); `total`; `peak_share`;
+`assumed_tile`. Used by `model_times`, by the packages `planner`, `advice`, `sweep`, `analysis`, `profile`, `importers`
+and `report`, and by the commands that predict. The protocol is implemented by `model_times` and by `profile.profile`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,11 @@ TimesOf = Callable[[DeviceSpec], OpTimes]
 
 @dataclass(frozen=True)
 class AssumedTile:
-    """Tile assumed for all GEMMs of a device. blocks_per_sm: resident blocks per SM. reason: text for messages."""
+    """Tile assumed for all GEMMs of a device.
+
+    blocks_per_sm: resident blocks per SM.
+    reason: text for messages.
+    """
 
     tile: Tile
     blocks_per_sm: int
@@ -140,11 +144,9 @@ class RooflineTimes:
 
     @property
     def note(self) -> str:
-        """Source of the estimates."""
         return f"roofline of {self.device.name} with an assumed tile: good to a factor of {self.spread:g}"
 
     def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
-        """Returns one estimate per workload, in order."""
         mids = [roofline_us(work, self.device) for work in workloads]
         return [Estimate(mid, mid / self.spread, mid * self.spread, unmeasured=self.note) for mid in mids]
 
@@ -223,17 +225,14 @@ class RememberedTimes:
 
     @property
     def device(self) -> DeviceSpec:
-        """GPU of the times."""
         return self._times.device
 
     @property
     def note(self) -> str:
-        """Sources of the estimates made so far."""
         return "; ".join(filter(None, (self._times.note, UNALIGNED_NOTE if self._unaligned else "")))
 
     @property
     def common_error(self) -> float:
-        """Common share of the errors of ops of one kind."""
         return self._times.common_error
 
     def ask(self, workloads: Iterable[Compute]) -> None:
@@ -248,12 +247,10 @@ class RememberedTimes:
             self._known[work] = as_run(work, found, self.device, softmax=self.softmax)
 
     def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
-        """Returns one estimate per workload, in order."""
         self.ask(workloads)
         return [self._known[work] for work in workloads]
 
     def estimate(self, work: Compute) -> Estimate:
-        """Returns the estimate of one workload."""
         if work not in self._known:
             self.ask([work])
         return self._known[work]
@@ -298,7 +295,6 @@ class ShapeEstimate:
 
     @property
     def flops(self) -> int:
-        """Useful FLOP of all ops."""
         return sum(o.op.workload.flops * o.op.count for o in self.ops)
 
     @property
@@ -308,7 +304,6 @@ class ShapeEstimate:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Distinct notes of the estimates."""
         return tuple(dict.fromkeys(o.estimate.note for o in self.ops if o.estimate.note))
 
 
@@ -331,7 +326,6 @@ def total(ops: Sequence[OpEstimate], correlation: float = CORRELATION) -> ShapeE
 
 
 def _combine(half_widths_us: npt.NDArray[np.float64], correlation: float) -> float:
-    """Returns the half-width of a sum of parts with correlated errors."""
     alone = float((half_widths_us**2).sum())
     together = float(half_widths_us.sum()) ** 2
     return float(np.sqrt((1.0 - correlation) * alone + correlation * together))

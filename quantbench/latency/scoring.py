@@ -1,7 +1,8 @@
 """Scores predictions against measured times: train/test splits, errors, interval coverage, cliffs, means over seeds.
 
-Entry points: `held_out_sites`, `random_split`, `summarize`, `Line`, `over_seeds`. Used by `contests`, `quantbench
-validate`, `tools.accuracy` and tools/ship_*.py.
+Entry points: `held_out_sites` and `random_split`, which return a `Split`; `summarize`, `coverage`, `cliff_pairs`;
+`Line`, a row of a table of scores, and `over_seeds`, its mean. Used by `contests`, the command `validate`, and the
+maintainers' `tools`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def random_split(rows: int, train: int, seed: int) -> Split:
 def held_out_sites(n: IntArray, k: IntArray, train: int | None, seed: int) -> Split:
     """Takes all rows of half of the (n, k) pairs as test rows, and `train` rows (None: all) of the other half.
 
-    n, k: (rows,). seed: selects the train rows; the division of the pairs is fixed.
+    n, k: (rows,).
+    seed: selects the train rows; the division of the pairs is fixed.
     """
     pairs, site = np.unique(np.stack([n, k]), axis=1, return_inverse=True)
     order = np.random.default_rng(_SITE_SEED).permutation(pairs.shape[1])
@@ -117,7 +119,11 @@ def cliff_pairs(m: IntArray, n: IntArray, k: IntArray) -> tuple[IntArray, IntArr
 
 
 def rises(latency_us: FloatArray, pairs: tuple[IntArray, IntArray]) -> BoolArray:
-    """Returns whether each pair is a cliff, (pairs,). latency_us: times of all rows. pairs: from `cliff_pairs`."""
+    """Returns whether each pair is a cliff, (pairs,).
+
+    latency_us: times of all rows.
+    pairs: from `cliff_pairs`.
+    """
     low, high = pairs
     return np.asarray(latency_us[high] / latency_us[low] > 1 + _STEP)
 
@@ -131,8 +137,11 @@ def recall_and_precision(forecast: BoolArray, measured: BoolArray) -> tuple[floa
 
 @dataclass(frozen=True)
 class CliffLevels:
-    """Calibration of cliff forecasts. expected, measured: predicted and measured share of pairs that are cliffs.
-    found, true: recall and precision at each threshold of LEVELS; true is None if nothing is forecast."""
+    """Calibration of cliff forecasts.
+
+    expected, measured: predicted and measured share of pairs that are cliffs.
+    found, true: recall and precision at each threshold of LEVELS; true is None if nothing is forecast.
+    """
 
     pairs: int
     expected: float
@@ -157,9 +166,11 @@ def cliff_levels(probability: FloatArray, measured: BoolArray) -> CliffLevels:
 class Line:
     """Line of an accuracy table: metrics of one predictor for one seed or averaged over several (`over_seeds`).
 
-    train_rows: None for a predictor without fit. unanswered: share of test rows without a prediction.
-    cliff_recall, cliff_precision: of cliffs in the predicted times. forecast_recall, forecast_precision: of cliffs by
-    predicted probability. cliff_levels: forecasts at other probability thresholds.
+    train_rows: None for a predictor without fit.
+    unanswered: share of test rows without a prediction.
+    cliff_recall, cliff_precision: of cliffs in the predicted times.
+    forecast_recall, forecast_precision: of cliffs by predicted probability.
+    cliff_levels: forecasts at other probability thresholds.
     """
 
     gpu: str
@@ -181,7 +192,6 @@ class Line:
     note: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the line as a JSON object."""
         return asdict(self)
 
 
@@ -255,10 +265,8 @@ def cells(entry: Line) -> tuple[str, ...]:
 
 
 def row_count(count: int | None) -> str:
-    """Formats a number of train rows."""
     return "–" if count is None else f"{count:,}"
 
 
 def shares(found: float | None, true: float | None) -> str:
-    """Formats recall and precision."""
     return "–" if found is None else f"{found:.2f} / " + ("–" if true is None else f"{true:.2f}")

@@ -1,8 +1,9 @@
 """Reads measured GEMM tables, and maps device slugs to the systems and default tables of aiconfigurator-core.
 
-Entry point: `read_table`, for a Parquet or CSV file with columns `m`, `n`, `k`, `latency` (ms) and, if it holds several
-dtypes, `gemm_dtype`. Used by `contests` (for `quantbench validate`) and `tools.accuracy`; the importer and exporter of
-aiconfigurator tables use the names.
+Entry points: `read_table`, which returns a `GemmTable`, used by `contests`, `gemm.model` and `tools.accuracy`;
+`system_of`, `slug_of` and `DEFAULT_TABLES`, the names of aiconfigurator, used by `importers.aiconfigurator`, `profile`
+and the command `import`. A table is a Parquet or CSV file with columns `m`, `n`, `k`, `latency` (ms) and, if it holds
+several dtypes, `gemm_dtype`.
 """
 
 import csv
@@ -62,7 +63,9 @@ _NEEDED = ("m", "n", "k", "latency")
 class GemmTable:
     """Measured GEMMs m×k times k×n of one dtype on one GPU, sorted by (m, n, k), each shape once.
 
-    m, n, k: (rows,) int64. latency_us: (rows,) float64. gpu: device slug.
+    m, n, k: (rows,) int64.
+    latency_us: (rows,) float64.
+    gpu: device slug.
     """
 
     m: IntArray

@@ -1,9 +1,12 @@
 """Loads the planner's fitted constants of each site, and replaces a cluster's stated link speeds by measured ones.
 
+Entry points: `shipped`, which reads planner.json and returns the `Calibrations`; `with_measured_links`. Used by the
+other planner modules, by the commands `plan` and `predict`, by `advice.advise`, and by `tools.planner_fit`, which fits
+the constants.
+
 Each site (its machines and software) has four constants for the time of an iteration and two for memory. At a site
 without fitted constants, collectives take as long as in isolation, kernel launches cost no extra time and the network
-runs at its stated rate. Entry points: `shipped` (reads planner.json, which tools/planner_fit.py writes),
-`with_measured_links`. Used by the other planner modules and by `plan`, `predict` and `advice.advise`.
+runs at its stated rate.
 
 History of the format:
 1  first version.

@@ -1,7 +1,8 @@
 """Checks layouts against the divisibility and framework rules of Megatron-DeepSpeed.
 
-A layout that breaks a strict rule cannot run; breaking one of the other rules costs time or GPUs. Entry points:
-`violations`, `strict_violations`, `is_possible`. Used by `search`, `row_checks`, `row_results` and `plan`.
+Entry points: `violations`, `strict_violations`, `is_possible`. Used by `search`, `row_checks`, `row_results` and the
+command `plan`. A layout that breaks a strict rule cannot run; breaking one of the other rules costs time or GPUs.
+
 Sources: Megatron-LM (megatron/arguments.py, fused_softmax.py), DeepSpeed's pipeline engine, and the sanity checks in
 the BigScience documents.
 """

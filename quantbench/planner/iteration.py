@@ -1,12 +1,14 @@
 """Predicts the time of one training iteration from layer times, the pipeline schedule, traffic and the optimizer step.
 
+Entry point: `iteration`, which returns an `Iteration`. Used by `predict`.
+
 Schedule: 1F1B (Narayanan et al., 2019 and 2021). Each micro-batch takes one slot per stage, forward and backward. The
 slowest stage sets the pace. Filling and draining the pipeline costs one slot of each other stage, divided by the number
 of chunks if stages are interleaved.
 
 Rank placement: as in Megatron-DeepSpeed, tensor-parallel ranks are adjacent, then data-parallel ones, and pipeline
 stages are outermost. So a node holds gpus_per_node / tp members of a data-parallel group (at most dp), their ring
-leaves the node once, and gpus_per_node / members rings share its adapters. Entry point: `iteration`. Used by `predict`.
+leaves the node once, and gpus_per_node / members rings share its adapters.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Computes the time of one layer, embedding and logits per micro-batch, on one GPU of a tensor-parallel group.
 
-Times of GEMMs, softmax and attention come from an `OpTimes`. Bandwidth-bound kernels (norms, biases, activations,
-dropout, residuals) are counted in bytes. All-reduces use the cluster's links. Entry point: `LayerTimes`. Used by
-`iteration`, `predict` and `plan`.
+Entry points: `LayerTimes`, and the types `LayerTime` and `Span` (a time with its interval). Used by `iteration`,
+`predict` and the command `plan`. Times of GEMMs, softmax and attention come from an `OpTimes`. Bandwidth-bound kernels
+(norms, biases, activations, dropout, residuals) are counted in bytes. All-reduces use the cluster's links.
 """
 
 from __future__ import annotations

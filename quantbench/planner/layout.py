@@ -1,6 +1,7 @@
-"""Defines the training job (`Job`), its parallel layout (`Layout`) and the split of layers into pipeline stages.
+"""Defines the training job, its parallel layout and the split of layers into pipeline stages.
 
-Used by all planner modules, `advice.space` and the commands.
+Entry points: `Job`, `Layout`, `partition_of`, `stage_kinds`, `padded_vocab`. Used by the other planner modules, by
+`advice.space`, by the command `plan` and by `cli.model_options`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Predicts time, memory, TFLOPs and MFU for layouts of one job, and encodes them for `plan --json`.
 
-Entry point: `Planner`. Used by `search`, `row_results`, `row_checks`, `folklore` and `plan`.
+Entry points: `Planner`, which returns a `Prediction` per layout; `job_to_json` and `provenance`. Used by `search`,
+`row_results`, `row_checks`, `folklore` and the command `plan`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Finds mistakes in a table of layouts: impossible rows, contradictory cells, outliers.
 
+Entry point: `check_rows`, which returns a `RowFault` per mistake. Used by the command `plan` (`--rows FILE --check`).
+
 Checks each row against the rules of layouts, its TFLOPs against its time, batch and shape, its size against its layers,
 and rows that differ only in mbs and gbs against each other. If two rows contradict each other, the models of memory and
-time decide which is wrong. Entry point: `check_rows`. Used by `plan --rows FILE --check`.
+time decide which is wrong.
 """
 
 from __future__ import annotations

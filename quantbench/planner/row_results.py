@@ -1,7 +1,7 @@
 """Predicts the rows of a table of layouts and compares the predictions with the measured values.
 
-Entry points: `predict_rows`, `predict_cases`, `summarize`, `misses`. Used by `plan --rows`, `row_checks`,
-tools/planner_accuracy.py and tools/planner_fit.py.
+Entry points: `predict_rows`, `predict_cases`, `summarize`, `misses`, and the types `RowResult` and `Summary`. Used by
+the command `plan` (`--rows`), by `row_checks`, and by `tools.planner_accuracy` and `tools.planner_fit`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """Reads published tables of layouts from CSV, and builds a job and a layout from each row.
 
-Empty cells are filled from the row's source document (contexts.toml), from options (`Given`), or with usual values, in
-that order. Each filled cell is recorded as an `Assumption`. Entry points: `read_table`, `case_of`. Used by
-`row_results`, `row_checks`, `plan`, tools/planner_accuracy.py and tools/planner_fit.py.
+Entry points: `read_table`, which returns `TableRow` objects; `case_of`, which builds a `Case` (job and layout) from
+one; `Given`, values from options. Used by `row_results`, `row_checks`, the command `plan`, and `tools.planner_accuracy`
+and `tools.planner_fit`.
+
+Empty cells are filled from the row's source document (contexts.toml), from options, or with usual values, in that
+order. Each filled cell is recorded as an `Assumption`.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ NOT_TOLD = "not stated: the smallest"
 _USUAL_ASPECT = 128
 # column names that differ from the field's name
 _COLUMNS = {
-    "date": "date_note", "calculator": "tflops_calculator", "async_launch": "async", "layers": "nlayers",
+    "date": "date_note", "calculator": "tflops_calculator", "layers": "nlayers",
     "hidden": "nhidden", "heads": "nheads", "seq": "seq_len", "zero": "zero_stage", "tflops": "tflops_reported",
 }  # fmt: skip
 
@@ -54,7 +57,6 @@ class TableRow:
     mem_gb: memory as nvidia-smi shows it, GiB.
     status: ok, oom, fail, …
     calculator: formula of `tflops`.
-    async_launch: yes (CUDA_LAUNCH_BLOCKING unset), no (set) or empty.
     attention: flash or unfused. softmax: megatron or torch.
     """
 
@@ -68,7 +70,6 @@ class TableRow:
     status: str = ""
     notes: str = ""
     source_error: str = ""
-    async_launch: str = ""
     recompute: str = ""
     optimizer: str = ""
     attention: str = ""

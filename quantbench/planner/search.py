@@ -1,4 +1,7 @@
-"""Searches over layouts of a job (`search`) and over shapes of about the same number of parameters (`shape_search`).
+"""Searches over layouts of a training job, and over shapes of about the same number of parameters.
+
+Entry points: `search` (over a `Space`), `shape_search` (over a `ShapeSpace`), and their results `Found` and
+`ShapeFound`. Used by the command `plan`; `advice.space` uses `layers_within`, `folklore` uses `Found`.
 
 `search` enumerates every combination of parallel degrees and micro-batch size that the strict rules allow, drops
 layouts that exceed the memory before predicting times, and ranks the others by time per iteration. Layer times depend
@@ -6,8 +9,7 @@ only on tensor and sequence parallelism and micro-batch size, so tens of thousan
 times, predicted in one batch.
 
 `shape_search` varies hidden, heads and layers together. It predicts each shape in the layouts that are best for the
-starting shape, and scales its time to the same number of parameters, so that small models gain nothing. Used by the
-command `plan`; `advice.space` uses `layers_within`, `folklore` uses `Found`.
+starting shape, and scales its time to the same number of parameters, so that small models gain nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Runs aiconfigurator's engine in a child process, with selected rows as its only table.
 
+Entry points: `engine_missing`, `engine`, and `ask_child` for other predictors. Used by `blindspots_report` and by
+`tools.accuracy`.
+
 The child isolates the engine's imports, memory leaks and crashes. It is this module, run as `python -m
 quantbench.profile.aiconfigurator_engine`: it reads a JSON object from standard input and writes one to standard output.
-Entry points: `engine_missing`, `engine`, and `ask_child` for other predictors. Used by `blindspots_report` and tools.
 """
 
 from __future__ import annotations

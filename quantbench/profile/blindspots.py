@@ -1,15 +1,16 @@
 """Estimates a planner's interpolation error between the rows of its table, and selects the rows to add that fix it.
 
+Entry points: `choose`, `replay`, `interpolated_us`, and the types `Site`, `Choice` and `Replay`. Used by
+`blindspots_report`, the command `profile` and the exporters `exporters.modelled` and `exporters.vidur`.
+
 aiconfigurator's engine interpolates the time of a GEMM m×n×k at a known (n, k) linearly between the two nearest rows in
 m (tests compare `interpolated_us` with the engine). The time jumps at a tile or wave edge, so the line is wrong on both
 sides of it. The expected time between rows is a latency model's, scaled to match the measured rows.
 
-Entry points: `choose` and `replay`. `choose` selects rows to add: between two rows, the fewest that keep the error at
-every place within the bound (a shortest path). If only the 95th percentile is bounded, gaps are fixed in order of the
-number of places fixed per row. `replay` tests `choose` on a measured table: it keeps the rows at powers of two in m,
-adds rows, and measures the error at the other rows. `choose` then sees only the kept rows and a model fitted to them.
-
-Used by `blindspots_report`, `cli.profile` and the exporters.
+`choose` selects rows to add: between two rows, the fewest that keep the error at every place within the bound (a
+shortest path). If only the 95th percentile is bounded, gaps are fixed in order of the number of places fixed per row.
+`replay` tests `choose` on a measured table: it keeps the rows at powers of two in m, adds rows, and measures the error
+at the other rows. `choose` then sees only the kept rows and a model fitted to them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Finds the blind spots of a planner's GEMM table, and formats them and `replay` results as JSON, text or Markdown.
 
-Entry point: `find`. Used by `quantbench profile blindspots` (`cli.profile`) and tools.
+Entry points: `find`, which returns `Blindspots`; `measured_products`, `thin_model` and `consumer_of`, which prepare a
+replay; functions that format the results; `write_between`, which replaces a marked part of a document. Used by the
+command `profile`; `tools.accuracy` and `tools.evidence` use `write_between`.
 """
 
 from __future__ import annotations

@@ -1,25 +1,27 @@
 """Builds a profile from the records of runs: one row per workload and provider, fitted models, cliffs, findings.
 
-Entry point: `build`. Used by `Profile.from_runs`; `tools/shelf.py` uses the functions for single parts.
+Entry point: `build`, used by `Profile.from_runs` (`profile.profile`). `tools.shelf` calls the functions for single
+parts: `cliffs_of`, `findings_of`, `source_of`, `software_of`.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from quantbench import __version__
 from quantbench.analysis.check import Check, check_run
 from quantbench.analysis.cliffs import Cliff, CommonCliff
-from quantbench.analysis.rules import rule_named
+from quantbench.analysis.verdict import Verdict
 from quantbench.errors import InputError
 from quantbench.measurement import GRADES
 from quantbench.profile.fit import models_of
-from quantbench.profile.parts import KnownCliff, Provenance, RuleFinding, RunSource
+from quantbench.profile.parts import KnownCliff, Provenance, RunSource
 from quantbench.profile.table import LAYOUTS, Table
-from quantbench.stats import median, median_interval
+from quantbench.stats import typical_interval, typical_us
 from quantbench.store.folder import Run
 from quantbench.store.record import ORIGINS, Measured, Record
 
@@ -67,8 +69,8 @@ def _timings(records: Iterable[Record]) -> Iterator[_Timing]:
         if len(samples_us) == 1:
             yield rank, samples_us[0], samples_us[0], samples_us[0], record
         else:
-            interval = median_interval(samples_us)
-            yield rank, median(samples_us), interval.low, interval.high, record
+            interval = typical_interval(samples_us)
+            yield rank, typical_us(samples_us), interval.low, interval.high, record
 
 
 def _row(kind: str, timings: list[_Timing], num_rows: dict[str, int]) -> tuple[Any, ...]:
@@ -162,20 +164,12 @@ def _edge(cliff: Cliff | CommonCliff) -> dict[str, Any]:
     return {name: getattr(cliff, name) for name in names}
 
 
-def findings_of(checks: Iterable[Check]) -> tuple[RuleFinding, ...]:
+def findings_of(checks: Iterable[Check]) -> tuple[Verdict, ...]:
     """Returns, for each rule, the verdict from the run with the most pairs."""
-    best: dict[str, RuleFinding] = {}
-    for check in checks:
-        for verdict in check.rules:
-            rule = rule_named(verdict.rule)
-            found = RuleFinding(
-                rule=rule.id, predicate=rule.predicate, claim=rule.claim, verdict=verdict.verdict,
-                effect=verdict.effect, low=verdict.low, high=verdict.high, num_pairs=verdict.num_pairs,
-                predicted=verdict.predicted, evidence=verdict.evidence[:_MOST_EVIDENCE],
-                evidence_total=len(verdict.evidence), reason=verdict.reason,
-            )  # fmt: skip
-            if rule.id not in best or found.num_pairs > best[rule.id].num_pairs:
-                best[rule.id] = found
+    best: dict[str, Verdict] = {}
+    for verdict in (verdict for check in checks for verdict in check.rules):
+        if verdict.rule not in best or verdict.num_pairs > best[verdict.rule].num_pairs:
+            best[verdict.rule] = replace(verdict, evidence=verdict.evidence[:_MOST_EVIDENCE])
     return tuple(best.values())
 
 

@@ -1,6 +1,6 @@
 """Fits the models of a profile to its rows, or selects shipped models if there are too few rows.
 
-Entry points: `models_of`, used by `build`; `product_model` and `known_model`, also used by `tools/shelf.py` and tests.
+Entry points: `models_of`, used by `build`; `known_model`, which selects a shipped model, also used by `tools.shelf`.
 """
 
 from __future__ import annotations

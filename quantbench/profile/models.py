@@ -1,6 +1,7 @@
 """Holds the fitted models of a profile (distilled GEMM, softmax, attention) and converts them to JSON and back.
 
-Entry points: `Models`, `ProductModel`, `models_to_json`, `models_from_json`. Used by `Profile`, `fit` and `sources`.
+Entry points: `Models`, `ProductModel`, `models_to_json`, `models_from_json`. Used by `profile.profile`, `fit`,
+`sources` and `tools.shelf`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Defines the tables of a profile (columns, rows sorted by unique keys) and checks their rows.
 
-Entry points: `Table`, and `check_table`, which rejects invalid workloads and impossible times. Used by `Profile` and
-throughout this package. Checks are vectorised: tens of thousands of rows take milliseconds.
+Entry points: `Table`; `LAYOUTS`, the columns of each kind of table; `check_table`, which rejects invalid workloads and
+impossible times. Used by the rest of `profile` and by the command `profile`. Checks are vectorised: tens of thousands
+of rows take milliseconds.
 """
 
 from __future__ import annotations
@@ -323,7 +324,9 @@ def _check_times(table: Table, device: DeviceSpec) -> None:
     times_us = table["latency_us"]
     _refuse(table, times_us < _SHORTEST_US, f"at least {_SHORTEST_US} µs (is it in milliseconds?)", "latency_us")
     moved, arithmetic = min_bytes(table.kind, table.columns), flops(table.kind, table.columns)
-    peak = _peak_tflops(table, device)
+    # The peak at the highest clock; infinite if unknown, and for softmax, which does not use tensor cores.
+    softmax = table.kind == "softmax"
+    peak = _by_name(table["dtype"], lambda name: np.inf if softmax else device.ceiling(name) or np.inf)
     if table.kind != "collective":
         with np.errstate(invalid="ignore"):
             tflops = arithmetic / times_us / 1e6
@@ -362,11 +365,3 @@ def _shown(table: Table, row: int) -> str:
     """Formats the number and key of a row for errors."""
     keys = ", ".join(f"{name} {table[name][row]}" for name in LAYOUTS[table.kind].keys if name != "provider")
     return f"row {row} ({keys})"[:160]
-
-
-def _peak_tflops(table: Table, device: DeviceSpec) -> FloatArray:
-    """Returns peak TFLOP/s at the device's highest clock, (rows,); infinite if unknown, and for softmax, which does not
-    use tensor cores."""
-    if table.kind == "softmax":
-        return np.full(len(table), np.inf)
-    return _by_name(table["dtype"], lambda name: device.ceiling(name) or np.inf)

@@ -1,6 +1,7 @@
 """Checks a task while it is measured, so that only times of correct results are recorded.
 
-Entry points: `Audit`, used by `quantbench.sweep.worker` around each timed point, and `check`. Steps, in this order:
+Entry points: `Audit`, `harness_functions` and `require_unchanged`. Used by `sweep.worker` around each timed point.
+Steps, in this order:
 
 1. Before timing: new random inputs, outputs poisoned, one run, check. On CUDA the stream is held first, so that the
    poison overwrites results that were queued on another stream without waiting for this one.
@@ -45,7 +46,7 @@ _HOLD_CYCLES = 10_000_000
 
 
 def check(provider: Provider, workload: Workload, device: DeviceSpec) -> Check | None:
-    """Run a workload on new inputs and check its results, without timing; None if the task has no inputs().
+    """Runs a workload on new inputs and checks its results, without timing; None if the task has no inputs().
 
     Raises MeasurementError for a wrong result, and whatever the provider raises.
     """
@@ -58,8 +59,10 @@ def check(provider: Provider, workload: Workload, device: DeviceSpec) -> Check |
 class Audit:
     """Audit of one point: fills the inputs of its tasks and checks their results.
 
-    distribution: distribution of the timed inputs. elapsed_s: time spent on checks so far, s. Raises MeasurementError
-    with operation `check …` for a wrong result.
+    distribution: distribution of the timed inputs.
+    elapsed_s: time spent on checks so far, s.
+
+    Raises MeasurementError with operation `check …` for a wrong result.
     """
 
     def __init__(self, provider: Provider, workload: Workload, device: DeviceSpec, distribution: str) -> None:
@@ -73,7 +76,7 @@ class Audit:
         self._watched: list[_Watched] = []
 
     def add(self, task: Task) -> Callable[[], None]:
-        """Watch a task or a copy of it; returns the callable to time. The callable also calls `outputs`, so that
+        """Watches a task or a copy of it; returns the callable to time. The callable also calls `outputs`, so that
         outputs computed on demand are timed."""
         if callable(getattr(task, "inputs", None)):
             watched = _Watched(self._who, self.workload, task)
@@ -95,7 +98,7 @@ class Audit:
         return Check(self._worst, correctness.tolerance(self.workload).relative_norm)
 
     def before_timing(self) -> None:
-        """Run the first check, on inputs of the timed distribution (normal instead of zeros)."""
+        """Runs the first check, on inputs of the timed distribution (normal instead of zeros)."""
         if not self._watched:
             return
         with self._spend():
@@ -114,14 +117,14 @@ class Audit:
                 watched.refill(self._inputs("zeros"))
 
     def before_sample(self) -> None:
-        """Change a random row of the operands of the task; called before each timed sample, on the same stream."""
+        """Changes a random row of the operands of the task; called before each timed sample, on the same stream."""
         for watched in self._watched[:1]:
             watched.flip_rows(self._random)
         if len(self._watched) > 1:
             self._random.choice(self._watched[1:]).flip_rows(self._random)
 
     def after_sampling(self, sample: Callable[[], object]) -> None:
-        """Run the checks after the last sample. sample: takes one more sample with the same sampler."""
+        """Runs the checks after the last sample. sample: takes one more sample with the same sampler."""
         if not self._watched:
             return
         with self._spend():
@@ -154,9 +157,10 @@ class Audit:
 class _Watched:
     """One task and a record of what the harness wrote into its inputs.
 
-    Rows of an operand are those of a, the columns of b, and of other operands the last dimension. _flipped: by number
-    of the input, the rows whose sign was changed an odd number of times. _prints: by number of the input, the dot
-    product of each row with a random vector; they detect changes by others.
+    A row is a row of a, a column of b, and the last dimension of any other operand.
+
+    _flipped: by number of the input, the rows whose sign was changed an odd number of times.
+    _prints: by number of the input, the dot product of each row with a random vector, to detect changes by others.
     """
 
     def __init__(self, who: str, workload: Workload, task: Task) -> None:
@@ -179,19 +183,18 @@ class _Watched:
         self._last_row: tuple[int, ...] | None = None
 
     def fill(self, inputs: Inputs) -> None:
-        """Write all inputs."""
         for tensor in self._inputs:
             inputs.fill(tensor)
         self._remember(range(len(self._inputs)))
 
     def refill(self, inputs: Inputs) -> None:
-        """Write what may change once the task has run: everything, and for backward the gradient alone."""
+        """Writes the inputs that may change once the task has run: all, or for backward the gradient only."""
         for number in self._refilled:
             inputs.fill(self._inputs[number])
         self._remember(self._refilled)
 
     def flip_rows(self, chance: random.Random) -> None:
-        """Change the sign of one random row of every input that may change."""
+        """Changes the sign of one random row of every input that may change."""
         with torch.no_grad():
             for number in self._changing:
                 rows = self._rows(number)
@@ -205,14 +208,14 @@ class _Watched:
                 self._last_row = at
 
     def poison(self) -> None:
-        """Fill the outputs with NaN, or integer outputs with the largest number."""
+        """Fills the outputs with NaN, or integer outputs with the largest number."""
         with torch.no_grad():
             for output in self.task.outputs():
                 no_number = torch.nan if output.dtype.is_floating_point else torch.iinfo(output.dtype).max
                 output.fill_(no_number)
 
     def verify(self, when: str, generator: torch.Generator) -> float:
-        """Check the outputs of the last run and return their relative error."""
+        """Checks the outputs of the last run and returns their relative error."""
         who = f"{self._who} {when}"
         outputs = self.task.outputs()
         _require_alike(
@@ -264,7 +267,7 @@ class _Watched:
 def _require_alike(
     who: str, what: str, tensors: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], *, strides: bool
 ) -> None:
-    """Raise unless the tensors have the expected shapes and dtypes, and the strides, or at least no overlap."""
+    """Raises unless the tensors have the expected shapes and dtypes, and the strides, or at least no overlap."""
     if len(tensors) != len(expected):
         raise MeasurementError(who, f"{len(tensors)} {what}s", f"{len(expected)}")
     for number, (tensor, wanted) in enumerate(zip(tensors, expected, strict=True)):
@@ -284,12 +287,12 @@ def _describe(tensor: torch.Tensor) -> str:
 
 
 def _steps(tensor: torch.Tensor) -> list[int]:
-    """Strides of the dimensions that have several elements."""
+    """Returns the strides of the dimensions with more than one element."""
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
 
 
 def _dense(tensor: torch.Tensor) -> bool:
-    """Return whether no two elements share memory."""
+    """Returns whether no two elements share memory."""
     reach = 1
     for stride, size in sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
         if size > 1 and stride < reach:
@@ -299,7 +302,6 @@ def _dense(tensor: torch.Tensor) -> bool:
 
 
 def _require_apart(who: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-    """Raise when an output shares memory with an input or another output."""
     named = [*((f"input {i}", t) for i, t in enumerate(inputs)), *((f"output {i}", t) for i, t in enumerate(outputs))]
     spans = sorted((*_span(tensor), name) for name, tensor in named)
     for (_, end, first), (start, _, second) in pairwise(spans):
@@ -308,7 +310,6 @@ def _require_apart(who: str, inputs: Sequence[torch.Tensor], outputs: Sequence[t
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """First and last address."""
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     return tensor.data_ptr(), tensor.data_ptr() + reach * tensor.element_size()
 
@@ -333,7 +334,7 @@ def harness_functions() -> Functions:
 
 
 def require_unchanged(before: Functions, provider_id: str) -> None:
-    """Raise MeasurementError if a function of the harness, or a clock, was replaced."""
+    """Raises MeasurementError if a function of the harness, or a clock, was replaced."""
     now = harness_functions()
     changed = [".".join(where) for where, function in before.items() if now.get(where) is not function]
     if changed:

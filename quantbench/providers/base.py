@@ -1,10 +1,11 @@
 """Defines the interface of providers: a `Provider` prepares a `Task`, which the harness times.
 
-A provider is stateless and cheap to create. Its id is `library.variant` (`torch.mm`, `torch.flash`, `triton.stream_k`),
-and each record holds it. `quantbench.providers.catalog` lists the ids without importing torch.
+Entry points: `Provider`, `Task`, `Tolerance`. Used by the rest of this package, by `sweep.worker` and by users' own
+providers.
 
-A provider is not trusted: the harness writes the inputs and checks the results against its own references
-(`quantbench.providers.correctness`).
+A provider is stateless and cheap to create. Its id is `library.variant` (`torch.mm`, `torch.flash`, `triton.stream_k`),
+and each record holds it; `catalog` lists the ids. A provider is not trusted: the harness writes the inputs and checks
+the results against its own references (`correctness`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 class Tolerance:
     """Largest error of a correct result.
 
-    relative_norm: bound on ‖out − ref‖ / ‖ref‖ over each output tensor. source: reason for this bound.
+    relative_norm: bound on ‖out − ref‖ / ‖ref‖ over each output tensor.
+    source: reason for this bound.
     """
 
     relative_norm: float
@@ -46,13 +48,14 @@ class Task(Protocol):
     """
 
     def run(self) -> None:
-        """Enqueue the work once on the current stream."""
+        """Enqueues the work once on the current stream."""
 
     def inputs(self) -> tuple[torch.Tensor, ...]:
         """Returns the tensors that `run` reads, the same objects on each call, with the layout of `input_templates`.
 
-        gemm: a and b, and for `torch.addmm` a bias of n numbers. softmax: x, for a full mask the mask, for backward the
-        gradient of the result. attention: q, k and v, for backward the gradient of the result.
+        gemm: a and b, and for `torch.addmm` a bias of n numbers.
+        softmax: x; for a full mask the mask; for backward the gradient of the result.
+        attention: q, k and v; for backward the gradient of the result.
 
         A task without this method is timed and graded D, since its results cannot be checked.
         """
@@ -70,7 +73,7 @@ class Provider(Protocol):
     id: str
 
     def unsupported(self, workload: Workload, device: DeviceSpec) -> str | None:
-        """Returns None if this provider can run the workload there, otherwise the reason as a message."""
+        """Returns why the provider cannot run the workload on the device; None if it can."""
 
     def prepare(self, workload: Workload, device: DeviceSpec, *, distribution: str = "normal", seed: int = 0) -> Task:
-        """Allocate random inputs and outputs. Raises UnsupportedError or torch's out-of-memory error."""
+        """Allocates random inputs and outputs. Raises UnsupportedError or torch's out-of-memory error."""

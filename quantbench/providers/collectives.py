@@ -1,8 +1,8 @@
-"""Runs collectives with torch.distributed for `quantbench comm`: NCCL between GPUs, gloo between CPU processes.
+"""Runs collectives with torch.distributed: NCCL between GPUs, gloo between CPU processes.
 
-`TorchRanks` is the group of processes that torchrun started, one per rank; `TorchWork` is one rank's part of a
-collective. Commands and results use a separate gloo group, so that only the collective itself runs on the links while
-it is timed.
+Entry points: `TorchRanks`, the group of processes that torchrun started, one per rank; `TorchWork`, one rank's part of
+a collective; `topology`, `backend_here`. Used by the command `comm`. Commands and results use a separate gloo group, so
+that only the collective itself runs on the links while it is timed.
 """
 
 from __future__ import annotations
@@ -85,7 +85,6 @@ class TorchRanks:
         return gathered
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
         dist.barrier(group=self._control)
 
 
@@ -97,14 +96,13 @@ class TorchWork:
         self._release()
 
     def _release(self) -> None:
-        """Free the buffers of the last point."""
         self._output = torch.zeros(0)
         self._run: Callable[[], object] = _nothing
         self._fill: Callable[[], object] = _nothing
         self._expected: Callable[[], torch.Tensor] = lambda: torch.zeros(0)
 
     def allocate(self, collective: Collective) -> str:
-        """Allocate buffers. Returns "" or the reason for the failure."""
+        """Allocates buffers. Returns "" or the reason for the failure."""
         self._release()
         dtype = _DTYPES.get(collective.dtype)
         if dtype is None:
@@ -129,7 +127,6 @@ class TorchWork:
             return ((torch.arange(size, device=device) + of) % _PATTERN).to(dtype)
 
         def part(of: int) -> torch.Tensor:
-            """Return rank `of`'s values of this rank's share."""
             return values(of, count)[rank * share : (rank + 1) * share]
 
         out = torch.zeros(share if op == "reduce_scatter" else count, dtype=dtype, device=device)
@@ -160,7 +157,7 @@ class TorchWork:
                 self._expected = lambda: values(behind, count).double()
 
     def check(self) -> str:
-        """Run once and compare the result with the expected one. Returns "" or the error found."""
+        """Runs once and compares the result with the expected one. Returns "" or the error found."""
         self._fill()
         try:
             self._run()
@@ -236,7 +233,6 @@ def _exchange(sent: torch.Tensor, received: torch.Tensor, ahead: int, behind: in
 
 
 def _sum(parts: Iterable[torch.Tensor]) -> torch.Tensor:
-    """The sum in float64."""
     return reduce(torch.add, (part.double() for part in parts))
 
 

@@ -1,24 +1,25 @@
 """Computes the error of a result from its inputs and outputs alone, at a small share of the workload's cost.
 
-Entry point: `check`, called by `quantbench.providers.audit` for every measured point; shares no code with our kernels.
+Entry points: `check`, `tolerance`, `project`. Used by `audit` for every measured point; `torch_attention` uses
+`causal_mask`. Shares no code with our kernels.
 
-Errors are compared with a tolerance twice: over a whole output (‖out − ref‖ / ‖ref‖) and row by row, with
-ROW_FACTOR times the tolerance.
+Errors are compared with a tolerance twice: over a whole output (‖out − ref‖ / ‖ref‖) and row by row, with ROW_FACTOR
+times the tolerance.
 
 GEMM: Freivalds' check. C·x is compared with A·(B·x), and yᵀ·C with (yᵀ·A)·B, for VECTORS random normal vectors x and y:
 O(mn + nk + mk) instead of O(mnk). Sums are taken in fp32 where the tolerance is 1e-3 or more, a thousand times the
 rounding of fp32, and in float64 elsewhere (fp32 and int8 products).
 
 For a row whose error is e, each residual is normal with standard deviation ‖e‖, whatever e is, as long as it was fixed
-before x was drawn. So the mean square over 8 vectors is ‖e‖² · χ²(8) / 8: a right row fails with probability 2e-14, and
-a row or column whose error is over 32 times the tolerance passes with probability 1e-7, over 13 times with 1e-4. Errors
-that touch many rows or columns add up: what is over 1.5 times the tolerance in the whole output is found, and so is a
+before x was drawn. So the mean square over 8 vectors is ‖e‖² · χ²(8) / 8: a correct row fails with probability 2e-14,
+and a row or column whose error is over 32 times the tolerance passes with probability 1e-7, over 13 times with 1e-4.
+Errors in many rows or columns add up: an error over 1.5 times the tolerance in the whole output is found, and so is a
 tile of 128×128 that was left out of a 16384×16384 product. A single wrong element that is no larger than its neighbours
 is below these bounds in a row of thousands.
 
 Softmax: every row, recomputed in chunks, in fp32 for 16-bit formats and in float64 for fp32. Deterministic.
 
-Attention: one random query row of every TILE rows of every head, recomputed in full in the same formats; all rows where
+Attention: one random query row of every TILE rows of every head, recomputed in full in the same formats; all rows if
 the problem is small. A wrong tile of TILE rows or more is always found; errors in a share s of the rows are missed with
 probability (1 − s)^rows checked. Backward: the same rows of the gradient of q, and as many rows of those of k and v,
 for which the probabilities of every row are recomputed.
@@ -94,8 +95,8 @@ def tolerance(workload: Workload) -> Tolerance:
 class Rows:
     """Squared errors of some rows of one output, and the squared norms that they are relative to.
 
-    what: name for messages, such as "rows of o". norm: squared norm of the reference, or its value without
-    cancellation.
+    what: name for messages, such as "rows of o".
+    norm: squared norm of the reference, or its value without cancellation.
     """
 
     what: str
@@ -104,7 +105,6 @@ class Rows:
 
 
 def _joined(parts: Sequence[Sequence[Rows]]) -> list[Rows]:
-    """Concatenate the rows of all parts, by name."""
     return [
         Rows(same[0].what, torch.cat([rows.error for rows in same]), torch.cat([rows.norm for rows in same]))
         for same in zip(*parts, strict=True)
@@ -117,9 +117,11 @@ def check(
 ) -> float:  # fmt: skip
     """Returns the relative error of the worst output. Raises MeasurementError that names the error and the bound.
 
-    inputs, outputs: tensors of `Task.inputs` and `Task.outputs`, with correct shapes. generator: source of the random
-    vectors and rows, with a seed that the provider cannot know. must_see: (sample, head, row) of an attention query
-    that must be recomputed. `audit.check` runs the workload first.
+    inputs, outputs: tensors of `Task.inputs` and `Task.outputs`, with correct shapes.
+    generator: source of the random vectors and rows, with a seed that the provider cannot know.
+    must_see: (sample, head, row) of an attention query that must be recomputed.
+
+    `audit.check` runs the workload first.
     """
     inputs, outputs = ([tensor.detach() for tensor in tensors] for tensors in (inputs, outputs))
     bound = tolerance(workload)
@@ -134,7 +136,7 @@ def check(
 
 
 def _judge(who: str, rows: Rows, bound: Tolerance, outputs: Sequence[torch.Tensor]) -> float:
-    """Return the relative error over all rows. Raises if it exceeds the bound, or a row ROW_FACTOR times the bound."""
+    """Returns the relative error over all rows. Raises if it exceeds the bound, or a row ROW_FACTOR times the bound."""
     whole = _relative(rows.error.sum(), rows.norm.sum())
     worst = _relative(rows.error, rows.norm).max()
     if bool(whole <= bound.relative_norm) and bool(worst <= ROW_FACTOR * bound.relative_norm):
@@ -152,7 +154,7 @@ def _judge(who: str, rows: Rows, bound: Tolerance, outputs: Sequence[torch.Tenso
 
 
 def _relative(error: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
-    """Return √(error / norm): 0 if both are 0, NaN if either is NaN."""
+    """Returns √(error / norm): 0 if both are 0, NaN if either is NaN."""
     return torch.where(error == 0, norm.isnan() * norm, error / norm).sqrt()
 
 
@@ -168,7 +170,7 @@ def fast_format() -> torch.dtype:
 
 
 def _precision(workload: Workload) -> torch.dtype:
-    """Return fp32 if its rounding is a thousand times below the tolerance, else float64."""
+    """Returns fp32 if its rounding is a thousand times below the tolerance, else float64."""
     return fast_format() if tolerance(workload).relative_norm >= 1e-3 else torch.float64
 
 
@@ -199,8 +201,10 @@ def project(
 ) -> Projections:  # fmt: skip
     """Multiplies matrices[group, rows, cols] by left[group, vectors, rows] and right[group, cols, vectors].
 
-    compute: dtype of left, right and the sums. left, right: None to skip that side. Each chunk of the matrices is read
-    and converted once, in the order it is stored.
+    compute: dtype of left, right and the sums.
+    left, right: None to skip that side.
+
+    Each chunk of the matrices is read and converted once, in the order it is stored.
     """
     group, rows, cols = matrices.shape
     left = matrices.new_empty(group, 0, rows, dtype=compute) if left is None else left
@@ -245,7 +249,7 @@ def _freivalds(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None, generator: torch.Generator,
     compute: torch.dtype,
 ) -> list[Rows]:  # fmt: skip
-    """Estimate the error of each row and column of c − a·b − bias for a[group, m, k].
+    """Estimates the error of each row and column of c − a·b − bias for a[group, m, k].
 
     Norms are the expected ones of a·b for random a and b, or c's own norm through the same vectors if that is larger.
     """
@@ -340,7 +344,7 @@ def _attention(
     generator: torch.Generator,
     must_see: tuple[int, ...] | None,
 ) -> list[Rows]:
-    """Check rows of o, or of the gradients of q, k and v, in one pass for each sample and key head, with all its query
+    """Checks rows of o, or of the gradients of q, k and v, in one pass for each sample and key head, with all its query
     heads."""
     tile = 1 if work.batch * work.heads * work.seq_q * work.seq_k <= _WHOLE_PAIRS else TILE
     group = work.heads // work.kv_heads
@@ -361,7 +365,7 @@ def _attention(
 
 
 def _one_of_each(size: int, tile: int, generator: torch.Generator) -> torch.Tensor:
-    """Draw a random index from each `tile` of 0 … size − 1."""
+    """Draws a random index from each `tile` of 0 … size − 1."""
     starts = torch.arange(0, size, tile, device=generator.device)
     within = torch.randint(tile, starts.shape, generator=generator, device=generator.device)
     return starts + torch.minimum(within, size - 1 - starts)
@@ -371,7 +375,7 @@ def _attention_rows(
     work: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gradient: torch.Tensor,
     results: Sequence[torch.Tensor], queries: torch.Tensor, keys: torch.Tensor,
 ) -> list[Rows]:  # fmt: skip
-    """Check rows `queries` of o[heads, seq_q, head_dim]."""
+    """Checks rows `queries` of o[heads, seq_q, head_dim]."""
     compute = _precision(work)
     k, v = k.to(compute), v.to(compute)
     v_norm = v.square().sum(-1)
@@ -389,7 +393,7 @@ def _attention_gradients(
     work: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gradient: torch.Tensor,
     results: Sequence[torch.Tensor], queries: torch.Tensor, keys: torch.Tensor,
 ) -> list[Rows]:  # fmt: skip
-    """Check rows `queries` of dq and rows `keys` of dk and dv.
+    """Checks rows `queries` of dq and rows `keys` of dk and dv.
 
     ds = p·(dp − δ), where δ is the mean of dp under p. Norms are those of the terms before they cancel.
     """
@@ -427,7 +431,7 @@ def _attention_gradients(
 
 
 def _attend(work: Attention, q: torch.Tensor, k: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return the probabilities of q[heads, rows, head_dim] over all keys. rows: positions in the sequence."""
+    """Returns the probabilities of q[heads, rows, head_dim] over all keys. rows: positions in the sequence."""
     dropped = None
     if work.causal:
         dropped = torch.arange(work.seq_k, device=q.device) > rows[:, None]
@@ -435,6 +439,5 @@ def _attend(work: Attention, q: torch.Tensor, k: torch.Tensor, rows: torch.Tenso
 
 
 def _square(difference: torch.Tensor) -> torch.Tensor:
-    """Return squared norms over the last dimension."""
     norm: torch.Tensor = torch.linalg.vector_norm(difference, dim=-1)
     return norm.double().square_().flatten()

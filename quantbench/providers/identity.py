@@ -1,8 +1,9 @@
-"""Identifies the kernel that a workload ran, with torch.profiler (`identify`), and the software versions (`versions`).
+"""Identifies the kernel that a workload ran, with torch.profiler, and the installed software versions.
 
-A kernel's name, grid, block, registers, shared memory and blocks per SM come from one profiled run per point, in a
-process that times nothing (`quantbench.sweep.naming`). Pure functions without torch turn the trace's events into
-`KernelEvent`s and those into a `Launch`.
+Entry points: `identify`, used by `sweep.naming`; `versions`, used by `sweep.worker` and the command `comm`;
+`trace_events` and `kernel_events`, used by `tools.evidence`. A kernel's name, grid, block, registers, shared memory and
+blocks per SM come from one profiled run per point, in a process that times nothing. Pure functions without torch turn
+the trace's events into `KernelEvent`s and those into a `Launch`.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ TraceEvent = Mapping[str, Any]
 class KernelEvent:
     """One kernel of a trace.
 
-    shared_memory_bytes: static and dynamic together. active_blocks: blocks per SM computed by the profiler, None if it
-    has none.
+    shared_memory_bytes: static and dynamic together.
+    active_blocks: blocks per SM computed by the profiler, None if it has none.
     """
 
     name: str
@@ -50,7 +51,6 @@ class KernelEvent:
 
     @property
     def threads(self) -> int | None:
-        """Threads per block."""
         return None if self.block is None else self.block[0] * self.block[1] * self.block[2]
 
 

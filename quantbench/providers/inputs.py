@@ -1,6 +1,7 @@
-"""Creates random inputs of workloads on the device (`Inputs`). Used by the providers and `audit`.
+"""Creates random inputs of workloads on the device.
 
-The same seed gives the same tensors on devices of one kind.
+Entry points: `Inputs`, `input_templates`, `output_templates`, `torch_device`. Used by the providers and by `audit`. The
+same seed gives the same tensors on devices of one kind.
 
 Distributions (recorded with every run, because the power a GPU draws depends on the data):
   normal    mean 0, standard deviation 1
@@ -10,12 +11,12 @@ Distributions (recorded with every run, because the power a GPU draws depends on
 fp8 and int8 scale normal and uniform values to the dtype's range, like quantised tensors (see `quantum`). No GEMM
 applies a scale: the stored values are the operands.
 
-Numbers of 16 and 32 bits are drawn in place. fp8 and some int8 are drawn in fp32 and converted, a chunk at a time, so
-that making a tensor never needs a second one of its size.
+Numbers of 16 and 32 bits are drawn in place. fp8 and some int8 are drawn in fp32 and converted in chunks, so that
+making a tensor never needs a second one of its size.
 
 A CPU draws 50 to 100 million numbers a second, which takes longer than many runs. There a tensor of more than 2¹⁶
-numbers is put together from pieces of 64, each copied from a random place among 2¹⁶ numbers that were drawn. All of
-them change with the seed.
+numbers is assembled from pieces of 64, each copied from a random place among 2¹⁶ drawn numbers. All of them change with
+the seed.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Inputs:
         return a, b
 
     def fill(self, tensor: torch.Tensor) -> None:
-        """Write new values into a tensor stored like those of `operands`; a boolean tensor is a padding mask."""
+        """Writes new values into a tensor stored like those of `operands`; a boolean tensor is a padding mask."""
         with torch.no_grad():
             stored = tensor if tensor.is_contiguous() else tensor.transpose(-1, -2)
             if self.distribution == "zeros" and tensor.dtype != torch.bool:
@@ -116,7 +117,7 @@ class Inputs:
                 stored[..., 0] = False
 
     def _copy_pieces(self, flat: torch.Tensor) -> None:
-        """Fill a vector with pieces of the numbers drawn for its format."""
+        """Fills a vector with pieces of the numbers drawn for its format."""
         pool = self._pools.get(flat.dtype)
         if pool is None:
             pool = self._pools[flat.dtype] = torch.empty(_POOL_ELEMENTS, dtype=flat.dtype)
@@ -129,7 +130,6 @@ class Inputs:
         flat[whole * _PIECE_ELEMENTS :] = pieces[starts[whole], :rest]
 
     def _draw(self, out: torch.Tensor) -> None:
-        """Draw each number independently."""
         if out.dtype == torch.bool:
             out.random_(generator=self.generator)
         elif out.dtype == TORCH_DTYPES["fp8"]:
@@ -140,7 +140,6 @@ class Inputs:
             self._fill(out)
 
     def _fill(self, out: torch.Tensor) -> torch.Tensor:
-        """Floating point and small integers, in place."""
         if self.distribution == "normal":
             return out.normal_(generator=self.generator)
         if self.distribution == "uniform":
@@ -158,12 +157,24 @@ class Inputs:
             part.copy_(drawn.round_() if dtype == "int8" else drawn)
 
 
+class MetaInputs(Inputs):
+    """Inputs without memory, on torch's meta device, of which kernels can be compiled but not run."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("meta")
+
+    def operands(self, workload: Workload) -> tuple[torch.Tensor, ...]:
+        """Returns the templates of the inputs."""
+        return input_templates(workload)
+
+
 def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
     """Returns templates of `Task.inputs` on torch's meta device: shapes, dtypes and strides.
 
-    gemm: a[m, k] and b[k, n], with a leading batch dimension when batch > 1. softmax: x[mask_batch, batch / mask_batch,
-    rows, cols], for a full mask a boolean mask[mask_batch, 1, rows, cols]. attention: q[batch, heads, seq_q, head_dim],
-    k and v[batch, kv_heads, seq_k, head_dim]. backward: the gradient of the result last.
+    gemm: a[m, k] and b[k, n], with a leading batch dimension when batch > 1.
+    softmax: x[mask_batch, batch / mask_batch, rows, cols], for a full mask a boolean mask[mask_batch, 1, rows, cols].
+    attention: q[batch, heads, seq_q, head_dim], k and v[batch, kv_heads, seq_k, head_dim].
+    backward: the gradient of the result last.
     """
     if isinstance(workload, Gemm):
         batch = (workload.batch,) if workload.batch > 1 else ()

@@ -1,25 +1,26 @@
-"""Parses a GPU kernel's name into its library, role and tile. Entry point: `parse`, used by `identity`.
+"""Parses a GPU kernel's name into its library, role and tile.
+
+Entry points: `parse`, and its result `KernelName`. Used by `identity` and `importers.runs`. quantbench's own kernels
+state their tile themselves and are not parsed.
 
 Names of library kernels are not documented. The grammars here were derived from names seen in practice and checked
 against the grids that were launched with them; tests/providers/test_kernel_names.py holds both, with their sources. A
 name that no grammar fits is kept whole and marked as not understood; nothing is guessed from it.
 
-Orientation of the tile. The libraries are column-major. torch hands them row-major tensors as the transposed problem
+Orientation of the tile. The libraries are column-major. torch passes them row-major tensors as the transposed problem
 cᵀ = bᵀ·aᵀ, so the library's m is our n and its n is our m. Names print the tile as the library's m × n, whatever
 layout letters follow: `block_n` is the first number and `block_m` the second. The launches that show it:
   - nvjet, H100, 128 rows of x·Wᵀ with W 12352×2560: `nvjet_sm90_tst_96x128_64x7_2x1_v_bz_TNN` ran 130 blocks. That is
-    ⌈12352/96⌉ = 129 rounded up to a cluster of 2 along n, times ⌈128/128⌉; the other way round it would be 194.
+    ⌈12352/96⌉ = 129 rounded up to a cluster of 2 along n, times ⌈128/128⌉; the other order would give 194.
   - CUTLASS, sm_86, m rows by n = 6144: `cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8` ran
     grids of 256×3 for m = 4096 and 264×3 for m = 4107: ⌈m/128⌉·8 and 6144/256 = 8·3.
-The last layout letter of nvjet names is T or N: with N the kernel runs the transposed product inside, so that the
-instruction's m lies along the name's second number (it is the one that is a multiple of 64 then). A reader of the
-instruction's shape sees tile and cluster swapped; the part of the output that a block computes is printed alike.
+The last layout letter of nvjet names is T or N. With N the kernel runs the transposed product inside, so that the
+instruction's m lies along the name's second number (the one that is then a multiple of 64). In the instruction's shape
+tile and cluster are swapped; the part of the output that a block computes is printed the same way.
 
 AMD. Tensile (rocBLAS, hipBLASLt) is column-major too: MI300X, 512 rows, n = 768, k = 3072, `Cijk_…_MT64x48x128_…` ran
 264 blocks: ⌈768/64⌉·⌈512/48⌉·2, a split-k of two. Composable Kernel, CK Tile, FlyDSL and aiter's assembly are row-major
 and print block_m first: aiter's instance lists name the fields, and f4gemm 256x256 runs ⌈n/256⌉×⌈m/256⌉ blocks.
-
-Our own kernels never come through here: they state their tile themselves.
 """
 
 from __future__ import annotations
@@ -44,11 +45,16 @@ ROLES = ("gemm", "splitk_reduce", "attention", "softmax", "other")
 class KernelName:
     """Properties parsed from a kernel's name.
 
-    name: the whole name. family: the library or generator. role: what the kernel computes. tile: in our orientation
-    (row-major m and n, see above), None where the name has none; for attention block_m counts queries and block_n keys.
-    cluster: blocks per cluster along (m, n). split_k_unknown: the name says that the reduction is or may be split over
-    blocks, and not by how many; tile.split_k is then 1. persistent: whether the grid is capped at the resident blocks,
-    which loop over tiles; it then does not count tiles. understood: whether a grammar fits the name.
+    name: the whole name.
+    family: the library or generator.
+    role: what the kernel computes.
+    tile: in our orientation (row-major m and n, see above); None if the name states none; for attention block_m counts
+        queries and block_n keys.
+    cluster: blocks per cluster along (m, n).
+    split_k_unknown: whether the name states that the reduction is or may be split over blocks, but not over how many;
+        tile.split_k is then 1.
+    persistent: whether the grid is capped at the resident blocks, which loop over tiles; it then does not count tiles.
+    understood: whether a grammar fits the name.
     """
 
     name: str
@@ -66,7 +72,7 @@ class KernelName:
 
 
 def parse(name: str) -> KernelName:
-    """Parse a kernel's name as the profiler prints it (demangled, with `void` and template arguments or without).
+    """Parses a kernel's name as the profiler prints it (demangled, with `void` and template arguments or without).
 
     >>> parse("ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_nn").tile
     Tile(block_m=256, block_n=128, block_k=64, split_k=1, stages=3, num_warps=None)
@@ -304,7 +310,6 @@ def _attention(name: str, bare: str) -> KernelName | None:
 
 
 def _plain(name: str, bare: str) -> KernelName | None:
-    """Kernels whose name states their role but no tile."""
     if re.search(r"gemv|gemmSN_|gemmk1_kernel|^dot_kernel", bare):
         return KernelName(name, "gemv", "gemm")
     if bare.startswith("triton_"):

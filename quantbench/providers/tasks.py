@@ -1,9 +1,10 @@
-"""Provides the base of quantbench's own providers (`BuiltInProvider`) and the tasks they create.
+"""Provides the base class of quantbench's own providers and the tasks they create.
 
-`LaunchTask` runs kernels that write into given tensors. `ForwardTask` and `BackwardTask` run torch operations that
-return new tensors. Each of their runs first releases the previous results, so that torch's caching allocator hands out
-the same memory again: no cudaMalloc after the first run, and the addresses stay. In a CUDA graph the results live in
-the graph's own pool.
+Entry points: `BuiltInProvider`, `LaunchTask`, `ForwardTask`, `BackwardTask`. Used by `torch_gemm`, `torch_attention`
+and `triton_kernels`. `LaunchTask` runs kernels that write into given tensors. `ForwardTask` and `BackwardTask` run
+torch operations that return new tensors. Each of their runs first releases the previous results, so that torch's
+caching allocator returns the same memory again: no cudaMalloc after the first run, and the addresses stay. In a CUDA
+graph the results live in the graph's own pool.
 """
 
 from __future__ import annotations
@@ -32,14 +33,13 @@ class BuiltInProvider(Generic[_W]):
     kind: str
 
     def unsupported(self, workload: Workload, device: DeviceSpec) -> str | None:
-        """Returns None if this provider can run the workload there, otherwise the reason as a message."""
         if workload.kind != self.kind:
             runs = "matrix products" if self.kind == "gemm" else self.kind
             return f"{self.id} runs {runs}, not {workload.kind}"
         return self.refusal(cast("_W", workload), device)
 
     def prepare(self, workload: Workload, device: DeviceSpec, *, distribution: str = "normal", seed: int = 0) -> Task:
-        """Allocate inputs with `Inputs.operands` and outputs; compile the kernels."""
+        """Allocates inputs with `Inputs.operands` and outputs; compiles the kernels."""
         assert workload.kind == self.kind
         return self.task(cast("_W", workload), device, Inputs(device, distribution, seed))
 
@@ -60,7 +60,6 @@ class _Task:
         self._outputs = outputs
 
     def inputs(self) -> tuple[torch.Tensor, ...]:
-        """See `quantbench.providers.base.Task.inputs`."""
         return self._inputs
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
@@ -68,13 +67,13 @@ class _Task:
         return self._outputs
 
     def launch(self) -> Launch | None:
-        """The launch, if the provider knows it."""
         return None
 
 
 class LaunchTask(_Task):
-    """Task that runs `call`, which writes into `outputs`. launch: its launch, if known.
+    """Task that runs `call`, which writes into `outputs`.
 
+    launch: its launch, if known.
     before: called once ahead of the first run, for the forward pass that a backward pass needs.
     """
 
@@ -86,14 +85,12 @@ class LaunchTask(_Task):
         self._call, self._before, self._launch = call, before, launch
 
     def run(self) -> None:
-        """Enqueue the work."""
         if self._before is not None:
             self._before()
             self._before = None
         self._call()
 
     def launch(self) -> Launch | None:
-        """The launch, if the provider knows it."""
         return self._launch
 
 
@@ -105,7 +102,7 @@ class ForwardTask(_Task):
         self._forward = forward
 
     def run(self) -> None:
-        """Run forward, without recording for autograd."""
+        """Runs forward, without recording for autograd."""
         self._outputs = ()
         with torch.no_grad():
             self._outputs = (self._forward(),)
@@ -114,12 +111,14 @@ class ForwardTask(_Task):
 class BackwardTask(_Task):
     """Task that runs only the backward pass of `forward`: the gradients of `inputs`, through a retained graph.
 
-    inputs: tensors that get a gradient. gradient: gradient of the result. mask: input of forward without a gradient.
+    inputs: tensors that get a gradient.
+    gradient: gradient of the result.
+    mask: input of forward without a gradient.
 
     autograd runs each operation's backward on the stream that its forward ran on and makes the two streams wait for
-    each other where that is not the current one, which would be timed and cannot be captured. So the forward is run by
-    the first `run` on each stream, and what it saved is kept: a CUDA graph captured there reads it. A graph must be
-    captured on a stream that `run` was called on before.
+    each other where that is not the current one, which would be timed and cannot be captured. So the first `run` on
+    each stream runs the forward pass and keeps its saved tensors, which a CUDA graph captured there reads. A graph must
+    be captured on a stream that `run` was called on before.
     """
 
     def __init__(
@@ -133,13 +132,11 @@ class BackwardTask(_Task):
         super().__init__((*self._leaves, *(() if mask is None else (mask,)), gradient))
 
     def run(self) -> None:
-        """Compute the gradients once."""
         result = self._result()
         self._outputs = ()
         self._outputs = torch.autograd.grad(result, self._leaves, self._gradient, retain_graph=True)
 
     def _result(self) -> torch.Tensor:
-        """Return the forward's result on the current stream."""
         cuda = self._gradient.is_cuda
         stream = torch.cuda.current_stream().cuda_stream if cuda else 0
         result = self._results.get(stream)

@@ -1,4 +1,7 @@
-"""Provides attention and softmax with torch, created by `catalog.make`.
+"""Provides attention and softmax with torch.
+
+Entry points: `TorchFlash`, `TorchCudnn`, `TorchEfficient`, `TorchMath` and `TorchEagerSoftmax`, imported by `catalog`
+by name.
 
 Attention is `scaled_dot_product_attention` with one backend pinned, so that backends are measured separately: without
 that, torch prefers FlashAttention-2 where cuDNN's kernel is up to twice as fast. Softmax is what Megatron-LM computes
@@ -48,7 +51,6 @@ class TorchAttention(BuiltInProvider[Attention]):
         return self._heads(work, device)[1]
 
     def task(self, work: Attention, device: DeviceSpec, inputs: Inputs) -> Task:
-        """Prepares forward, or the gradients of q, k and v."""
         q, k, v, *gradient = inputs.operands(work)
         repeats = work.heads // work.kv_heads if self._heads(work, device)[0] else 1
         grouped = work.kv_heads < work.heads and repeats == 1
@@ -66,7 +68,6 @@ class TorchAttention(BuiltInProvider[Attention]):
         return BackwardTask(forward, (q, k, v), gradient[0])
 
     def _heads(self, work: Attention, device: DeviceSpec) -> tuple[bool, str | None]:
-        """Call `choose_heads` for this backend."""
         if device.kind == "cpu":
             return False, None
         with sdpa_kernel(self.backend):  # torch also refuses what is switched off
@@ -128,7 +129,7 @@ def choose_heads(
 
 
 def _refusal(provider_id: str, can_use: Callable[..., bool], work: Attention, device: torch.device) -> str | None:
-    """Return torch's reason for refusing `work`, or None. Checks one sample and one group of heads to save memory;
+    """Returns torch's reason for refusing `work`, or None. Checks one sample and one group of heads to save memory;
     torch's conditions do not depend on either count."""
     group = work.heads // work.kv_heads
     dtype, training = TORCH_DTYPES[work.dtype], work.direction == "backward"
@@ -156,11 +157,9 @@ class TorchEagerSoftmax(BuiltInProvider[Softmax]):
     kind = "softmax"
 
     def refusal(self, work: Softmax, device: DeviceSpec) -> str | None:
-        """Runs every softmax everywhere."""
         return None
 
     def task(self, work: Softmax, device: DeviceSpec, inputs: Inputs) -> Task:
-        """Prepares forward, or the gradient of the scores."""
         given = inputs.operands(work)
         x, mask = given[0], given[1] if work.mask == "full" else None
         dropped = causal_mask(work.rows, work.cols, x.device) if work.mask == "causal" else mask
@@ -174,8 +173,9 @@ class TorchEagerSoftmax(BuiltInProvider[Softmax]):
 
 
 def megatron_fallback(x: torch.Tensor, scale: float, dropped: torch.Tensor | None) -> torch.Tensor:
-    """Computes softmax(scale · x) in fp32 over the last dimension, scores that `dropped` marks set to −10000; x's
-    dtype.
+    """Computes softmax(scale · x) in fp32 over the last dimension; the result has the dtype of x.
+
+    dropped: boolean mask, True for scores that are set to −10000; None for no mask.
 
     >>> megatron_fallback(torch.zeros(1, 2), 1.0, torch.tensor([[False, True]]))
     tensor([[1., 0.]])

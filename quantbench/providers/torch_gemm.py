@@ -1,4 +1,7 @@
-"""Provides GEMMs with torch, which calls cuBLAS or cuBLASLt (oneDNN or MKL on a CPU); created by `catalog.make`."""
+"""Provides GEMMs with torch, which calls cuBLAS or cuBLASLt (oneDNN or MKL on a CPU).
+
+Entry points: `TorchMm` and `TorchAddmm`, imported by `catalog` by name.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +28,17 @@ _FIRST_CAPABILITY = {"bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9), "int8": (7, 
 class TorchMm(BuiltInProvider[Gemm]):
     """`torch.mm`: mm and bmm in fp16, bf16, fp32 and tf32, `_scaled_mm` in fp8, `_int_mm` in int8, with `out=`.
 
-    torch's switches are left as they are by default: products in fp16 and bf16 may add up split-k parts in that
-    format; fp8 accumulates without `use_fast_accum`, that is in fp32, with one scale per tensor, which is 1: operands
-    count as they are stored.
+    torch's switches keep their defaults: fp16 and bf16 GEMMs may add split-k parts in that format. fp8 accumulates in
+    fp32 (`use_fast_accum` is off), with a scale of 1 per tensor, so the stored values are the operands.
     """
 
     id = "torch.mm"
     kind = "gemm"
 
     def refusal(self, work: Gemm, device: DeviceSpec) -> str | None:
-        """Checks the dtype, the device and torch's limits for fp8 and int8 GEMMs."""
         return _no_format(work, device) or _no_narrow(work, device)
 
     def task(self, work: Gemm, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
-        """Prepares operands in the GEMM's layout and a contiguous c."""
         a, b = inputs.gemm_operands(work)
         c = torch.empty_like(output_templates(work)[0], device=a.device)
         call: Callable[[], object]
@@ -67,7 +67,6 @@ class TorchAddmm(BuiltInProvider[Gemm]):
         return _no_format(work, device)
 
     def task(self, work: Gemm, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
-        """Prepares operands in the GEMM's layout, a bias and a contiguous c."""
         a, b = inputs.gemm_operands(work)
         bias = inputs.tensor(work.n, dtype=work.dtype)
         c = torch.empty_like(output_templates(work)[0], device=a.device)
@@ -77,8 +76,8 @@ class TorchAddmm(BuiltInProvider[Gemm]):
 def with_tf32(call: Callable[[], object], allowed: bool | None) -> Callable[[], object]:
     """Wraps `call` to allow or forbid tf32; returns `call` itself if `allowed` is None.
 
-    tf32 is a switch of the whole process, read while the product is enqueued (or captured into a graph): it is set for
-    the call alone.
+    The switch applies to the whole process and is read when the GEMM is enqueued or captured into a graph, so it is set
+    only during the call.
     """
     if allowed is None:
         return call
@@ -96,7 +95,7 @@ def with_tf32(call: Callable[[], object], allowed: bool | None) -> Callable[[], 
 
 
 def _tf32(gemm: Gemm, c: torch.Tensor) -> bool | None:
-    """Return whether the GEMM allows tf32; None if torch's switch does not matter."""
+    """Returns whether the GEMM allows tf32; None if torch's switch does not matter."""
     if gemm.dtype not in ("fp32", "tf32") or not c.is_cuda:
         return None
     # The old switch rather than `fp32_precision`: torch 2.6 has no other, and 2.9 and later keep both in step only
@@ -108,7 +107,6 @@ def _tf32(gemm: Gemm, c: torch.Tensor) -> bool | None:
 
 
 def _no_format(gemm: Gemm, device: DeviceSpec) -> str | None:
-    """Return why the device does not support GEMMs in this dtype, or None."""
     if gemm.dtype not in MEASURED_DTYPES:
         return f"{gemm.dtype} products are imported, not measured"
     capability = device.compute_capability
@@ -122,7 +120,6 @@ def _no_format(gemm: Gemm, device: DeviceSpec) -> str | None:
 
 
 def _no_narrow(gemm: Gemm, device: DeviceSpec) -> str | None:
-    """Return why torch's fp8 or int8 GEMM does not support this shape or layout, or None."""
     if gemm.dtype not in ("fp8", "int8"):
         return None
     function = "torch._scaled_mm" if gemm.dtype == "fp8" else "torch._int_mm"

@@ -1,7 +1,9 @@
-"""Provides our own Triton kernels (`quantbench.kernels`), created by `catalog.make`; they need no profiler.
+"""Provides quantbench's own Triton kernels (`quantbench.kernels`) as providers.
 
-V100 and T4 are refused under triton 3.3 and newer, which make no tensor-core code for them. Triton's interpreter
-launches nothing, so tasks then report no launch.
+Entry points: `TritonDataParallel`, `TritonSplitK`, `TritonStreamK`, `TritonPersistent`, `TritonFusedSoftmax` and
+`TritonFlash`, imported by `catalog` by name. The kernels state their own launch, so no profiler is needed. V100 and T4
+are refused under triton 3.3 and newer, which make no tensor-core code for them. Triton's interpreter launches nothing,
+so tasks then report no launch.
 """
 
 from __future__ import annotations
@@ -46,8 +48,7 @@ class _TritonProvider(BuiltInProvider[_W]):
         self._autotune = autotune
 
     def _no_gpu(self, device: DeviceSpec, interpreter: str | None, *reasons: Reason) -> str | None:
-        """Return why the device is not supported, or None. interpreter: reason in triton's interpreter. reasons: checks
-        of the compute capability on a GPU."""
+        """Returns why the device is not supported, or None. reasons: checks of a GPU's compute capability."""
         if INTERPRETER:
             return interpreter
         capability = device.compute_capability
@@ -57,7 +58,7 @@ class _TritonProvider(BuiltInProvider[_W]):
 
 
 def _task(work: Plan, inputs: tuple[torch.Tensor, ...], forward: Plan | None = None, outputs: int = 3) -> LaunchTask:
-    """Build a task. forward: plan whose result a backward plan needs. outputs: maximum number of results."""
+    """Builds a task. forward: plan whose result a backward plan needs. outputs: maximum number of results."""
     return LaunchTask(
         work.run,
         inputs,
@@ -75,7 +76,6 @@ class _TritonGemm(_TritonProvider[Gemm]):
     kind = "gemm"
 
     def refusal(self, work: Gemm, device: DeviceSpec) -> str | None:
-        """Checks the dtype and the device."""
         if work.dtype in ("int8", "fp8_block", "mxfp4"):
             return f"{self.id} does not take {work.dtype}"
         interpreter = wrong_in_interpreter(work.dtype)
@@ -85,7 +85,6 @@ class _TritonGemm(_TritonProvider[Gemm]):
         )  # fmt: skip
 
     def task(self, work: Gemm, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
-        """Prepares operands in the GEMM's layout and a contiguous c; compiles the kernel."""
         a, b = inputs.gemm_operands(work)
         tf32 = work.dtype == "tf32"
         return _task(
@@ -129,7 +128,6 @@ class TritonFusedSoftmax(_TritonProvider[Softmax]):
     kind = "softmax"
 
     def refusal(self, work: Softmax, device: DeviceSpec) -> str | None:
-        """Checks the row length, the dtype and the device."""
         if work.cols > softmax.MAX_COLS:
             return f"{self.id} takes rows of up to {softmax.MAX_COLS} columns, not {work.cols}"
         interpreter = "triton's interpreter truncates to bf16" if work.dtype == "bf16" else None
@@ -138,7 +136,6 @@ class TritonFusedSoftmax(_TritonProvider[Softmax]):
         )
 
     def task(self, work: Softmax, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
-        """Prepares forward, or the gradient of the scores."""
         given = inputs.operands(work)
         causal, backward = work.mask == "causal", work.direction == "backward"
         forward = softmax.plan_forward(
@@ -165,7 +162,6 @@ class TritonFlash(_TritonProvider[Attention]):
         self._schedule = schedule
 
     def refusal(self, work: Attention, device: DeviceSpec) -> str | None:
-        """Checks head_dim, the dtype and the device."""
         if not MIN_HEAD_DIM <= work.head_dim <= MAX_HEAD_DIM:
             return f"{self.id} takes head_dim from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {work.head_dim}"
         kernels = "attention" if work.direction == "forward" else "attention backward"
@@ -175,7 +171,6 @@ class TritonFlash(_TritonProvider[Attention]):
         )  # fmt: skip
 
     def task(self, work: Attention, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
-        """Prepares forward, or the gradients of q, k and v."""
         given = inputs.operands(work)
         q, k, v = given[:3]
         forward = attention.plan_forward(

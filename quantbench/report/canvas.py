@@ -1,8 +1,7 @@
-"""Shared plotting helpers for the report's figures: style, labels, saving, multi-panel layout, and choosing which
-curves to plot.
+"""Plotting helpers that the figures of a report share: style, labels, saving, panels, and which curves to plot.
 
-Entry points: `figure` (one PNG), `draw_panels` (one panel per op), `draw_curve`, `label_sizes`, `typical` and
-`curve_names`. Used by every module of this package that plots, and by `tools.guide`.
+Entry points: `figure` (one PNG), `draw_panels` (one panel per op), `draw_curve`, `label_sizes`, `typical`,
+`curve_names`, `PALETTE`. Used by every module of this package that plots, and by `tools.guide`.
 """
 
 from __future__ import annotations

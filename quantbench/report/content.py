@@ -1,7 +1,7 @@
-"""Defines the parts of a report's page (tables, plots, sections) and the `Gallery` that names and embeds its plots.
+"""Defines the parts of a report's page: tables, plots, sections.
 
-Entry points: `Section`, `PictureCard`, `Table` and `Gallery`. The other modules of this package build them and `page`
-renders them. Texts need no escaping: `page` does it.
+Entry points: `Section`, `PictureCard`, `Table`, and `Gallery`, which names and embeds the plots. The modules of this
+package that build sections use them, and `page` renders them. Texts need no escaping: `page` does it.
 """
 
 from __future__ import annotations

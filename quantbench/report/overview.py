@@ -20,7 +20,7 @@ from quantbench.measurement import Measurement
 from quantbench.report.canvas import CLIFF_COLOUR, figure, plain
 from quantbench.report.content import Caption, Gallery, Picture, PictureCard, Section
 from quantbench.report.source import dashed
-from quantbench.stats import median
+from quantbench.stats import median, typical_us
 from quantbench.store.record import Measured, Record
 
 # Pairs of axes (x, y) that are shown first if the run has them.
@@ -205,7 +205,7 @@ def _drift(records: Sequence[Record]) -> list[_Sample]:
     first_us: dict[str, float] = {}  # by key: a run over many devices has several references
     for record in records:
         if record.role == "reference" and isinstance(record.outcome, Measured):
-            us = median(record.outcome.measurement.samples_us)
+            us = typical_us(record.outcome.measurement.samples_us)
             drift = 100 * (us / first_us.setdefault(record.key, us) - 1)
             found.append(_Sample(record.elapsed_s / 60, drift, drift, drift))
     return found if len(found) > 1 else []

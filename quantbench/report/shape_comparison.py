@@ -1,7 +1,7 @@
 """Compares the named transformer shapes of a run: time per layer, and each shape's gain over the first.
 
-Entry points: `compare_shapes`, `comparison_section` (report page) and `comparison_table` (terminal; its namesake in
-`comparison` compares two runs). Used by `page` and by `quantbench sweep --shapes`.
+Entry points: `compare_shapes`; `comparison_section` for `page`; `comparison_table`, `comparison_lines` and
+`comparison_to_json` for the command `sweep` (`--shapes`). (`comparison` compares two runs.)
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reads a run for a report or comparison, selects points by axis value, and formats the caption that names its source.
 
-Entry points: `read_one_run`, `parse_where` and `points_where` (`--where n=5120`), `picture_caption` (the line below
-every plot's title), and `dashed` (an axis name as the command line spells it). Used by this package, `tools.guide` and
-the commands that read a run.
+Entry points: `read_one_run`, used by the commands that read a run; `parse_where` and `points_where` (`--where n=5120`),
+used by the command `report`; `picture_caption` (the line below every plot's title) and `dashed` (an axis name as the
+command line spells it), used by this package and `tools.guide`.
 """
 
 from __future__ import annotations

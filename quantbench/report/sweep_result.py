@@ -1,7 +1,8 @@
 """Shows the result of `quantbench sweep`: a table of its rows, the same as JSON, and one plot per axis.
 
-Entry points: `sweep_table`, `ops_line`, `trust_lines`, `rows_to_json`, `cliff_to_json` (also `quantbench check`) and
-`draw_run`. `sections` uses `row_figures` and `row_words` for the report's table of all sizes.
+Entry points: `sweep_table`, `ops_line`, `trust_lines`, `rows_to_json` and `draw_run`, used by the command `sweep`;
+`cliff_to_json`, also used by `check`; `row_figures` and `row_words`, used by `sections` for the report's table of all
+sizes.
 """
 
 from __future__ import annotations
@@ -139,6 +140,7 @@ def rows_to_json(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> list[di
             "missing_ops": list(row.missing),
             "latency_us": None if row.missing else row.latency_us,
             "logits_us": row.logits_us,
+            "floor_us": None if row.missing else row.floor_us,
             "relative_half_width": None if row.missing else row.half_width,
             "tflops": None if row.missing else row.tflops,
             "gb_per_s": None if row.missing else row.gb_per_s,

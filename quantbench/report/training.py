@@ -1,7 +1,7 @@
 """Shows imported training logs as a table, a plot and a page: throughput by layout over the number of GPUs.
 
-Entry points: `write_training_report` and `fastest` (`quantbench report`), `training_table` (also `quantbench import
-megatron`) and `draw_throughput`.
+Entry points: `write_training_report` and `fastest`, used by the command `report`; `training_table` and
+`draw_throughput`, used by the command `import`.
 """
 
 from __future__ import annotations

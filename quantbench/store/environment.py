@@ -1,6 +1,7 @@
 """Collects the environment variables and package versions that affect timings, for run.json and JSON output.
 
-Entry points: `relevant_environment`, `installed_versions`. Used by `sweep`, `cluster`, `importers`, `comm` and `plan`.
+Entry points: `relevant_environment`, `installed_versions`. Used by `sweep`, `cluster`, `importers`, `planner` and the
+commands `comm` and `plan`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Writes and reads the folder of a run: run.json and records.jsonl.
 
-Entry points: `RunWriter`, `read_run`, `find_runs`. Used by `sweep`, `cluster`, `importers`, `analysis`,
-`report` and `profile`.
+Entry points: `RunWriter`, used by all that measure or import; `read_run`, which returns a `Run`; `find_runs`. Used by
+`sweep`, `cluster`, `importers`, `analysis`, `report`, `profile` and the commands `comm` and `sweep`.
 
 Each record is one line, flushed to disk before the next point starts, so a crash loses at most the point in flight.
 `read_run` tolerates and reports an incomplete last line, missing lines and repeated lines; a resumed run measures the
-missing points again. An unreadable line before the last raises an error, because it means a damaged file.
+missing points again. A point that failed may have a second record, which replaces the first. An unreadable line before
+the last raises an error, because it means a damaged file.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from types import TracebackType
 
 from quantbench.errors import InputError, StoreError
 from quantbench.files import folders_with, open_binary, read_bytes, reason
-from quantbench.store.record import Record, record_from_json, record_to_json
+from quantbench.store.record import Failed, Record, record_from_json, record_to_json
 from quantbench.store.run import RunInfo, read_run_info, require_name, write_run_info
 
 _MOST_NAMED = 5
@@ -32,37 +33,45 @@ LARGEST_RECORDS_BYTES = 2**32
 
 @dataclass(frozen=True)
 class Run:
-    """A run read from disk. folder: its path. warnings: messages about tolerated defects of records.jsonl."""
+    """A run read from disk.
+
+    folder: its path.
+    warnings: messages about tolerated defects of records.jsonl.
+    retried: keys of the points that were tried again after a failure.
+    """
 
     folder: Path
     info: RunInfo
     records: tuple[Record, ...]
     warnings: tuple[str, ...] = ()
+    retried: frozenset[str] = frozenset()
 
 
 def read_run(folder: Path) -> Run:
     """Reads a run. Raises StoreError that names the file, and for a broken record the line."""
     info = read_run_info(folder)
     found = _read_records(folder / "records.jsonl", origin=info.origin)
-    return Run(folder, info, tuple(found.records), _warnings(folder, info, found))
+    return Run(folder, info, tuple(found.records), _warnings(folder, info, found), frozenset(found.retried))
 
 
 @dataclass
 class _Found:
     """Contents of records.jsonl. torn: bytes in an incomplete last line. repeats: numbers of the lines that repeat an
-    earlier one. absent: whether the file is missing."""
+    earlier one. retried: keys of the points whose first record, a failure, was replaced. absent: whether the file is
+    missing."""
 
     records: list[Record]
     torn: int | None = None
     repeats: list[int] = field(default_factory=list)
+    retried: set[str] = field(default_factory=set)
     absent: bool = False
 
 
 def _read_records(path: Path, *, origin: str) -> _Found:
-    """Reads all records; skips a line that repeats another or measures a point again."""
+    """Reads all records; skips a line that repeats another or measures again a point that did not fail."""
     found = _Found([])
     lines: set[bytes] = set()
-    points: set[str] = set()
+    points: dict[str, int] = {}  # index of each point's record
     if not os.path.lexists(path):
         found.absent = True
         return found
@@ -79,12 +88,18 @@ def _read_records(path: Path, *, origin: str) -> _Found:
                 digest = sha256(line.strip()).digest()
                 # Foreign tables hold several kernels for one workload, each with the same key.
                 is_point = origin == "measured" and record.role == "point"
-                if digest in lines or (is_point and record.key in points):
+                before = points.get(record.key) if is_point else None
+                failed = before is not None and isinstance(found.records[before].outcome, Failed)
+                if digest in lines or (before is not None and (not failed or record.key in found.retried)):
                     found.repeats.append(number)
                     continue
                 lines.add(digest)
+                if before is not None:
+                    found.records[before] = record
+                    found.retried.add(record.key)
+                    continue
                 if is_point:
-                    points.add(record.key)
+                    points[record.key] = len(found.records)
                 found.records.append(record)
     except OSError as error:
         raise StoreError("read run", f"{path} ({reason(error)})", "a readable file") from None
@@ -92,7 +107,6 @@ def _read_records(path: Path, *, origin: str) -> _Found:
 
 
 def _warnings(folder: Path, info: RunInfo, found: _Found) -> tuple[str, ...]:
-    """Formats the tolerated defects as messages."""
     path = folder / "records.jsonl"
     said = []
     if found.absent:
@@ -103,8 +117,8 @@ def _warnings(folder: Path, info: RunInfo, found: _Found) -> tuple[str, ...]:
         named = ", ".join(map(str, found.repeats[:_MOST_NAMED])) + (", …" if len(found.repeats) > _MOST_NAMED else "")
         many = len(found.repeats) > 1
         said.append(f"{path}: line{'s' if many else ''} {named} repeat{'' if many else 's'} a record; it counts once")
-    if info.num_records is not None and len(found.records) < info.num_records and not found.absent:
-        missing = info.num_records - len(found.records)
+    missing = (info.num_records or 0) - len(found.records) - len(found.retried)
+    if missing > 0 and not found.absent:
         said.append(f"{path}: {missing} of {info.num_records} records missing")
     if said and info.origin == "measured" and not (len(said) == 1 and found.repeats):
         said[-1] += f"; measure what is missing: quantbench sweep --resume {folder}"
@@ -114,7 +128,8 @@ def _warnings(folder: Path, info: RunInfo, found: _Found) -> tuple[str, ...]:
 class RunWriter:
     """Writer of a run's folder that holds an exclusive lock on it; a context manager. See `create` and `resume`.
 
-    count: number of records in the run. made: folders created for the run, innermost first.
+    count: number of records in the run.
+    made: folders created for the run, innermost first.
     """
 
     def __init__(
@@ -163,7 +178,7 @@ class RunWriter:
         except StoreError:
             records.close()
             raise
-        return cls(folder, run.info, records, count=len(run.records)), run
+        return cls(folder, run.info, records, count=len(run.records) + len(run.retried)), run
 
     def append(self, record: Record) -> None:
         """Appends one record and flushes it to disk; on failure the file is left unchanged."""
@@ -192,11 +207,10 @@ class RunWriter:
         write_run_info(self.folder, self.info)
 
     def close(self) -> None:
-        """Closes records.jsonl and releases the lock."""
         self._records.close()
 
     def remove_if_empty(self) -> None:
-        """Removes the folder of a new run without records, and the parents created for it. Call before `close`."""
+        """Removes the folder of a new run that has no records, and the parents created for it. Call before `close`."""
         if self.count or not self._made:
             return
         for name in ("records.jsonl", "run.json"):
@@ -232,7 +246,6 @@ def _open_alone(folder: Path) -> FileIO:
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    """Opener for FileIO that does not block on a named pipe."""
     return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 

@@ -1,16 +1,19 @@
 """Defines `Record`, one line of records.jsonl: a workload and the outcome of measuring it.
 
-Entry points: `Record`, `record_key`, `record_to_json`, `record_from_json`. Used by `sweep`, `cluster`, `importers`,
-`comm` and everything that reads runs.
+Entry points: `Record`; its outcomes `Measured`, `Skipped` and `Failed`; `Place`; `record_key`; `record_to_json` and
+`record_from_json`. Used by `folder`, by the packages that measure or import (`sweep`, `cluster`, `comm`, `importers`)
+and by those that read runs (`analysis`, `report`, `profile`).
 
 History of the format:
-1  first version. `check` was added later; it is absent if the result was not checked or an older version wrote it.
+1  first version. `check` and `phases_s` were added later; they are absent if the result was not checked or no phase was
+   timed, or an older version wrote the record.
+2  measurement.floor_us; null if it is not known, as in version 1.
 """
 
 import hashlib
 import json
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from sys import intern
 from typing import TypeVar, cast
@@ -23,7 +26,7 @@ from quantbench.store.typed import Json, decode, encode, is_number
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Workload, workload_from_json, workload_to_json
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
 ORIGINS = ("measured", "imported", "simulated")
 ROLES = ("point", "reference")
 _KEY = re.compile("[0-9a-f]{16}")
@@ -35,8 +38,9 @@ FAILURES = ("out_of_memory", "illegal_access", "timeout", "crash", "wrong_result
 class Place:
     """Position of a workload on the sweep's axes; one workload may have several.
 
-    axes: axis values by name. op: role of the workload there (`qkv`, `mlp_up.dgrad`, `gemm`). count: number of times
-    the shape runs the op.
+    axes: axis values by name.
+    op: role of the workload there (`qkv`, `mlp_up.dgrad`, `gemm`).
+    count: number of times the shape runs the op.
     """
 
     axes: dict[str, int]
@@ -64,7 +68,11 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Failed:
-    """Outcome of a point whose run failed. kind: one of FAILURES. message: the error."""
+    """Outcome of a point whose run failed.
+
+    kind: one of FAILURES.
+    message: the error.
+    """
 
     kind: str
     message: str
@@ -80,9 +88,14 @@ Outcome = Measured | Skipped | Failed
 class Record:
     """One point of a run.
 
-    key: hash of workload, provider and timing (see `record_key`). launch: kernel launch, None if unknown. origin: one
-    of ORIGINS. source: origin of imported data. role: `point` (planned) or `reference` (repetition of a reference point
-    that shows drift). elapsed_s: time since the run began, s. check: error of the result against its reference.
+    key: hash of workload, provider and timing (see `record_key`).
+    launch: kernel launch, None if unknown.
+    origin: one of ORIGINS.
+    source: origin of imported data, or the device in a run on several devices.
+    role: `point` (planned) or `reference` (repetition of a reference point that shows drift).
+    elapsed_s: time since the run began, s.
+    check: error of the result against its reference.
+    phases_s: seconds by phase of the point, as in run.json; without `identify` nobody asked for the kernel's name.
     """
 
     run_id: str
@@ -97,6 +110,7 @@ class Record:
     role: str = "point"
     elapsed_s: float = 0.0
     check: Check | None = None
+    phases_s: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require_choice("Record", "origin", self.origin, ORIGINS)
@@ -135,7 +149,6 @@ def launch_to_json(launch: Launch | None) -> Json | None:
 
 
 def launch_from_json(data: object) -> Launch | None:
-    """Inverse of `launch_to_json`."""
     if data is None:
         return None
     if not isinstance(data, dict):
@@ -163,7 +176,6 @@ def _encode_once(value: DeviceState | TimingOptions) -> Json:
 
 
 def measurement_from_json(data: object) -> tuple[Measurement, Grade]:
-    """Inverse of `measurement_to_json`."""
     if not isinstance(data, dict):
         raise InputError("measurement", repr(data)[:80], "a JSON object")
     values = dict(data)
@@ -181,7 +193,6 @@ def record_key(workload: Workload, provider: str, timing: TimingOptions) -> str:
 
 
 def record_to_json(record: Record) -> Json:
-    """Encodes a record as a JSON object."""
     data: Json = {
         "version": RECORD_VERSION,
         "run_id": record.run_id,
@@ -197,6 +208,8 @@ def record_to_json(record: Record) -> Json:
     }
     if record.check is not None:
         data["check"] = encode(record.check)
+    if record.phases_s:
+        data["phases_s"] = {name: round(seconds, 4) for name, seconds in record.phases_s.items()}
     match record.outcome:
         case Measured(measurement, grade):
             data["measurement"] = measurement_to_json(measurement, grade)
@@ -208,13 +221,13 @@ def record_to_json(record: Record) -> Json:
 
 
 def record_from_json(data: object) -> Record:
-    """Inverse of `record_to_json`, for format version 1. Raises InputError for any other input."""
+    """Inverse of `record_to_json`, for all versions of the format. Raises InputError for any other input."""
     if not isinstance(data, dict):
         raise InputError("record", repr(data)[:80], "a JSON object")
     version = data.get("version")
-    if version != RECORD_VERSION:
+    if version not in range(1, RECORD_VERSION + 1):
         raise InputError(
-            "record", f"version = {version!r}", f"{RECORD_VERSION} (a newer quantbench may have written it)"
+            "record", f"version = {version!r}", f"1 to {RECORD_VERSION} (a newer quantbench may have written it)"
         )
     texts: dict[str, str] = {}
     for name in ("run_id", "key", "provider", "origin", "role", "source"):
@@ -237,8 +250,15 @@ def record_from_json(data: object) -> Record:
         places=tuple(decode(Place, p) for p in places),
         elapsed_s=float(elapsed_s),
         check=decode(Check, data["check"]) if data.get("check") is not None else None,
+        phases_s=_decode_phases(data.get("phases_s", {})),
         **texts,
     )
+
+
+def _decode_phases(data: object) -> dict[str, float]:
+    if not isinstance(data, dict) or not all(is_number(seconds) for seconds in data.values()):
+        raise InputError("record", f"phases_s = {data!r}"[:100], "seconds by phase")
+    return {intern(name): float(seconds) for name, seconds in data.items()}
 
 
 def _outcome_from_json(data: Json) -> Outcome:

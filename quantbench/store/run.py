@@ -1,6 +1,7 @@
 """Defines `RunInfo`, the contents of run.json: device, options, software versions and how the run ended.
 
-Entry points: `RunInfo`, `read_run_info`, `write_run_info`. Used by `store.folder`, `sweep`, `cluster` and `importers`.
+Entry points: `RunInfo`, `read_run_info`, `write_run_info`, `now_text`. Used by `folder`, `sweep`, `cluster`,
+`importers`, `report.source` and the commands `comm` and `sweep`.
 
 History of the format:
 1  first version.
@@ -10,7 +11,6 @@ History of the format:
 import json
 import os
 import re
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError, StoreError, require_choice
-from quantbench.files import read_json, reason
+from quantbench.files import read_json, reason, write_file
 from quantbench.store.record import ORIGINS
 from quantbench.store.typed import decode, encode
 
@@ -49,10 +49,15 @@ def now_text() -> str:
 class RunInfo:
     """Metadata of a run.
 
-    device, state: the device and its state at the start. software: versions by name. axes: axis values by name.
-    options: all other options, enough to make the same plan again. environment: variables that affect timings.
-    started, ended: ISO 8601 in UTC; ended is None during the run. how_ended: one of ENDINGS. phases_s: time per phase,
-    s. num_records: number of records when run.json was last written; None if not counted.
+    device, state: the device and its state at the start.
+    software: versions by name.
+    axes: axis values by name.
+    options: all other options, enough to make the same plan again.
+    environment: variables that affect timings.
+    started, ended: ISO 8601 in UTC; ended is None during the run.
+    how_ended: one of ENDINGS.
+    phases_s: time per phase, s.
+    num_records: number of records when run.json was last written; None if not counted.
     """
 
     run_id: str
@@ -79,15 +84,8 @@ class RunInfo:
 def write_run_info(folder: Path, info: RunInfo) -> None:
     """Writes run.json atomically, so that readers never see a partial file."""
     data = {"format": RUN_FORMAT, "version": RUN_VERSION, **encode(info)}
-    path = (folder / "run.json").resolve()  # keeps a symbolic link
-    temporary = path.with_name("run.json.new")
-    try:
-        temporary.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise StoreError("write run", f"{folder} ({error.strerror})", "a results folder that can be written") from None
+    text = json.dumps(data, indent=1) + "\n"
+    write_file("write run", folder / "run.json", text, expected="a results folder that can be written")
 
 
 def read_run_info(folder: Path) -> RunInfo:

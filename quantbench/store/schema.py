@@ -1,6 +1,6 @@
 """Builds the JSON Schemas of run.json and of a line of records.jsonl from the dataclasses.
 
-Entry point: `schema`; `python -m quantbench.store.schema run` prints one. Used by users and tests only.
+Entry point: `schema`, for users and tests; `python -m quantbench.store.schema run` prints one.
 """
 
 import json
@@ -33,6 +33,7 @@ _LIMITS: dict[tuple[type, str], Json] = {
     (Measurement, "mode"): {"enum": ["events", "graph", "cpu", "unknown"]},
     (Measurement, "cache"): {"enum": ["cold", "hot", "unknown"]},
     (Measurement, "kernels_per_sample"): {"minimum": 1},
+    (Measurement, "floor_us"): {"anyOf": [_POSITIVE, {"type": "null"}]},
     (Grade, "letter"): {"enum": list(GRADES)},
     (Launch, "grid"): {"anyOf": [_GRID, {"type": "null"}]},
     (Launch, "block"): {"anyOf": [_GRID, {"type": "null"}]},
@@ -69,18 +70,19 @@ def _record() -> Json:
         "provider": _TEXT,
         "launch": {"anyOf": [_launch(), {"type": "null"}]},
     }
-    optional = {"check": {"anyOf": [_of(Check), {"type": "null"}]}, **outcomes}
+    phases_s = {"type": "object", "additionalProperties": {"type": "number"}}
+    optional = {"check": {"anyOf": [_of(Check), {"type": "null"}]}, "phases_s": phases_s, **outcomes}
     body = {
         "type": "object", "properties": properties | optional, "additionalProperties": False,
         "required": [name for name in properties if name != "launch"],
         "oneOf": [{"required": [outcome]} for outcome in outcomes],
     }  # fmt: skip
+    head = {"version": {"enum": list(range(1, RECORD_VERSION + 1))}}
     title = f"One line of records.jsonl, version {RECORD_VERSION}"
-    return _document(f"quantbench-record-{RECORD_VERSION}", title, {"version": {"const": RECORD_VERSION}}, body)
+    return _document(f"quantbench-record-{RECORD_VERSION}", title, head, body)
 
 
 def _document(name: str, title: str, head: Json, body: Json) -> Json:
-    """Builds the schema of a whole document; `head`: the fields that identify the format."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema", "$id": name, "title": title, **body,
         "properties": head | body["properties"], "required": [*head, *body["required"]],
@@ -92,20 +94,17 @@ def _of(kind: type) -> Json:
 
 
 def _tagged(kind: type) -> Json:
-    """Builds the schema of a workload: its fields and `kind`."""
     body = _of(kind)
     tag = {"kind": {"const": kind.kind}}  # type: ignore[attr-defined]
     return body | {"properties": tag | body["properties"], "required": ["kind", *body["required"]]}
 
 
 def _measurement() -> Json:
-    """Builds the schema of a measurement with its grade."""
     body = _of(Measurement)
     return body | {"properties": body["properties"] | {"grade": _of(Grade)}, "required": [*body["required"], "grade"]}
 
 
 def _launch() -> Json:
-    """Builds the schema of a launch with the fields of its tile in the same object."""
     body = _of(Launch)
     properties = {name: value for name, value in body["properties"].items() if name != "tile"}
     return body | {"properties": properties | {one.name: json_schema(int | None) for one in fields(Tile)}}

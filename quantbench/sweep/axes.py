@@ -1,7 +1,8 @@
 """Parses the axes of a sweep and lists the ops at each point.
 
-Entry points: `parse_axis` (`hidden=1024:4096:64`, `tp=1,2,4,8`, `n=3072:8192@edges`), `ops_at`, and `Held` for the
-sizes and options that no axis varies. Used by the other modules of this package and by `cli`, `analysis` and `report`.
+Entry points: `parse_axis` (`hidden=1024:4096:64`, `tp=1,2,4,8`, `n=3072:8192@edges`), which returns an `Axis`;
+`ops_at`; `Held`, the sizes and options that no axis varies. Used by the other modules of this package, by `analysis`
+and `report`, and by the commands `sweep` and `predict`.
 
 Grammar of an axis: items separated by commas, each an integer or `start:stop[:step]` (stop included if the step reaches
 it), and `@edges` at the end to add both sides of every predicted edge between the smallest and the largest value.

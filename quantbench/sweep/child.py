@@ -1,7 +1,7 @@
 """Runs Python modules as child processes that answer requests over pipes.
 
-Entry points: `WorkerProcess` in the parent (`cli`, `quantbench.cluster`), `parent_pipes` in the child (`worker`,
-`naming`).
+Entry points: `WorkerProcess` in the parent, used by `cluster.ray_pool` and by the commands `sweep` and `check`;
+`parent_pipes` in the child, used by `worker` and `naming`; `WorkerLostError`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,13 @@ from quantbench.timing.options import TimingOptions
 # Importing torch from a cold network disk and making a CUDA context can take a minute.
 _START_LIMIT_S = 300.0
 
-
-# CUDA's messages for a lost context, after which the process can run nothing more.
-_CONTEXT_LOST = ("illegal memory access", "device-side assert", "misaligned address", "unspecified launch failure")
+# CUDA's messages for errors that end a context. Source: CUDA Runtime API, `cudaError`: those that "leave the process in
+# an inconsistent state".
+_CONTEXT_LOST = (
+    "device-side assert", "hardware stack error", "illegal instruction", "illegal memory access",
+    "invalid program counter", "launch timed out", "misaligned address", "shared address space", "uncorrectable",
+    "unspecified launch failure",
+)  # fmt: skip
 
 
 def refusal(who: str, reason: str) -> MeasurementError:
@@ -205,8 +209,21 @@ def parent_pipes() -> Iterator[tuple[Iterator[Any], Callable[[dict[str, Any]], N
 
 
 def context_lost(error: BaseException) -> bool:
-    """Returns whether the error says that the CUDA context is lost, so that this process can run nothing more."""
-    return any(sign in str(error) for sign in _CONTEXT_LOST)
+    """Returns whether this process has lost its CUDA context and can run nothing more, after `error`.
+
+    A lost context fails every later call, so that synchronising shows it whatever the error says.
+    """
+    if any(sign in str(error) for sign in _CONTEXT_LOST):
+        return True
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def first_line(error: BaseException) -> str:

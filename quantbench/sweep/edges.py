@@ -1,7 +1,7 @@
 """Adds both sides of predicted edges to a sweep's axes and groups neighbouring sizes.
 
-Entry points: `parse_grid` (used by `options` and `cli.predict`); `predicted_jump` and `neighbour_groups` (used by
-`plan`).
+Entry points: `parse_grid`, used by `options` and the command `predict`; `predicted_jump`, `neighbour_groups` and
+`edge_indices`, used by `plan`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from quantbench.workload import Gemm, Op
 
 # A smaller step in the number of waves is below the noise of a measurement.
 _SMALLEST_STEP = 1.02
+# Most sizes of a group, where an edge follows the next.
+_LONGEST_STRETCH = 4
 
 
 @dataclass(frozen=True)
@@ -108,16 +110,16 @@ def predicted_jump(before: Sequence[Op], after: Sequence[Op], spec: DeviceSpec) 
 def neighbour_groups(jumps: Sequence[float]) -> list[tuple[range, int]]:
     """Groups an axis's values that are measured together; returns ascending index ranges, each with its rank.
 
-    jumps: (values - 1,) predicted jump from each value to the next, log ratio. Both sides of a predicted edge form a
-    pair, and so do neighbours among the remaining values. The ends of the axis have rank 0; the group with the largest
-    jump near the middle has rank 1, and so on by halves. The groups up to any rank thus form a coarse grid in which
-    nearly every size has a neighbour, most often across a predicted edge.
+    jumps: (values - 1,) predicted jump from each value to the next, log ratio. Both sides of a predicted edge are in
+    one group, and so are neighbours among the remaining values. The ends of the axis have rank 0; the group with the
+    largest jump near the middle has rank 1, and so on by halves. The groups up to any rank thus form a coarse grid in
+    which nearly every size has a neighbour, most often across a predicted edge.
 
     >>> neighbour_groups([0.0, 0.0, 0.3, 0.0, 0.0])
     [(range(0, 1), 0), (range(1, 2), 2), (range(2, 4), 1), (range(4, 5), 2), (range(5, 6), 0)]
     """
-    groups = _pairs(jumps)
-    heights = [jumps[group.start] if len(group) == 2 else -inf for group in groups]
+    groups = _stretches(jumps)
+    heights = [max(jumps[group.start : group.stop - 1], default=-inf) for group in groups]
     ranks = [0] * len(groups)
     stretches = [(range(1, len(groups) - 1), 1)]
     while stretches:
@@ -133,15 +135,25 @@ def neighbour_groups(jumps: Sequence[float]) -> list[tuple[range, int]]:
     return list(zip(groups, ranks, strict=True))
 
 
-def _pairs(jumps: Sequence[float]) -> list[range]:
-    """Pairs the indices: first both sides of each edge, larger jumps first, then other neighbours. The ends stay
-    single, unless an edge is next to one."""
-    last = len(jumps)
-    starts: set[int] = set()
-    paired: set[int] = set()
-    edges = [i for i, jump in enumerate(jumps) if jump >= log(_SMALLEST_STEP)]
-    for i in (*sorted(edges, key=lambda i: -jumps[i]), *range(1, last - 1)):
-        if not paired & {i, i + 1}:
-            starts.add(i)
-            paired |= {i, i + 1}
-    return [range(i, i + 2 if i in starts else i + 1) for i in range(last + 1) if i in starts or i not in paired]
+def edge_indices(jumps: Sequence[float]) -> set[int]:
+    """Returns the indices of the values on either side of a predicted edge; jumps as in `neighbour_groups`.
+
+    >>> sorted(edge_indices([0.0, 0.3, 0.0]))
+    [1, 2]
+    """
+    # Beside the growth of the work, an edge may be a little below the step of the waves alone (`predicted_edges`).
+    return {side for i, jump in enumerate(jumps) if jump >= log(_SMALLEST_STEP) / 2 for side in (i, i + 1)}
+
+
+def _stretches(jumps: Sequence[float]) -> list[range]:
+    """Joins the indices, across larger jumps first: both sides of each edge, and pairs of other neighbours. The ends
+    stay single, unless an edge is next to one."""
+    last = len(jumps) - 1
+    found = [range(i, i + 1) for i in range(len(jumps) + 1)]  # by index: the stretch that it is in
+    for i in sorted(range(len(jumps)), key=lambda i: -jumps[i]):
+        edge = jumps[i] >= log(_SMALLEST_STEP)
+        joined = range(found[i].start, found[i + 1].stop)
+        if len(joined) <= (_LONGEST_STRETCH if edge else 2) and (edge or 0 < i < last):
+            for index in joined:
+                found[index] = joined
+    return list(dict.fromkeys(found))

@@ -1,7 +1,8 @@
 """Defines the JSON messages between a sweep and its workers: `Hello`, then a `Reply` to each `Request`.
 
-Sent over the pipes of `child` and, in `quantbench.cluster`, over the network. JSON rather than pickle: the worst that a
-broken worker can send is a line that does not parse.
+Entry points: these three types and their functions `*_to_json` and `*_from_json`. Used by `child`, `worker`, `naming`
+and `runner`, which send them over pipes, and by `cluster.ray_pool`, which sends them over the network. JSON rather than
+pickle: the worst that a broken worker can send is a line that does not parse.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ class Hello:
 
 @dataclass(frozen=True)
 class Request:
-    """One point to run."""
+    """One point to run. name: whether its kernel is to be identified."""
 
     workload: Workload
     provider: str
+    name: bool = True
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,11 @@ def hello_from_json(data: object) -> Hello:
 
 
 def request_to_json(request: Request) -> Json:
-    return {"workload": workload_to_json(request.workload), "provider": request.provider}
+    return {"workload": workload_to_json(request.workload), "provider": request.provider, "name": request.name}
 
 
 def request_from_json(data: Json) -> Request:
-    return Request(workload_from_json(data["workload"]), data["provider"])
+    return Request(workload_from_json(data["workload"]), data["provider"], data["name"])
 
 
 def reply_to_json(reply: Reply) -> Json:

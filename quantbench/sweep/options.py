@@ -1,7 +1,7 @@
 """Defines the options of a sweep and builds its plan for a device.
 
-Entry points: `SweepOptions` (stored in run.json) and `plan_sweep`. Used by `session`, `refine`, `cli` and
-`quantbench.cluster`.
+Entry points: `SweepOptions` (stored in run.json), `plan_sweep`, `options_to_json` and `options_from_json`. Used by
+`session`, `refine`, `cluster`, `analysis.check`, `report.page`, and by the commands `sweep` and `check`.
 """
 
 from __future__ import annotations
@@ -152,12 +152,12 @@ def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...
             axes = tuple(Axis(dim, tuple(sorted(set(sizes)))) for dim, sizes in columns)
             gemms = [Gemm(m, n, k, batch, held.dtype, held.layout) for m, n, k, batch in options.shapes]
             placed = [
-                Placed(dict(zip(GEMM_DIMS, sizes, strict=True)), (Op("gemm", "forward", gemm, 1),), rank=number)
+                Placed(dict(zip(GEMM_DIMS, sizes, strict=True)), (Op("gemm", "forward", gemm, 1),), keep=number)
                 for number, (sizes, gemm) in enumerate(zip(options.shapes, gemms, strict=True))
             ]
         else:
             axes = (Axis(SHAPE_DIM, tuple(range(1, len(options.models) + 1))),)
-            placed = [Placed({SHAPE_DIM: i}, one.shape.ops(), rank=i) for i, one in enumerate(options.models, 1)]
+            placed = [Placed({SHAPE_DIM: i}, one.shape.ops(), keep=i) for i, one in enumerate(options.models, 1)]
         return axes, lay_out(placed, providers, options.timing, spec)
     grid = parse_grid(options.dims, held, spec)
     plan = build_plan(

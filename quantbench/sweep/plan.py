@@ -1,12 +1,14 @@
 """Selects the points of a sweep, their order, and those that fit into a budget.
 
-Entry points: `build_plan` (grid of axes), `lay_out` (list of places) and `Pace` (time estimates). Used by `options`,
-`refine`, `runner`, `cli` and `quantbench.cluster`.
+Entry points: `build_plan` (grid of axes) and `lay_out` (list of places), which return a `Plan` of `PlanPoint` objects;
+`Pace` (time estimates). Used by `options`, `refine`, `runner`, `session`, `cluster` and the command `sweep`.
 
 A place is one combination of axis values; a workload at several places is measured once. Points are planned in groups:
-all ops of a place by all providers and, along the longest axis, both sides of a predicted edge. Groups run in seeded
-random order, so that drift of the device does not look like a trend along an axis. A reference point, repeated every
-few points, shows the drift. Times are estimated from the data sheet and corrected by the points measured so far.
+all ops of one direction (forward or backward) of a place by all providers and, along the longest axis, both sides of a
+predicted edge. A short budget shortens the longest axis, and drops backward ops first, so that the sizes that are kept
+have all of their neighbours. Groups run in order of rank, coarse grid first, and within a rank in seeded random order,
+so that drift of the device does not look like a trend along an axis. A reference point, repeated every few points,
+shows the drift. Times are estimated from the data sheet and corrected by the points measured so far.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from quantbench.latency.op_times import roofline_us
 from quantbench.providers.catalog import runs_kind
 from quantbench.store.record import Place, record_key
 from quantbench.sweep.axes import Axis, Held, check_axes, ops_at
-from quantbench.sweep.edges import neighbour_groups, predicted_jump
+from quantbench.sweep.edges import edge_indices, neighbour_groups, predicted_jump
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import COLD_L2_MULTIPLE
 from quantbench.workload import Gemm, Op, Workload
@@ -33,8 +35,7 @@ from quantbench.workload import Gemm, Op, Workload
 REFERENCE_EVERY = 10
 
 # Wall seconds of a point apart from its samples (inputs, kernel name), and its usual number of samples: on a CPU from
-# real sweeps, on a GPU two warm-up windows and as much again. They affect only how many points fit into a budget and
-# the estimate of the time left.
+# real sweeps, on a GPU two warm-up windows and as much again. They count until ten points are measured (`Pace`).
 _POINT_OVERHEAD_S = {"cuda": 0.20, "cpu": 0.06}
 _USUAL_SAMPLES = 40
 # Runs apart from the samples: the first one, three that are checked, and the warm-up.
@@ -48,13 +49,20 @@ _CHECK_PASSES_ON_GPU = 50
 _CHECK_RUNS = {"softmax": 5, "attention": 8}
 # Bytes read before each sample to make the cache cold, relative to the size of the last-level cache.
 _FLUSH_FACTOR = {"cuda": COLD_L2_MULTIPLE, "cpu": 3}
-# Weight of the initial estimates, in seconds of measuring. Most recent points whose median is a kind's slowdown.
+# Weight of the initial estimates, in seconds of measuring. Most recent points that count. Measured points that replace
+# _POINT_OVERHEAD_S.
 _ESTIMATE_WEIGHS_S = 0.5
 _REMEMBERED = 25
+_ENOUGH_POINTS = 10
 
 
 def point_estimate_s(workload: Workload, timing: TimingOptions, spec: DeviceSpec, slowdown: float = 1.0) -> float:
     """Estimates the wall seconds of a point, including its checks. slowdown: run time relative to the roofline."""
+    return _POINT_OVERHEAD_S[spec.torch_kind] + _running_s(workload, timing, spec, slowdown)
+
+
+def _running_s(workload: Workload, timing: TimingOptions, spec: DeviceSpec, slowdown: float) -> float:
+    """Estimates the seconds of a point's runs and checks."""
     run_s = sample_s = slowdown * roofline_us(workload, spec) / 1e6
     if timing.cache == "cold":
         sample_s += _FLUSH_FACTOR[spec.torch_kind] * spec.l2_bytes / (spec.memory_gb_per_s * 1e9)
@@ -66,22 +74,21 @@ def point_estimate_s(workload: Workload, timing: TimingOptions, spec: DeviceSpec
         check_s += _CHECK_S_PER_BYTE_ON_CPU * workload.min_bytes
     else:
         check_s += _CHECK_PASSES_ON_GPU * workload.min_bytes / (spec.memory_gb_per_s * 1e9)
-    return _POINT_OVERHEAD_S[spec.torch_kind] + sampling_s + _OTHER_RUNS * sample_s + check_s
+    return sampling_s + _OTHER_RUNS * sample_s + check_s
 
 
 class Pace:
     """Estimator of the wall seconds of points on this machine.
 
-    Learns two ratios from measured points: run time over roofline time, by kind of workload, and the wall time of a
-    point over its estimate.
+    Learns from measured points the run time over roofline time, by kind of workload, the seconds of a point apart from
+    its runs (after ten points), and the wall time of a point over its estimate.
     """
 
     def __init__(self, timing: TimingOptions, spec: DeviceSpec) -> None:
         self._timing = timing
         self._spec = spec
         self._slowdowns: dict[str, list[float]] = {}
-        self._expected_s = _ESTIMATE_WEIGHS_S
-        self._took_s = _ESTIMATE_WEIGHS_S
+        self._seconds: list[tuple[float, float]] = []  # of a point's runs, estimated, and of the whole point
 
     def learn(self, workload: Workload, run_us: float, took_s: float | None) -> None:
         """Adds a measured point.
@@ -93,40 +100,50 @@ class Pace:
         known.append(slowdown)
         del known[:-_REMEMBERED]
         if took_s is not None:
-            self._expected_s += point_estimate_s(workload, self._timing, self._spec, slowdown)
-            self._took_s += took_s
+            self._seconds.append((_running_s(workload, self._timing, self._spec, slowdown), took_s))
+            del self._seconds[:-_REMEMBERED]
 
     def estimate(self) -> Callable[[Workload], float]:
         """Returns a function from a workload to its expected wall seconds, based on the points so far."""
         usual = {kind: median(values) for kind, values in self._slowdowns.items()}
         of_all = median(usual.values()) if usual else 1.0
-        rate = self._took_s / self._expected_s
+        overhead_s = _POINT_OVERHEAD_S[self._spec.torch_kind]
+        if len(self._seconds) >= _ENOUGH_POINTS:
+            overhead_s = max(0.0, median(took_s - running_s for running_s, took_s in self._seconds))
+        expected_s = _ESTIMATE_WEIGHS_S + sum(overhead_s + running_s for running_s, _ in self._seconds)
+        rate = (_ESTIMATE_WEIGHS_S + sum(took_s for _, took_s in self._seconds)) / expected_s
 
         def seconds(workload: Workload) -> float:
             slowdown = usual.get(workload.kind, of_all)
-            return rate * point_estimate_s(workload, self._timing, self._spec, slowdown)
+            return rate * (overhead_s + _running_s(workload, self._timing, self._spec, slowdown))
 
         return seconds
 
 
 @dataclass(frozen=True)
 class PlanPoint:
-    """Planned measurement of one workload by one provider. estimate_s: expected wall seconds."""
+    """Planned measurement of one workload by one provider. estimate_s: expected wall seconds. named: whether its kernel
+    is identified even where that takes long."""
 
     key: str
     workload: Workload
     provider: str
     places: tuple[Place, ...]
     estimate_s: float
+    named: bool = True
 
 
 @dataclass(frozen=True)
 class Group:
-    """Points that are measured together or not at all, in the order they run. rank: 0 for the ends of the axes, higher
-    for groups that fill a finer grid."""
+    """Points that are measured together or not at all, in the order they run.
+
+    rank: groups of a lower rank run first: the ends of the longest axis, then finer and finer grids along it. keep:
+    groups with a lower number are kept first if the budget is short: forward before backward, then along that axis.
+    """
 
     points: tuple[PlanPoint, ...]
     rank: int = 0
+    keep: int = 0
 
 
 @dataclass(frozen=True)
@@ -183,27 +200,24 @@ def _points_in(groups: Iterable[Group]) -> tuple[PlanPoint, ...]:
 
 
 def _without(groups: Iterable[Group], done: Collection[str]) -> tuple[Group, ...]:
-    left = (Group(tuple(point for point in group.points if point.key not in done), group.rank) for group in groups)
+    left = (replace(group, points=tuple(p for p in group.points if p.key not in done)) for group in groups)
     return tuple(group for group in left if group.points)
 
 
 def fitting(groups: Iterable[Group], budget_s: float, seconds: Callable[[PlanPoint], float]) -> list[Group]:
-    """Returns the groups that fit into the budget together, by rank; if none fits, the shortest of the lowest rank.
+    """Returns the groups that are kept: the first by `keep` that fit into the budget together, at least one.
 
     seconds: function from a point to its cost. A point shared by several groups counts once.
     """
-    ordered = sorted(groups, key=lambda group: group.rank)
     kept: list[Group] = []
     keys: set[str] = set()
     left_s = budget_s
-    for group in ordered:
-        cost_s = sum(seconds(point) for point in group.points if point.key not in keys)
-        if cost_s <= left_s:
-            kept.append(group)
-            keys |= {point.key for point in group.points}
-            left_s -= cost_s
-    if not kept and ordered:
-        kept = [min(ordered, key=lambda group: (group.rank, sum(seconds(point) for point in group.points)))]
+    for group in sorted(groups, key=lambda group: group.keep):
+        left_s -= sum(seconds(point) for point in group.points if point.key not in keys)
+        if left_s < 0 and kept:
+            break
+        kept.append(group)
+        keys |= {point.key for point in group.points}
     return kept
 
 
@@ -211,14 +225,16 @@ def fitting(groups: Iterable[Group], budget_s: float, seconds: Callable[[PlanPoi
 class Placed:
     """Ops at one place on the axes.
 
-    axes: value of each axis. group: identifier of the places measured together, None for a group of its own. rank: rank
-    of that group.
+    axes: value of each axis. group: identifier of the places measured together, None for a group of its own. rank,
+    keep: those of that group. named: as in `PlanPoint`.
     """
 
     axes: dict[str, int]
     ops: tuple[Op, ...]
     rank: int = 0
+    keep: int = 0
     group: Hashable = None
+    named: bool = True
 
 
 def build_plan(
@@ -255,7 +271,8 @@ def build_plan(
 
 
 def _in_groups(placed: Sequence[Placed], axes: tuple[Axis, ...], spec: DeviceSpec) -> list[Placed]:
-    """Groups neighbouring places along the longest axis, in the same way at all values of the other axes."""
+    """Groups neighbouring places along the longest axis, in the same way at all values of the other axes, and separates
+    forward from backward ops."""
     longest = max(axes, key=lambda axis: len(axis.values)).field
     # The first place at each value represents all places there.
     ops_of = {place.axes[longest]: place.ops for place in reversed(placed)}
@@ -263,17 +280,22 @@ def _in_groups(placed: Sequence[Placed], axes: tuple[Axis, ...], spec: DeviceSpe
     jumps = [predicted_jump(ops_of[a], ops_of[b], spec) for a, b in pairwise(values)]
     groups = neighbour_groups(jumps)
     group_of = {values[i]: (number, rank) for number, (indices, rank) in enumerate(groups) for i in indices}
-    ranks = {
-        axis.field: dict(zip(axis.values, _bisection_ranks(len(axis.values)), strict=True))
-        for axis in axes
-        if axis.field != longest
-    }
+    at_edges = edge_indices(jumps)
+    named = {value for i, value in enumerate(values) if i % 2 == 0 or i in at_edges}
     found = []
     for place in placed:
         number, rank = group_of[place.axes[longest]]
         others = tuple((name, value) for name, value in place.axes.items() if name != longest)
-        rank = max([rank, *(ranks[name][value] for name, value in others)])
-        found.append(replace(place, rank=rank, group=(number, others)))
+        for backward in (False, True):
+            ops = tuple(op for op in place.ops if (op.phase != "forward") == backward)
+            later = backward * len(values)  # no forward group has so high a rank or number
+            group = (number, others, backward)
+            found.append(
+                replace(
+                    place, ops=ops, rank=rank + later, keep=number + later, group=group,
+                    named=place.axes[longest] in named,
+                )
+            )  # fmt: skip
     return found
 
 
@@ -285,21 +307,23 @@ def lay_out(
     *,
     impossible: tuple[str, ...] = (),
 ) -> Plan:
-    """Builds the plan of a list of places: one point per op and provider that runs it, deduplicated, in shuffled
-    groups, with a reference point. Raises InputError if there are no points."""
+    """Builds the plan of a list of places: one point per op and provider that runs it, deduplicated, in groups shuffled
+    within their rank, with a reference point. Raises InputError if there are no points."""
     points: dict[str, PlanPoint] = {}
     members: dict[Hashable, list[list[str]]] = {}
-    ranks: dict[Hashable, int] = {}
+    orders: dict[Hashable, tuple[int, int]] = {}
     for number, place in enumerate(placed):
         name: Hashable = ("place", number) if place.group is None else ("group", place.group)
         keys = []
         for point in _points_of(place, providers, timing, spec):
             seen = points.get(point.key)
-            points[point.key] = point if seen is None else replace(seen, places=seen.places + point.places)
+            if seen is not None:
+                point = replace(seen, places=seen.places + point.places, named=seen.named or point.named)
+            points[point.key] = point
             keys.append(point.key)
         if keys:
             members.setdefault(name, []).append(keys)
-            ranks[name] = min(place.rank, ranks.get(name, place.rank))
+            orders.setdefault(name, (place.rank, place.keep))
     if not points:
         raise InputError("sweep", "no point is left to measure", "axes, ops and providers that have points in common")
     chance = random.Random(timing.seed)
@@ -309,8 +333,9 @@ def lay_out(
         for keys in places:
             chance.shuffle(keys)
         ordered = dict.fromkeys(key for keys in places for key in keys)
-        groups.append(Group(tuple(points[key] for key in ordered), ranks[name]))
+        groups.append(Group(tuple(points[key] for key in ordered), *orders[name]))
     chance.shuffle(groups)
+    groups.sort(key=lambda group: group.rank)
     return Plan(tuple(groups), _reference(list(points.values())), impossible=impossible)
 
 
@@ -324,25 +349,8 @@ def _points_of(place: Placed, providers: Sequence[str], timing: TimingOptions, s
                     provider=provider,
                     places=(Place(place.axes, op.label, op.count),),
                     estimate_s=point_estimate_s(op.workload, timing, spec),
+                    named=place.named,
                 )
-
-
-def _bisection_ranks(count: int) -> list[int]:
-    """Returns the rank of each index of an axis filled by halving: 0 for both ends, 1 for the middle, 2 for the
-    quarters, …
-
-    >>> _bisection_ranks(5)
-    [0, 2, 1, 2, 0]
-    """
-    ranks = [0] * count
-    spans = [(0, count - 1, 1)]
-    while spans:
-        low, high, rank = spans.pop()
-        if high - low >= 2:
-            middle = (low + high) // 2
-            ranks[middle] = rank
-            spans += [(low, middle, rank + 1), (middle, high, rank + 1)]
-    return ranks
 
 
 def _reference(points: Sequence[PlanPoint]) -> PlanPoint | None:

@@ -1,9 +1,11 @@
 """Selects the points that a sweep measures after its plan: bisection to edges and adaptive sampling.
 
-Entry points: `Refine` (used by `analysis.check`) and `LeastSure` (used by `session`), each the `more` of a
-`runner.Sweep`: a function from all records so far to the points to measure next. `Refine` runs one `EdgeSearch` per gap
-of the coarse pass. A gap of g sizes takes log2(g) points for one edge; both halves of an interval are searched if each
-holds a part of the jump.
+Entry points: `Refine`, used by `analysis.check`; `LeastSure`, used by `session`; the results `Edge`, `Gap` and
+`PlacedGap`. Used by the command `sweep` too.
+
+`Refine` and `LeastSure` are functions from all records so far to the points to measure next (`more` of `runner.Sweep`).
+`Refine` runs one `EdgeSearch` per gap of the coarse pass. A gap of g sizes takes log2(g) points for one edge; both
+halves of an interval are searched if each holds a part of the jump.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from math import ceil, exp, log, sqrt
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_int
 from quantbench.providers.catalog import expand
-from quantbench.stats import median
+from quantbench.stats import typical_us
 from quantbench.store.record import Measured, Record
 from quantbench.sweep.axes import Axis, with_defaults
 from quantbench.sweep.options import SweepOptions, whole_plan
@@ -89,7 +91,7 @@ class EdgeSearch:
     def tell(self, samples_us: Sequence[float]) -> None:
         """Adds the samples in microseconds at the wanted size."""
         size = self._expect_wanted()
-        self._times_us[size] = median(samples_us)
+        self._times_us[size] = typical_us(samples_us)
         low, high = self._open.pop(0)
         halves = [(low, size), (size, high)]
         jumps = [self._jump(*half) for half in halves]
@@ -287,7 +289,7 @@ def _time_us(record: Record) -> float | None:
     outcome = record.outcome
     if record.role != "point" or not isinstance(outcome, Measured) or outcome.grade.letter == "rejected":
         return None
-    return median(outcome.measurement.samples_us)
+    return typical_us(outcome.measurement.samples_us)
 
 
 def _sizes(workload: object) -> tuple[int, int, int]:

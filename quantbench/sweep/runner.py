@@ -1,8 +1,10 @@
 """Runs the loop of a sweep: sends each missing point to a worker, grades the reply and writes the record.
 
-Entry point: `Sweep.run`, used by `session.SweepSession` and `quantbench.cluster`. It repeats the reference point to
-measure drift and keeps the budget. Workers, writer, clock and progress are injected, so that resuming, drift, crashes
-and budgets are tested without a device.
+Entry points: `Sweep`, with its method `run`; `Progress` and `Finished`, which the commands print. Used by `session`,
+`cluster` and the command `sweep`.
+
+The loop repeats the reference point to measure drift and keeps the budget. Workers, writer, clock and progress are
+injected, so that resuming, drift, crashes and budgets are tested without a device.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Protocol
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import MeasurementError
-from quantbench.stats import median
+from quantbench.stats import median, typical_us
 from quantbench.store.record import Failed, Measured, Outcome, Record, Skipped
 from quantbench.sweep import naming
 from quantbench.sweep.child import Asked, WorkerLostError
@@ -28,10 +30,14 @@ _LIMIT_FACTOR = 20
 _LIMIT_FLOOR_S = 60.0
 # The sweep fails after this many lost workers in a row.
 _MAX_LOST_IN_A_ROW = 5
-#: Multiple of the budget after which the point in progress is ended and left for --resume.
+# Multiple of the budget after which the point in progress is ended and left for --resume.
 HARD_STOP = 1.2
 # Share of the budget for the plan if points of `more` follow.
 _SHARE_OF_THE_PLAN = 0.6
+# Where identifying the kernels takes more than this share of the timing, only `PlanPoint.named` ones are identified.
+_MOST_NAMING = 0.5
+# Identified points that decide on it; the first ones also start the profiler.
+_NAMING_POINTS = 5
 # The groups that fit are reselected after every such share of the budget.
 _CHOOSE_EVERY = 0.02
 
@@ -83,12 +89,12 @@ class _NoWorkerError(Exception):
 class Sweep:
     """One pass over the points of a plan that are not in `done`, then over those of `more`.
 
-    budget_s: wall seconds from construction, None for no limit. Groups of the plan, including those left out, run while
-    their expected time at the pace so far fits; at least one group runs. hard_s: seconds after which the point in
-    progress is ended, None for 1.2 budgets. limit_s: seconds after which a point counts as hanging, None to derive it
-    from the estimate. records: records of the run so far, passed to `more`; extended by this pass. interpreter: whether
-    Triton's kernels run in its interpreter, which spoils their times. more_references: points measured with the plan's
-    reference at the beginning and end, to compare devices.
+    budget_s: wall seconds from the worker's first answer, so that its start is not counted; None for no limit. Groups
+    of the plan, including those left out, run while their expected time at the pace so far fits; at least one group
+    runs. The point in progress at 1.2 budgets is ended. limit_s: seconds after which a point counts as hanging, None to
+    derive it from the estimate. records: records of the run so far, passed to `more`; extended by this pass.
+    interpreter: whether Triton's kernels run in its interpreter, which spoils their times. more_references: points
+    measured with the plan's reference at the beginning and end, to compare devices.
     """
 
     plan: Plan
@@ -101,7 +107,6 @@ class Sweep:
     clock: Callable[[], float]
     on_progress: Callable[[Progress], None] = lambda progress: None
     budget_s: float | None = None
-    hard_s: float | None = None
     limit_s: float | None = None
     first_reference_us: float | None = None
     more: More | None = None
@@ -112,8 +117,7 @@ class Sweep:
 
     def __post_init__(self) -> None:
         self._start_s = self.clock()
-        if self.budget_s is not None and self.hard_s is None:
-            self.hard_s = HARD_STOP * self.budget_s
+        self._ready = False
         self._pace = Pace(self.timing, self.spec)
         self._seen = set(self.done)
         self._progress = Progress(total=0)
@@ -122,6 +126,7 @@ class Sweep:
         self._begun = False
         self._worker: Asked | None = None
         self._lost_in_a_row = 0
+        self._naming_shares: list[float] = []
         self._last_reference_us = self.first_reference_us
 
     def run(self) -> Finished:
@@ -198,8 +203,8 @@ class Sweep:
         return set(map(id, found))
 
     def _missing(self) -> list[Group]:
-        """Returns the plan's groups with a missing point."""
-        every = (*self.plan.groups, *self.plan.left_out)
+        """Returns the plan's groups with a missing point, in the order they run."""
+        every = sorted((*self.plan.groups, *self.plan.left_out), key=lambda group: group.rank)
         return [group for group in every if any(point.key not in self._seen for point in group.points)]
 
     def _look_ahead(self, points: Sequence[PlanPoint]) -> None:
@@ -229,7 +234,7 @@ class Sweep:
             self._repeat_reference(self.plan.reference)
         self._progress.current = f"{point.provider} {point.workload}"
         self._tick()
-        reply = self._ask(point)
+        reply = self._ask(point, name=point.named or not self._naming_takes_long())
         outcome = self._outcome(reply, point)
         self._append(point, outcome, reply, role="point")
         self._seen.add(point.key)
@@ -246,16 +251,24 @@ class Sweep:
         self._progress.current = f"reference {point.workload}"
         reply = self._ask(point)
         if reply.measurement is not None:
-            self._last_reference_us = median(reply.measurement.samples_us)
+            self._last_reference_us = typical_us(reply.measurement.samples_us)
             self.first_reference_us = self.first_reference_us or self._last_reference_us
         self._append(point, self._outcome(reply, point), reply, role="reference")
 
-    def _ask(self, point: PlanPoint) -> Reply:
-        request = Request(point.workload, point.provider)
+    def _naming_takes_long(self) -> bool:
+        shares = self._naming_shares
+        return len(shares) >= _NAMING_POINTS and median(shares) > _MOST_NAMING
+
+    def _ask(self, point: PlanPoint, *, name: bool = False) -> Reply:
+        """Sends a point to the worker, which is started if there is none. name: whether to identify the kernel."""
+        # The first request also starts the profiler, before the budget's clock.
+        request = Request(point.workload, point.provider, name or not self._ready)
         limit_s = self.limit_s or max(_LIMIT_FLOOR_S, _LIMIT_FACTOR * point.estimate_s)
         if self.spec.kind == "cuda":
             limit_s += naming.LIMIT_S
-        until_hard_stop_s = limit_s if self.hard_s is None else self.hard_s - self._elapsed_s()
+        until_hard_stop_s = limit_s
+        if self.budget_s is not None and self._ready:
+            until_hard_stop_s = HARD_STOP * self.budget_s - self._elapsed_s()
         if until_hard_stop_s <= 0:
             raise _OutOfTimeError
         starting = self._worker is None
@@ -274,13 +287,19 @@ class Sweep:
             self._lost_in_a_row = _MAX_LOST_IN_A_ROW
             return Reply(failed=("error", str(refused)))
         self._lost_in_a_row = 0
+        if not self._ready:
+            self._ready = True
+            self._start_s = self.clock()
         if reply.broken:
             self._end_worker()
         if reply.measurement is not None:
             # The first answer of a worker includes its start: loading torch, allocating the flush buffer, compiling.
             took_s = None if starting else self.clock() - asked_s
-            self._pace.learn(point.workload, median(reply.measurement.samples_us), took_s)
+            self._pace.learn(point.workload, typical_us(reply.measurement.samples_us), took_s)
         self.phases_s.update(reply.phases_s)
+        if "identify" in reply.phases_s:
+            timing_s = reply.phases_s.get("warm-up", 0.0) + reply.phases_s.get("measuring", 0.0)
+            self._naming_shares.append(reply.phases_s["identify"] / max(timing_s, 1e-9))
         return reply
 
     def _outcome(self, reply: Reply, point: PlanPoint) -> Outcome:
@@ -318,6 +337,7 @@ class Sweep:
             places=point.places if role == "point" else (),
             role=role,
             elapsed_s=self._elapsed_s(),
+            phases_s=reply.phases_s,
         )
         self.writer.append(record)
         self.records.append(record)

@@ -1,7 +1,7 @@
 """Runs a sweep on one device from start to end.
 
 Entry point: `SweepSession` (`new` builds the plan and the run folder, `resume` reopens a run, `run` measures). Used by
-`quantbench sweep` and `check`; `quantbench.cluster` has its own session and uses the functions below the class.
+the commands `sweep` and `check`; `cluster.session`, which sweeps several devices, uses the functions below the class.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pathlib import Path
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import StoreError
-from quantbench.stats import median
+from quantbench.stats import typical_us
 from quantbench.store.environment import relevant_environment
-from quantbench.store.folder import RunWriter
-from quantbench.store.record import Measured, Record
+from quantbench.store.folder import Run, RunWriter
+from quantbench.store.record import Failed, Measured, Record
 from quantbench.store.run import RunInfo, now_text, read_run_info
 from quantbench.sweep.axes import Axis
 from quantbench.sweep.child import Asked
@@ -29,75 +29,56 @@ from quantbench.sweep.messages import Hello
 from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json, plan_sweep
 from quantbench.sweep.plan import Plan
 from quantbench.sweep.refine import LeastSure
-from quantbench.sweep.runner import HARD_STOP, Finished, More, Progress, Sweep
+from quantbench.sweep.runner import Finished, More, Progress, Sweep
 
 Connect = Callable[[], Asked]
-
-# Least seconds for the first points, however long the start took.
-_LEAST_S = 5.0
-# Largest share of the budget that is reserved for the time after measuring.
-_MOST_RESERVED = 0.5
 
 
 class SweepSession:
     """Sweep into one run folder: `new` or `resume`, then `run`. Use as a context manager.
 
     worker: worker that identified the device; it also measures. connect: starts another. plan: plan of the missing
-    points. spent_s: seconds of the budget that the start took.
+    points. num_retried: number of points that failed once and are tried again.
     """
 
-    def __init__(
-        self, worker: Asked, connect: Connect, options: SweepOptions, plan: Plan, writer: RunWriter, spent_s: float
-    ) -> None:
+    def __init__(self, worker: Asked, connect: Connect, options: SweepOptions, plan: Plan, writer: RunWriter) -> None:
         self.hello = worker.hello
         self.options = options
         self.plan = plan
-        self.spent_s = spent_s
         self.folder = writer.folder
         self.finished: Finished | None = None
+        self.num_retried = 0
         self._worker: Asked | None = worker
         self._connect = connect
         self._writer = writer
         self._records: tuple[Record, ...] = ()
 
     @classmethod
-    def new(
-        cls,
-        make_options: Callable[[DeviceSpec], SweepOptions],
-        results: Path,
-        connect: Connect,
-        start_s: float | None = None,
-    ) -> SweepSession:
+    def new(cls, make_options: Callable[[DeviceSpec], SweepOptions], results: Path, connect: Connect) -> SweepSession:
         """Starts a worker, builds the plan for its device and creates the run's folder under `results`.
 
-        make_options: function from the device to the options (default dtype and budget depend on it). start_s: start of
-        the budget on the monotonic clock, None for now.
+        make_options: function from the device to the options (default dtype and budget depend on it).
         """
-        start_s = time.monotonic() if start_s is None else start_s
         worker = connect()
         try:
             device = worker.hello.device
             options = make_options(device)
             options.timing.require_device(device.kind)
             worker.begin(options.timing)  # it allocates the flush buffer while the plan is made
-            spent_s = time.monotonic() - start_s
-            axes, plan = plan_sweep(_with_what_is_left(options, spent_s), device)
+            axes, plan = plan_sweep(options, device)
             adaptive_more(options, device)  # raises before there is a folder
             info = begun(worker.hello, options, axes, results)
-            return cls(worker, connect, options, plan, RunWriter.create(results, info), spent_s)
+            return cls(worker, connect, options, plan, RunWriter.create(results, info))
         except BaseException:
             worker.close()
             raise
 
     @classmethod
-    def resume(
-        cls, folder: Path, connect: Connect, budget_s: float | None = None, start_s: float | None = None
-    ) -> SweepSession:
+    def resume(cls, folder: Path, connect: Connect, budget_s: float | None = None) -> SweepSession:
         """Reopens a run to measure its missing points, with its options and on the same device.
 
-        budget_s: seconds for this session, None for all points of the plan. start_s: as for `new`.
+        budget_s: seconds for this session, whatever earlier ones took; None for all points of the plan.
         """
-        start_s = time.monotonic() if start_s is None else start_s
         options = resumed_options(folder, budget_s)
         writer, run = RunWriter.resume(folder)
         worker: Asked | None = None
@@ -107,11 +88,12 @@ class SweepSession:
             if device.name != run.info.device.name:
                 raise StoreError("resume", f"this device is {device.name}", f"{run.info.device.name}, as in {folder}")
             worker.begin(options.timing)
-            done = {record.key for record in run.records if record.role == "point"}
-            spent_s = time.monotonic() - start_s
-            _, plan = plan_sweep(_with_what_is_left(options, spent_s), device, done)
-            session = cls(worker, connect, options, plan, writer, spent_s)
-            session._records = run.records
+            records = records_to_keep(run)
+            done = {record.key for record in records if record.role == "point"}
+            _, plan = plan_sweep(options, device, done)
+            session = cls(worker, connect, options, plan, writer)
+            session._records = records
+            session.num_retried = len(run.records) - len(records)
             return session
         except BaseException:
             writer.close()
@@ -145,12 +127,6 @@ class SweepSession:
 
         more: selects points beyond the plan, such as a bisection to its edges.
         """
-        budget_s = self.options.budget_s
-        if budget_s is not None:
-            # The table, the analysis and the plot after measuring take about as long as the start.
-            used_s = self.spent_s + min(self.spent_s, _MOST_RESERVED * budget_s)
-            hard_s = max(HARD_STOP * budget_s - used_s, _LEAST_S)
-            budget_s = max(budget_s - used_s, 0.0)
         sweep = Sweep(
             plan=self.plan,
             run_id=self._writer.info.run_id,
@@ -161,8 +137,7 @@ class SweepSession:
             writer=self._writer,
             clock=clock,
             on_progress=on_progress,
-            budget_s=budget_s,
-            hard_s=None if budget_s is None else hard_s,
+            budget_s=self.options.budget_s,
             limit_s=self.options.limit_s,
             first_reference_us=first_reference_us(self._records, self.plan),
             more=more or adaptive_more(self.options, self.hello.device),
@@ -256,11 +231,13 @@ def resumed_options(folder: Path, budget_s: float | None) -> SweepOptions:
     return replace(options_from_json(info.options), budget_s=budget_s)
 
 
-def _with_what_is_left(options: SweepOptions, spent_s: float) -> SweepOptions:
-    """Reduces the budget by the seconds that the start took."""
-    if options.budget_s is None:
-        return options
-    return replace(options, budget_s=max(options.budget_s - spent_s, 0.0))
+def records_to_keep(run: Run) -> tuple[Record, ...]:
+    """Returns the records of a resumed run without those of the points that failed once, which are tried again."""
+    return tuple(
+        record
+        for record in run.records
+        if record.role != "point" or not isinstance(record.outcome, Failed) or record.key in run.retried
+    )
 
 
 def first_reference_us(records: tuple[Record, ...], plan: Plan) -> float | None:
@@ -269,7 +246,7 @@ def first_reference_us(records: tuple[Record, ...], plan: Plan) -> float | None:
         if plan.reference is None or (record.role, record.key) != ("reference", plan.reference.key):
             continue
         if isinstance(record.outcome, Measured):
-            return median(record.outcome.measurement.samples_us)
+            return typical_us(record.outcome.measurement.samples_us)
     return None
 
 

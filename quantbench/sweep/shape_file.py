@@ -1,7 +1,8 @@
 """Reads and writes the files of `sweep --shapes`.
 
-Entry points: `read_shapes` (GEMM sizes in CSV), `read_shape_file` and `write_shape_file` (transformer shapes in JSON,
-written by `advise --shapes-out`). Versions of the JSON format: 1: initial.
+Entry points: `read_shapes` (GEMM sizes in CSV) and `read_shape_file` (transformer shapes in JSON), used by the command
+`sweep`; `write_shape_file`, used by the command `advise` (`--shapes-out`); `NamedShape`, used by `advice.report` and
+`report.shape_comparison`. Versions of the JSON format: 1: initial.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from quantbench.errors import InputError, StoreError
-from quantbench.files import open_text, read_text, reason
+from quantbench.errors import InputError
+from quantbench.files import open_text, read_text, reason, write_file
 from quantbench.store.typed import decode
 from quantbench.units import signed_percent
 from quantbench.workload import TransformerShape
@@ -64,10 +65,7 @@ class NamedShape:
 def write_shape_file(path: Path, shapes: Sequence[NamedShape]) -> None:
     """Writes a file of transformer shapes. Raises StoreError if it cannot be written."""
     data = {"format": SHAPES_FORMAT, "version": SHAPES_VERSION, "shapes": [asdict(shape) for shape in shapes]}
-    try:
-        path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise StoreError("write shapes", f"{path} ({error.strerror})", "a file that can be written") from None
+    write_file("write shapes", path, json.dumps(data, indent=1) + "\n")
 
 
 def read_shape_file(path: Path) -> tuple[NamedShape, ...]:

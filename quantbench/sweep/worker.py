@@ -1,9 +1,11 @@
 """Measures points in a process of its own: `python -m quantbench.sweep.worker READ_FD WRITE_FD [PROVIDER…]`.
 
-Started by `child.WorkerProcess`; `measure` is also used by the pytest fixture. Each line of input is a request in JSON,
-answered by one reply. Errors that torch, CUDA or a provider raise become the point's outcome. An unexpected error ends
-this process, and the sweep records the last line of the traceback. After a crash, a hang or a lost CUDA context the
-sweep starts a new process.
+Entry points: the process, started by `child`; `measure`, used by `pytest_plugin`; `copies_of`, used by
+`tools.evidence`.
+
+Each line of input is a request in JSON, answered by one reply. Errors that torch, CUDA or a provider raise become the
+point's outcome. An unexpected error ends this process, and the sweep records the last line of the traceback. After a
+crash, a hang or a lost CUDA context the sweep starts a new process.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ if TYPE_CHECKING:
     from quantbench.timing.options import TimingOptions
     from quantbench.timing.session import Timer
 
-# Work that needs more copies than this to fill the cache is timed with flushes instead.
-_MOST_COPIES = 500
+# Work that needs more copies than this to fill the cache cannot be timed in cold graphs: making them takes seconds.
+_MOST_COPIES = 6000
 
 
 class Worker:
@@ -70,15 +72,14 @@ class Worker:
             return Reply(failed=(kind, str(error)), phases_s=self._phases_s)
         except QuantbenchError as error:
             return Reply(failed=("error", str(error)), phases_s=self._phases_s)
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            return Reply(failed=("out_of_memory", first_line(error)), phases_s=self._phases_s)
-        except RuntimeError as error:
+        except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
             message = first_line(error)
             if context_lost(error):
                 return Reply(failed=("illegal_access", message), phases_s=self._phases_s, broken=True)
-            kind = "out_of_memory" if "can't allocate memory" in str(error) else "error"
+            out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+            if out_of_memory and torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            kind = "out_of_memory" if out_of_memory or "can't allocate memory" in str(error) else "error"
             return Reply(failed=(kind, message), phases_s=self._phases_s)
 
     def _run(self, request: Request) -> Reply:
@@ -101,7 +102,7 @@ class Worker:
         self._phases_s["warm-up"] = self._timer.warmup_s - warmup_before_s
         self._phases_s["measuring"] = self._timer.measuring_s - measuring_before_s
         launch = point.launch
-        if launch is None and self._spec.kind == "cuda":
+        if launch is None and request.name and self._spec.kind == "cuda":
             torch.cuda.empty_cache()
             start_s = time.perf_counter()
             launch = self._name(request)

@@ -1,4 +1,7 @@
-"""Times runs on a GPU or a CPU. Entry point: `make_timer`, used by the sweep worker, the pytest plugin and `tools/`."""
+"""Times runs on a GPU or a CPU.
+
+Entry point: `make_timer`. Used by `sweep.worker`, `pytest_plugin` and `tools.evidence`.
+"""
 
 from __future__ import annotations
 

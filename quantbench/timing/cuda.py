@@ -1,16 +1,15 @@
-"""Times runs on a CUDA device with one of three methods.
+"""Times runs on a CUDA device with one of two methods.
 
-Entry points: `CudaTimer`, created by `make_timer`, and `choose_method`, which selects the method. `cuda_samplers`
+Entry points: `CudaTimer`, created by `make_timer`, and `runs_in_graph`, which sets what a graph holds. `cuda_samplers`
 defines the order of launches of each method, `cuda_device` makes the CUDA calls.
 
-- events: runs of 20 µs and more. One run between two events, after a flush if the cache is cold.
-- replay: shorter runs with a hot cache, or with a cold one if there are copies to rotate over. A sample is the mean of
-  many runs in one graph.
-- flushed_graph: shorter runs with a cold cache and no copies (needs a torch that records events in graphs). One run
-  between two events inside a graph, after a flush.
+- events (modes `auto` and `events`): one run between two events behind a held stream, after a flush if the cache is
+  cold. The time includes 1-2.5 µs between events and kernel; `floor_us` of each measurement is that of an empty kernel.
+- graph (mode `graph`): a sample is the mean of many runs in one graph, without that part. With a cold cache the graph
+  rotates over copies (see `rotation`).
 
-`events` and `flushed_graph` both include the same 1-2 µs between event and kernel, so a sweep that crosses 20 µs shows
-no step there. `replay` does not include them: do not compare its times with those of single runs.
+The method never depends on how long a run takes: a sweep that changed method on the way would show a step of 5-12 %
+there. Events tick at 0.5 µs or more, which `quantbench.stats` takes out of the samples.
 
 Cold means that neither input nor output is in L2 and that L2 holds nothing that must be written back first. The flush
 therefore *reads* a buffer of COLD_L2_MULTIPLE times L2. Reading evicts everything, dirty lines of earlier outputs
@@ -21,20 +20,17 @@ that a kernel asked to keep (evict_last, persisting windows); rotating over copi
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import ceil
 from time import perf_counter, sleep
 
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.measurement import Measurement
-from quantbench.timing.cuda_samplers import MAX_QUEUED, CudaOps, EventSampler, FlushedGraphSampler, replay_sampler
+from quantbench.stats import typical_us
+from quantbench.timing.cuda_samplers import MAX_QUEUED, CudaOps, EventSampler, replay_sampler
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import Run, cold_copies
 from quantbench.timing.session import Audit, Timer
-
-# Below this the 1-2 µs between events and kernel are 10 % of the time, and a launch takes the host as long as the run.
-_GRAPH_BELOW_US = 20.0
 
 # A graph of many runs takes about this long, so that the events' tick is 0.1 % of it.
 _GRAPH_US = 500.0
@@ -44,61 +40,31 @@ _MAX_GRAPH_RUNS = 1000
 _EVENT_TICK_US = 0.5
 
 
-@dataclass(frozen=True)
-class Method:
-    """Timing method of one point. name: `events`, `replay` or `flushed_graph`. copies: number of copies that rotate
-    with the run itself. runs_per_sample: runs between two events."""
+def runs_in_graph(
+    options: TimingOptions, run_us: float, *, copies: int, min_bytes: int | None, l2_bytes: int
+) -> tuple[int, int]:
+    """Returns how many copies rotate with a run in its graph, and how many runs the graph has.
 
-    name: str
-    copies: int = 0
-    runs_per_sample: int = 1
-
-    @property
-    def mode(self) -> str:
-        """Value of the measurement's `mode` field: `events` or `graph`."""
-        return "events" if self.name == "events" else "graph"
-
-
-def choose_method(
-    options: TimingOptions,
-    steady_us: float,
-    *,
-    copies: int,
-    min_bytes: int | None,
-    l2_bytes: int,
-    events_in_graphs: bool,
-) -> Method:
-    """Selects the method for a run that takes steady_us once the device is warm.
-
-    copies: copies of the run that are available. min_bytes: least number of bytes that one run touches; if None, copies
-    are not used, since they might fit into the cache. Raises UnsupportedError if mode = 'graph' is requested and cannot
-    be timed with a cold cache.
+    run_us: approximate time of the run. copies: number of copies that are available. min_bytes: least number of bytes
+    that one run touches; if None, copies are not used, since they might fit into the cache. Raises UnsupportedError if
+    the cache is to be cold and there are too few copies.
     """
-    if options.mode == "events" or (options.mode == "auto" and steady_us >= _GRAPH_BELOW_US):
-        return Method("events")
-    many = min(_MAX_GRAPH_RUNS, ceil(_GRAPH_US / steady_us))
+    many = min(_MAX_GRAPH_RUNS, ceil(_GRAPH_US / run_us))
     if options.cache == "hot":
-        return Method("replay", runs_per_sample=many)
+        return 0, many
     needed = cold_copies(l2_bytes, min_bytes) if min_bytes else None
-    if needed is not None and copies + 1 >= needed:
-        rounds = max(1, many // needed)
-        return Method("replay", copies=needed - 1, runs_per_sample=needed * rounds)
-    if events_in_graphs:
-        return Method("flushed_graph")
-    if options.mode == "auto":
-        return Method("events")
-    raise UnsupportedError(
-        "timing",
-        "mode = 'graph' with a cold cache: this torch records no events in graphs",
-        f"torch 2.8 or later, or {'min_bytes and ' if needed is None else f'{needed - 1} '}copies to rotate over",
-    )
+    if needed is None or copies + 1 < needed:
+        found = f"mode = 'graph' with a cold cache and {copies} copies"
+        wanted = "min_bytes and copies" if needed is None else f"{needed - 1} copies"
+        raise UnsupportedError("timing", found, f"{wanted} to rotate over, or mode = 'auto'")
+    return needed - 1, needed * max(1, many // needed)
 
 
 class CudaTimer(Timer):
     """Timer for the current CUDA device.
 
     spec: device whose L2 size is used. state: reads clock, power and throttle reasons. Tests replace ops, now and
-    pause.
+    pause. Times an empty kernel in the mode of `options` first.
     """
 
     _batch_limit = MAX_QUEUED
@@ -125,6 +91,13 @@ class CudaTimer(Timer):
         super().__init__(options, now, pause)
         self._spec = spec
         self._ops = ops
+        self._mode = "graph" if options.mode == "graph" else "events"
+        ops.empty()
+        ops.synchronize()
+        sampler = self._events(ops.empty)
+        if self._mode == "graph":
+            sampler = replay_sampler(ops, [ops.empty] * _MAX_GRAPH_RUNS)
+        self._floor_us = self._warm_up(sampler).typical_us
 
     def measure(
         self, run: Run, *, rotate: Sequence[Run] = (), min_bytes: int | None = None, audit: Audit | None = None
@@ -136,24 +109,18 @@ class CudaTimer(Timer):
         for _ in range(2):
             run()
         self._ops.synchronize()
-        cold = self._options.cache == "cold"
         before = (lambda: None) if audit is None else audit.before_sample
-        sampler: EventSampler | FlushedGraphSampler = EventSampler(self._ops, run, flush=cold, before=before)
+        sampler = self._events(run, before)
+        if self._mode == "graph":
+            run_us = max(_EVENT_TICK_US, typical_us(sampler.sample(MAX_QUEUED).samples_us))
+            copies, runs = runs_in_graph(
+                self._options, run_us, copies=len(rotate), min_bytes=min_bytes, l2_bytes=self._spec.l2_bytes
+            )
+            turn = [run, *(rotate[i] for i in range(copies))]
+            sampler = replay_sampler(self._ops, turn * (runs // len(turn)), before)
         warm = self._warm_up(sampler)
-        method = choose_method(
-            self._options,
-            warm.typical_us,
-            copies=len(rotate),
-            min_bytes=min_bytes,
-            l2_bytes=self._spec.l2_bytes,
-            events_in_graphs=self._ops.events_in_graphs,
-        )
-        if method.name == "replay":
-            runs = [run, *(rotate[i] for i in range(method.copies))]
-            sampler = replay_sampler(self._ops, runs * (method.runs_per_sample // len(runs)), before)
-            warm = self._warm_up(sampler)
-        elif method.name == "flushed_graph":
-            sampler = FlushedGraphSampler(self._ops, run, before)
-            warm = self._warm_up(sampler)
-        tick_us = _EVENT_TICK_US / sampler.runs_per_sample
-        return self._sample(sampler, warm, audit, start_s, method.mode, sampler.runs_per_sample, tick_us)
+        runs = sampler.runs_per_sample
+        return self._sample(sampler, warm, audit, start_s, self._mode, runs, _EVENT_TICK_US / runs)
+
+    def _events(self, run: Run, before: Run = lambda: None) -> EventSampler:
+        return EventSampler(self._ops, run, flush=self._options.cache == "cold", before=before)

@@ -1,11 +1,10 @@
 """Implements the samplers' CUDA calls with torch and two small Triton kernels.
 
-Entry point: `TorchCuda`, the `CudaOps` that `CudaTimer` creates.
+Entry point: `TorchCuda`, used by `cuda`.
 """
 
 from __future__ import annotations
 
-import inspect
 import os
 import subprocess
 from collections.abc import Callable
@@ -110,9 +109,9 @@ class SleepHold:
 class TorchEventPair:
     """Two timing events on the current stream."""
 
-    def __init__(self, **flags: bool) -> None:
-        self._start = torch.cuda.Event(enable_timing=True, **flags)
-        self._stop = torch.cuda.Event(enable_timing=True, **flags)
+    def __init__(self) -> None:
+        self._start = torch.cuda.Event(enable_timing=True)
+        self._stop = torch.cuda.Event(enable_timing=True)
 
     def start(self) -> None:
         """Record the start."""
@@ -144,7 +143,6 @@ class TorchCuda:
         self._buffer = torch.ones(COLD_L2_MULTIPLE * l2_bytes // 4, dtype=torch.float32, device="cuda")
         self._sink = torch.zeros((), dtype=torch.float32, device="cuda")
         self._graph_stream = torch.cuda.Stream()
-        self.events_in_graphs = records_events_in_graphs()
         self._stamps = torch.zeros((MAX_QUEUED + 1, _MAX_SMS, 2), dtype=torch.int64, device="cuda")
         self._stamp_rows = list(self._stamps)
         self._stamp_blocks = 2 * properties.multi_processor_count
@@ -154,10 +152,13 @@ class TorchCuda:
         self.flush()
         self.synchronize()
 
-    def event_pair(self, *, in_graph: bool = False) -> TorchEventPair:
-        """Returns a new pair. Events in a graph must be `external`; otherwise torch treats them as dependencies in
-        it."""
-        return TorchEventPair(external=True) if in_graph else TorchEventPair()
+    def event_pair(self) -> TorchEventPair:
+        """Returns a new pair."""
+        return TorchEventPair()
+
+    def empty(self) -> None:
+        """Queue a kernel of one thread block that writes one number."""
+        self._sink.fill_(0.0)
 
     def flush(self) -> None:
         """Read the whole buffer (`quantbench.timing.cuda` explains the flush)."""
@@ -238,12 +239,6 @@ class TorchCuda:
         self._hold = held
         self._stamp_kernel = probes.stamp
         return ""
-
-
-def records_events_in_graphs() -> bool:
-    """Returns whether this torch records events inside a graph. torch for ROCm refuses ("External events are disallowed
-    in rocm", c10/cuda/CUDAEvent.h of torch 2.11)."""
-    return torch.version.hip is None and "external" in inspect.signature(torch.cuda.Event.__new__).parameters
 
 
 def clocks_from_stamps(stamps: npt.NDArray[np.int64]) -> tuple[float, ...]:

@@ -1,7 +1,7 @@
 """Orders the launches in a batch of samples.
 
-Entry points: `EventSampler`, `replay_sampler`, `FlushedGraphSampler`, used by `CudaTimer`. CUDA calls are injected
-(`CudaOps`). A batch has one synchronisation:
+Entry points: `EventSampler` and `replay_sampler`, used by `cuda`; `CudaOps`, the CUDA calls that are injected,
+implemented in `cuda_device`. A batch has one synchronisation:
 
     hold the stream · stamp · [audit · flush · start event · run · stop event · stamp] × count · release · wait
 
@@ -46,10 +46,11 @@ class EventPair(Protocol):
 class CudaOps(Protocol):
     """CUDA calls that samplers need; implemented by `cuda_device.TorchCuda` and by the tests' fake."""
 
-    events_in_graphs: bool
+    def event_pair(self) -> EventPair:
+        """Returns a new pair."""
 
-    def event_pair(self, *, in_graph: bool = False) -> EventPair:
-        """Returns a new pair. in_graph: whether it is recorded inside a captured graph."""
+    def empty(self) -> None:
+        """Queue a kernel that does nothing, or next to nothing."""
 
     def flush(self) -> None:
         """Queue the flush of the last-level cache."""
@@ -135,46 +136,6 @@ def replay_sampler(ops: CudaOps, runs: Sequence[Run], before: Run = lambda: None
     replay()  # the first launch of a graph uploads it, which must not happen behind a hold
     ops.synchronize()
     return EventSampler(ops, replay, flush=False, before=before, runs_per_sample=len(runs))
-
-
-class FlushedGraphSampler:
-    """Sampler that replays a graph of [flush · start event · run · stop event], repeated: cold single runs.
-
-    The events are nodes of the graph and do not enclose the flush; each run is one sample. A sample also includes the
-    1-2 µs between events and kernel, and has the resolution of an event.
-    """
-
-    runs_per_sample = 1
-
-    def __init__(self, ops: CudaOps, run: Run, before: Run = lambda: None) -> None:
-        self._ops = ops
-        self._before = before
-        self._pairs = [ops.event_pair(in_graph=True) for _ in range(MAX_QUEUED)]
-
-        def body() -> None:
-            for pair in self._pairs:
-                ops.flush()
-                pair.start()
-                run()
-                pair.stop()
-
-        def rehearsal() -> None:
-            ops.flush()
-            run()
-
-        self._replay = ops.capture(body, rehearsal)
-        self._replay()
-        ops.synchronize()
-
-    def sample(self, count: int) -> Batch:
-        """Replays the graph once: takes MAX_QUEUED samples, whatever `count` is."""
-
-        def queue() -> None:
-            self._before()
-            self._replay()
-            self._ops.stamp(1)
-
-        return _held(self._ops, queue, stamps=2, times=lambda: [pair.elapsed_us() for pair in self._pairs])
 
 
 def _held(ops: CudaOps, queue: Callable[[], None], *, stamps: int, times: Callable[[], list[float]]) -> Batch:

@@ -1,6 +1,6 @@
 """Grades the quality of a measurement from A to D, with reasons.
 
-Entry point: `grade`, called by the sweep runner, `comm` and the pytest plugin for each point. Every reason has a
+Entry point: `grade`. Used by `sweep.runner`, `comm.session` and `pytest_plugin` for each point. Every reason has a
 weight; the letter follows from their sum: 0 is A, 1 is B, 2 and 3 are C, more is D. A rate above the hardware's peak is
 rejected.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.measurement import Grade, Measurement
-from quantbench.stats import median, median_interval, noise, outlier_share, quantiles, relative_half_width, spread, tick
+from quantbench.stats import noise, outlier_share, quantiles, relative_half_width, spread, typical_interval, typical_us
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.session import HARD_THROTTLES, KEPT, LAUNCH_GAP, NOT_A_TIME, OTHER_THREADS, PREEMPTED, THROTTLED
 
@@ -110,7 +110,7 @@ def best_clock_mhz(measurement: Measurement) -> float | None:
 
 def _impossible(m: Measurement, flops: float, min_bytes: float, spec: DeviceSpec, dtype: str | None) -> Iterator[str]:
     """Yields a message for each exceeded peak, naming the rate and the peak."""
-    time_s = median(m.samples_us) * 1e-6
+    time_s = typical_us(m.samples_us) * 1e-6
     # Not a CPU's clock: it is read between runs, where it differs, and a CPU's peaks are upper bounds already.
     clock = best_clock_mhz(m) if spec.kind != "cpu" else None
     highest, which = _ceiling(spec, dtype, clock)
@@ -156,7 +156,7 @@ def _precision(m: Measurement, options: TimingOptions) -> _Reasons:
             yield _BAD, f"{few}, too few for an interval; {options.min_samples} were asked for"
         else:
             yield _OFF, f"{few}, {options.min_samples} were asked for"
-    width = relative_half_width(m.samples_us, tick_us=tick(m.samples_us))
+    width = relative_half_width(m.samples_us)
     if options.half_width < width < float("inf"):
         why = "the noise stopped falling" if m.stopped_by == "noise_floor" else f"stopped by {m.stopped_by}"
         reason = f"the median is known to ±{width:.2%}, not to the ±{options.half_width:.2%} asked for ({why})"
@@ -174,8 +174,8 @@ def _samples(m: Measurement) -> _Reasons:
     half = len(m.samples_us) // 2
     if half >= _FEWEST:
         first, second = m.samples_us[:half], m.samples_us[-half:]
-        trend = median(second) / median(first) - 1
-        one, two = median_interval(first), median_interval(second)
+        trend = typical_us(second) / typical_us(first) - 1
+        one, two = typical_interval(first), typical_interval(second)
         apart = one.high < two.low or two.high < one.low
         if abs(trend) > _TREND_OFF and apart:
             yield _OFF, f"times went {'up' if trend > 0 else 'down'} by {abs(trend):.1%} while sampling"

@@ -1,8 +1,11 @@
 """Times a collective on all ranks at once: rank 0 leads, the others follow its commands.
 
-Entry points: `Leader`, `LeaderSampler`, `follow`; used by `quantbench comm`. Only rank 0 warms up, stops and discards
-(`LeaderSampler`). It broadcasts each command as a few integers, every rank performs it, and rank 0 gathers the results.
-A sample is the time of the slowest rank: a collective ends when the last rank has its result.
+Entry points: `Leader` and `LeaderSampler`, used on rank 0 by `comm.session`; `follow`, used on the other ranks by the
+command `comm`. `providers.collectives` implements the protocols `Ranks` and `Work`.
+
+Only rank 0 warms up, stops and discards (`LeaderSampler`). It broadcasts each command as a few integers, every rank
+performs it, and rank 0 gathers the results. A sample is the time of the slowest rank: a collective ends when the last
+rank has its result.
 """
 
 from __future__ import annotations

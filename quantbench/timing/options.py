@@ -1,6 +1,7 @@
-"""Defines and validates the timing options (`TimingOptions`). They are part of each record's key.
+"""Defines and validates the timing options, which are part of each record's key.
 
-Used by sweeps, `comm`, the pytest plugin and the timers.
+Entry point: `TimingOptions`. Used by the rest of `timing`, by `sweep`, `comm`, `cluster`, `store.record`,
+`importers.runs`, `pytest_plugin` and the commands `sweep` and `comm`.
 """
 
 from dataclasses import dataclass
@@ -16,9 +17,9 @@ DISTRIBUTIONS = ("normal", "uniform", "zeros", "integers")
 class TimingOptions:
     """Options that determine how each point is timed.
 
-    cache: cold flushes the last-level cache before every sample; hot does not. mode: events around single launches,
-    graph replays, or auto (graphs for kernels under about 20 µs, where launch overhead is visible). half_width: target
-    relative half-width of the median's 95 % confidence interval. min_samples, max_samples: bounds on accepted samples.
+    cache: cold flushes the last-level cache before every sample; hot does not. mode: events around single runs, graph
+    replays, or auto (events on a GPU; the times of all points compare). half_width: target relative half-width of the
+    median's 95 % confidence interval. min_samples, max_samples: bounds on accepted samples.
     max_time_s: wall time after which a point stops, precise or not. distribution: distribution of the random inputs.
     seed: seed of the inputs that providers prepare; before timing, `quantbench.providers.audit` replaces their values.
     """

@@ -1,14 +1,16 @@
 """Samples a point: warms up until times are steady, then takes batches until the stopping rule is satisfied.
 
-Entry points: `Timer`, the base of `CpuTimer` and `CudaTimer`; `warm_up` and `sample_point`, also used by `quantbench
-comm`. `Sampler` hides the device, and clock and sleep are injected, so tests cover warm-up, discarding and backing off
-without a GPU.
+Entry points: `Timer`, the base of `CpuTimer` and `CudaTimer`; `warm_up` and `sample_point`, also used by
+`comm.session`; `Batch` and `Audit`. Used by the other modules of `timing`, by `sweep.worker` and `pytest_plugin`.
+
+`Sampler` hides the device, and clock and sleep are injected, so tests cover warm-up, discarding and backing off without
+a GPU.
 """
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Protocol
 
@@ -16,10 +18,10 @@ from quantbench.device.nvml import HARMFUL_REASONS
 from quantbench.device.spec import DeviceState
 from quantbench.errors import MeasurementError
 from quantbench.measurement import Discarded, Measurement
-from quantbench.stats import median
+from quantbench.stats import typical_us
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import Run
-from quantbench.timing.stopping import Steadiness, StoppingRule
+from quantbench.timing.stopping import Steadiness, StoppingRule, same_clock
 
 # Device time of a batch. One synchronisation and one reading of the device's state take a millisecond or two, which is
 # little beside it; and a throttled stretch costs few samples.
@@ -92,13 +94,14 @@ class WarmUp:
     """Result of warming up.
 
     typical_us: median of the last samples. clock_mhz: their median clock, None if not known. steady: False if the time
-    limit came first. state: device state at the end.
+    limit came first. state: device state at the end. light: whether the runs took little of the time (`Steadiness`).
     """
 
     typical_us: float
     clock_mhz: float | None
     steady: bool
     state: DeviceState
+    light: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,13 +120,22 @@ def batch_size(typical_us: float, limit: int) -> int:
     return max(1, min(limit, int(_BATCH_US / typical_us)))
 
 
-def warm_up(sampler: Sampler, *, window_s: float, limit_s: float, batch_limit: int, now: Callable[[], float]) -> WarmUp:
+def warm_up(
+    sampler: Sampler,
+    *,
+    window_s: float,
+    limit_s: float,
+    batch_limit: int,
+    now: Callable[[], float],
+    known_mhz: float | None = None,
+) -> WarmUp:
     """Sample until times and clock are steady over two windows of window_s seconds, for at most limit_s seconds.
 
     Takes samples exactly as when measuring (flushes included) and discards them: other work would settle at another
-    clock. Raises MeasurementError if no sample is a finite positive time.
+    clock. known_mhz: clock at which earlier light work was steady; at this clock short windows suffice for light work
+    (see `Steadiness`). Raises MeasurementError if no sample is a finite positive time.
     """
-    steadiness = Steadiness(window_s)
+    steadiness = Steadiness(window_s, known_mhz)
     start_s = now()
     count = 1
     while True:
@@ -132,13 +144,13 @@ def warm_up(sampler: Sampler, *, window_s: float, limit_s: float, batch_limit: i
         elapsed_s = max(0.0, now() - start_s)
         if times:
             steadiness.add(elapsed_s, times, batch.clocks_mhz)
-            count = batch_size(median(times), batch_limit)
+            count = batch_size(typical_us(times), batch_limit)
         over = elapsed_s >= limit_s or steadiness.rounds >= _MAX_WARM_UP_ROUNDS or not times
         if over or steadiness.steady:
             break
     if not steadiness.rounds:
         raise MeasurementError("warm-up", f"samples of {batch.samples_us[:3]}", "finite times above 0")
-    return WarmUp(steadiness.typical_us, steadiness.clock_mhz, steadiness.steady, batch.state)
+    return WarmUp(steadiness.typical_us, steadiness.clock_mhz, steadiness.steady, batch.state, steadiness.light)
 
 
 def collect(
@@ -245,7 +257,8 @@ class Timer:
     """Base of `CpuTimer` and `CudaTimer`, which time runs on one device. Create one per process with `make_timer`,
     since creating it allocates and compiles.
 
-    warmup_s, measuring_s: wall time spent so far on warm-up and on sampling, s.
+    warmup_s, measuring_s: wall time spent so far on warm-up and on sampling, s. Subclasses for GPUs set _floor_us, the
+    time of an empty kernel.
     """
 
     _batch_limit: int
@@ -256,6 +269,8 @@ class Timer:
         self._options = options
         self._now = now
         self._pause = pause
+        self._known_mhz: float | None = None  # clock at which light work was last steady over whole windows
+        self._floor_us: float | None = None
         self.warmup_s = 0.0
         self.measuring_s = 0.0
 
@@ -272,13 +287,18 @@ class Timer:
         raise NotImplementedError
 
     def _warm_up(self, sampler: Sampler) -> WarmUp:
-        return warm_up(
+        warm = warm_up(
             sampler,
             window_s=self._warm_up_window_s,
             limit_s=min(self._warm_up_limit_s, self._options.max_time_s),
             batch_limit=self._batch_limit,
             now=self._now,
+            known_mhz=self._known_mhz,
         )
+        # Only whole windows change the known clock, by more than 1 %: it cannot creep along with a slow ramp.
+        if warm.steady and warm.light and warm.clock_mhz and not same_clock(warm.clock_mhz, self._known_mhz):
+            self._known_mhz = warm.clock_mhz
+        return warm
 
     def _sample(
         self, sampler: Sampler, warm: WarmUp, audit: Audit | None, start_s: float, mode: str, runs: int, tick_us: float
@@ -302,7 +322,7 @@ class Timer:
             self.measuring_s += self._now() - warm_s
         if audit is not None:
             audit.after_sampling(lambda: sampler.sample(1))
-        return measurement
+        return replace(measurement, floor_us=self._floor_us)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""Decides when to end the warm-up (`Steadiness`) and the sampling (`StoppingRule`), from numbers and a clock alone.
+"""Decides when to end the warm-up and the sampling, from numbers and a clock alone.
 
-Used by `quantbench.timing.session`.
+Entry points: `Steadiness` (end of the warm-up), `StoppingRule` (end of the sampling). Used by `session`.
 
 Reasons to stop sampling, strongest first:
-- precision: the relative half-width of the median's 95 % confidence interval is at or below the target;
+- precision: the relative half-width of the median's 95 % confidence interval is at or below the target. On a coarse
+  clock it narrows with the samples too (`stats.typical_interval`);
 - noise_floor: more samples no longer narrow that interval, so the target cannot be reached;
 - max_samples, max_time: the bounds.
 """
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from math import ceil, sqrt
 
 from quantbench.errors import InputError
-from quantbench.stats import median, noise, relative_half_width, tick
+from quantbench.stats import median, noise, relative_half_width, typical_us
 
 # Two neighbouring windows that differ by less than this are the same state. Clocks move in steps of 15 MHz, under 1 %
 # of any GPU's working clock.
@@ -22,12 +23,19 @@ _STEADY_SHARE = 0.01
 # Minimum samples in a window. Slow work makes the window longer.
 _MIN_WINDOW_SAMPLES = 3
 
+# Length of the windows if the clock is known: 20 to 30 cold samples of a few microseconds.
+_SHORT_WINDOW_S = 0.005
+
+# A run that takes at most this share of the time keeps the card below its power limit: one that would draw 180 % of it
+# averages to the limit if flushes draw 60 % in the rest, and for part of the rest the card is idle.
+_LIGHT_SHARE = 1 / 3
+
 # Statistics are computed each time the number of samples has grown by this factor: the total cost is n log n, and a
 # point takes at most a quarter more samples than it needs.
 _CHECK_GROWTH = 1.25
 
 # For independent samples the interval of 4n samples is half as wide as that of n. If it keeps more than 80 % of its
-# width in three checks in a row, the rest is not noise that averages out, but two modes, a drift or the clock's tick.
+# width in three checks in a row, the rest is not noise that averages out, but two modes or a drift.
 # In simulation (log-normal 5 % and exponential 30 % noise, 2000 samples) this stopped 0 of 150 points too early,
 # and recognised two modes 40 % apart after 215 samples. The idea is that of NVBench's stdrel criterion, which looks for
 # a flat standard deviation and needs more than 64 values.
@@ -35,9 +43,6 @@ _FLOOR_MIN_SAMPLES = 128
 _FLOOR_SPAN = 4
 _FLOOR_SHARE = 0.8
 _FLOOR_CHECKS = 3
-
-# If half a tick alone exceeds the target, samples beyond this many do not help. A tick seen among 64 values is real.
-_TICK_MIN_SAMPLES = 64
 
 
 @dataclass
@@ -50,10 +55,19 @@ class _Window:
         return len(self.times_us) >= _MIN_WINDOW_SAMPLES
 
 
+def same_clock(one_mhz: float | None, other_mhz: float | None) -> bool:
+    """Returns whether two clocks agree within 1 %; False if one is unknown."""
+    return bool(one_mhz and other_mhz and abs(one_mhz / other_mhz - 1) <= _STEADY_SHARE)
+
+
 class Steadiness:
     """Comparison of the last window of window_s seconds (or 3 samples, if that is longer) with the window before.
 
     The work is steady if the median times agree within 1 % plus noise, and the median clocks, if known, within 1 %.
+
+    known_mhz: clock at which earlier light work was steady. Light work needs only windows of 5 ms that end at this
+    clock: a clock that climbs from idle passes it only in the end, while work at the power limit settles at a clock of
+    its own after tens of milliseconds.
 
     >>> steadiness = Steadiness(window_s=0.1)
     >>> for at_s in (0.05, 0.10, 0.15, 0.20):
@@ -62,9 +76,11 @@ class Steadiness:
     True
     """
 
-    def __init__(self, window_s: float) -> None:
+    def __init__(self, window_s: float, known_mhz: float | None = None) -> None:
         self._window_s = window_s
+        self._known_mhz = known_mhz
         self._batches: list[tuple[float, _Window]] = []  # each with the time of its end
+        self._sampled_us = 0.0  # sum of all samples
         self.rounds = 0  # batches added so far
 
     def add(self, at_s: float, samples_us: Sequence[float], clocks_mhz: Sequence[float]) -> None:
@@ -72,46 +88,70 @@ class Steadiness:
         self._batches.append((at_s, _Window(list(samples_us), list(clocks_mhz))))
         recent = len(self._batches) - 2 * _MIN_WINDOW_SAMPLES
         self._batches = [b for i, b in enumerate(self._batches) if at_s - b[0] < 2 * self._window_s or i >= recent]
+        self._sampled_us += sum(samples_us)
         self.rounds += 1
 
     @property
     def typical_us(self) -> float:
         """Median time over the last window, µs."""
-        return median(self._windows()[1].times_us)
+        return typical_us(self._last.times_us)
 
     @property
     def clock_mhz(self) -> float | None:
         """Median clock over the last window, MHz; None if unknown."""
-        clocks = self._windows()[1].clocks_mhz
-        return median(clocks) if clocks else None
+        return _clock_mhz(self._last)
+
+    @property
+    def light(self) -> bool:
+        """Whether the samples take so little of the time that the power limit cannot lower the clock."""
+        return self._sampled_us * 1e-6 <= _LIGHT_SHARE * self._batches[-1][0]
 
     @property
     def steady(self) -> bool:
         """Whether the last two windows agree; False while they are not full."""
-        if not self._batches or self._batches[-1][0] < 2 * self._window_s:
+        return self._agree(self._window_s) or self._settled
+
+    @property
+    def _settled(self) -> bool:
+        """Whether short windows suffice."""
+        if self._known_mhz is None or not self.light or not self._agree(_SHORT_WINDOW_S):
             return False
-        old, new = self._windows()
+        return same_clock(_clock_mhz(self._windows(_SHORT_WINDOW_S)[1]), self._known_mhz)
+
+    @property
+    def _last(self) -> _Window:
+        """The window that counts: the last one, a short one if that suffices."""
+        return self._windows(_SHORT_WINDOW_S if self._settled else self._window_s)[1]
+
+    def _agree(self, window_s: float) -> bool:
+        if not self._batches or self._batches[-1][0] < 2 * window_s:
+            return False
+        old, new = self._windows(window_s)
         if not (old.full and new.full):
             return False
         # A median of n samples scatters by about 1.25 σ/√n, the difference of two by √2 of that; twice that is noise.
         fewest = min(len(old.times_us), len(new.times_us))
         scatter = 2 * sqrt(2) * 1.25 * max(noise(old.times_us), noise(new.times_us)) / sqrt(fewest)
-        if abs(median(new.times_us) / median(old.times_us) - 1) > _STEADY_SHARE + scatter:
+        if abs(typical_us(new.times_us) / typical_us(old.times_us) - 1) > _STEADY_SHARE + scatter:
             return False
-        if not (old.clocks_mhz and new.clocks_mhz):
-            return True
-        return abs(median(new.clocks_mhz) / median(old.clocks_mhz) - 1) <= _STEADY_SHARE
+        return not (old.clocks_mhz and new.clocks_mhz) or same_clock(_clock_mhz(new), _clock_mhz(old))
 
-    def _windows(self) -> tuple[_Window, _Window]:
-        """Returns the last window but one and the last window."""
+    def _windows(self, window_s: float) -> tuple[_Window, _Window]:
+        """Returns the last window of window_s seconds but one and the last."""
         old, new = _Window(), _Window()
         end_s = self._batches[-1][0]
         for at_s, batch in reversed(self._batches):
-            in_new = not old.times_us and (end_s - at_s < self._window_s or not new.full)
+            if old.full and end_s - at_s >= 2 * window_s:
+                break
+            in_new = not old.times_us and (end_s - at_s < window_s or not new.full)
             window = new if in_new else old
             window.times_us += batch.times_us
             window.clocks_mhz += batch.clocks_mhz
         return old, new
+
+
+def _clock_mhz(window: _Window) -> float | None:
+    return median(window.clocks_mhz) if window.clocks_mhz else None
 
 
 class StoppingRule:
@@ -119,7 +159,7 @@ class StoppingRule:
 
     half_width: target relative half-width of the median's 95 % interval. min_samples: minimum samples for a statistic.
     max_time_s: seconds by `now` since the rule was created; may end a point with fewer than min_samples, but not with
-    none. tick_us: the clock's resolution, used if all samples are equal; 0: unknown.
+    none. tick_us: the clock's resolution, used while all samples are equal; 0: unknown.
 
     >>> rule = StoppingRule(half_width=0.005, min_samples=10, max_samples=100, max_time_s=1.0, now=lambda: 0.0)
     >>> for _ in range(10):
@@ -188,16 +228,11 @@ class StoppingRule:
         return reason
 
     def _check(self) -> str | None:
-        tick_us = tick(self._samples_us) or self._tick_us
-        unquantised = relative_half_width(self._samples_us)
-        width = relative_half_width(self._samples_us, tick_us=tick_us)
+        width = relative_half_width(self._samples_us, tick_us=self._tick_us)
         if width <= self._half_width:
             return "precision"
         self._widths.append((self.count, width))
-        at_tick = (
-            tick_us > 0 and self.count >= _TICK_MIN_SAMPLES and unquantised <= tick_us / 2 / median(self._samples_us)
-        )
-        return "noise_floor" if at_tick or self._flat() else None
+        return "noise_floor" if self._flat() else None
 
     def _flat(self) -> bool:
         """Whether the interval has stopped narrowing."""

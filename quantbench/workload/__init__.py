@@ -1,4 +1,8 @@
-"""Defines workloads (GEMM, softmax, attention, collectives) and the transformer shapes that consist of them."""
+"""Defines workloads (GEMM, softmax, attention, collectives) and the transformer shapes that consist of them.
+
+Entry points: `Gemm`, `Softmax`, `Attention`, `Collective`, `TransformerShape`, `Op`. Used by nearly all packages and by
+users' Python code.
+"""
 
 from quantbench.workload.ops import (
     Attention,

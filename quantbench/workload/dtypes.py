@@ -1,5 +1,8 @@
 """Defines the dtypes: their widths, the output dtype of GEMMs, and which dtypes each op supports.
 
+Entry points: `DTYPES`, `GEMM_DTYPES`, `VECTOR_DTYPES`, `element_bytes`, `dtype_name`. Used by the rest of `workload`,
+`kernels`, `latency`, `planner`, `profile`, `importers` and other packages.
+
 Sources: IEEE 754 (fp16, fp32), NVIDIA A100 whitepaper 2020 (bf16; tf32: fp32 storage, 10-bit mantissa in the
 tensor core), OCP FP8 specification 1.0 2023 (fp8 is e4m3 here, as in torch.float8_e4m3fn), OCP MX specification 1.0
 2023 (mxfp4). fp8 has one scale per tensor; fp8_block has one fp32 scale per 1×128 elements of a and 128×128 of b, as in
@@ -13,8 +16,12 @@ from quantbench.errors import InputError
 
 @dataclass(frozen=True)
 class Dtype:
-    """Number format. element_bytes: bytes per stored unit of `packed` elements. output: dtype of a GEMM's output.
-    scale_a_bytes, scale_b_bytes: bytes of scales per element of a and b."""
+    """Number format.
+
+    element_bytes: bytes per stored unit of `packed` elements.
+    output: dtype of a GEMM's output.
+    scale_a_bytes, scale_b_bytes: bytes of scales per element of a and b.
+    """
 
     name: str
     element_bytes: int
@@ -81,5 +88,4 @@ def dtype_name(dtype: object, operation: str = "dtype") -> str:
 
 
 def element_bytes(dtype: str) -> int:
-    """Returns the bytes per stored element of `dtype`."""
     return DTYPES[dtype].element_bytes

@@ -1,8 +1,10 @@
 """Reads the shape of a model from its Hugging Face config.json.
 
+Entry point: `describe`, which returns a `Described`. Used by `cli.model_options`, for the commands with `--config`.
+
 Model families use different keys for the same dimension. Properties without a key (gated MLP, tied embeddings) are
 taken from the modelling code in Hugging Face transformers, by model_type. Models that do not repeat one dense decoder
-layer are refused. Entry point: `describe`. Used by the commands that accept a config (`cli.model_options`).
+layer are refused.
 """
 
 import os
@@ -275,7 +277,6 @@ def _kv_heads(config: _Config, heads: int) -> int:
 
 
 def _dropout(config: _Config) -> bool | None:
-    """Returns whether any dropout rate is above 0; None if no key states one."""
     rates = [(key, config.get(key)) for key in _DROPOUT if config.get(key) is not None]
     for key, rate in rates:
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
@@ -284,7 +285,6 @@ def _dropout(config: _Config) -> bool | None:
 
 
 def _sliding_window(config: _Config, family: _Family) -> int:
-    """Returns the window in tokens; 0 if no layer has one."""
     if not config.flag("use_sliding_window", family.windowed):
         return 0
     kinds = config.get("layer_types")

@@ -1,7 +1,8 @@
 """Defines the workloads that can be measured and predicted: GEMM, softmax, attention and collectives.
 
-Every workload has flops, min_bytes and dtype, validates its fields, and has a label as its string. Entry points: the
-classes, and `workload_to_json` and `workload_from_json`. Used by nearly all packages, mostly as `quantbench.workload`.
+Entry points: `Gemm`, `Softmax`, `Attention`, `Collective`; `Workload`, any of them; `Compute`, any but collectives;
+`workload_to_json` and `workload_from_json`. Used by nearly all packages, mostly through `quantbench.workload`. Every
+workload has flops, min_bytes and dtype, validates its fields, and has a label as its string.
 """
 
 from dataclasses import dataclass, fields
@@ -89,7 +90,9 @@ def _causal_pairs(size: int) -> int:
 class Softmax:
     """Softmax y = softmax(scale · x + mask) over the last dimension of x[batch, rows, cols].
 
-    batch: number of score matrices, heads / TP × MBS. rows: length of the queries. cols: length of the keys.
+    batch: number of score matrices, heads / TP × MBS.
+    rows: length of the queries.
+    cols: length of the keys.
     mask: causal (columns past the row are masked; needs rows == cols, as Megatron's kernel does), full (a boolean
         tensor mask_batch×1×rows×cols, shared by the heads) or none.
     mask_batch: number of samples (MBS), each with its own mask; divides batch.
@@ -152,7 +155,8 @@ class Softmax:
 class Attention:
     """Fused attention o = softmax(q·kᵀ / √head_dim)·v.
 
-    q: [batch, heads, seq_q, head_dim]. k, v: [batch, kv_heads, seq_k, head_dim].
+    q: [batch, heads, seq_q, head_dim].
+    k, v: [batch, kv_heads, seq_k, head_dim].
     kv_heads: number of key/value heads; fewer than heads for grouped-query attention; 0 means heads.
     causal: needs seq_q == seq_k, because libraries align the diagonal differently otherwise.
 

@@ -1,6 +1,7 @@
 """Looks up the shapes of published models by name in presets.toml.
 
-Entry points: `preset`, `preset_names`. Used by `cli.model_options`, the `models` command and the Vidur exporter.
+Entry points: `preset`, `preset_names`, `preset_source`, `published_parameters`. Used by `cli.model_options`, the
+command `models` and `profile.exporters.vidur`.
 """
 
 import tomllib
@@ -30,7 +31,6 @@ def preset(name: str) -> TransformerShape:
 
 
 def preset_names() -> tuple[str, ...]:
-    """Returns the names of all presets, in the file's order."""
     return tuple(_data())
 
 
@@ -40,7 +40,6 @@ def preset_source(name: str) -> str:
 
 
 def published_parameters(name: str) -> float:
-    """Returns the published number of parameters of a preset."""
     return float(_data()[name]["published_parameters"])
 
 

@@ -1,6 +1,7 @@
-"""Defines the dimensions of a transformer (`TransformerShape`) and lists the ops that one GPU computes (`ops`).
+"""Defines the dimensions of a transformer and lists the ops that one GPU computes.
 
-Used by `sweep`, `advice`, `planner`, `report`, `profile` and the commands, mostly through `quantbench.workload`.
+Entry points: `TransformerShape`, whose `ops` returns `Op` objects; `backward_of`. Used by `sweep`, `advice`, `planner`,
+`report`, `profile` and the commands, mostly through `quantbench.workload`.
 """
 
 from dataclasses import dataclass, replace
@@ -22,7 +23,8 @@ class Op:
 
     name: qkv, scores, softmax, context, attention, proj, mlp_up, mlp_gate, mlp_up_gate, mlp_down or logits.
     phase: forward; dgrad and wgrad for the two gradients of a GEMM; backward for softmax and attention.
-    workload: the computation. count: runs per micro-batch in the whole model (layers, or 1 for the logits).
+    workload: the computation.
+    count: runs per micro-batch in the whole model (layers, or 1 for the logits).
     """
 
     name: str
@@ -41,12 +43,14 @@ class TransformerShape:
     """Dimensions of a decoder-only transformer with its micro-batch size and tensor parallelism.
 
     head_dim, kv_heads, ffn: 0 means the default: hidden / heads, heads, 4·hidden.
-    gated: whether the MLP has a gate beside `up` (SwiGLU and similar). gate_fused: whether both are one GEMM of twice
-        the width, as in Megatron and vLLM.
+    gated: whether the MLP has a gate beside `up` (SwiGLU and similar).
+    gate_fused: whether both are one GEMM of twice the width, as in Megatron and vLLM.
     tied: whether input embedding and logits share one matrix.
-    mbs: samples per micro-batch. tp: degree of tensor parallelism.
+    mbs: samples per micro-batch.
+    tp: degree of tensor parallelism.
     dtype: dtype of the linear layers; see `attention_dtype` for attention.
-    attention: one of ATTENTIONS. softmax: one of SOFTMAXES, for unfused attention.
+    attention: one of ATTENTIONS.
+    softmax: one of SOFTMAXES, for unfused attention.
     dropout: whether hidden states and attention probabilities have dropout.
     sliding_window: attention window in tokens, 0 for none. `ops` ignores it and computes all pairs.
 

@@ -55,6 +55,21 @@ def test_the_same_edge_by_arithmetic_says_what_is_assumed() -> None:
     assert found.words == "128x256 tile (assumed) on 108 SMs: 2 to 3 waves, the last 11 % full"
 
 
+@pytest.mark.parametrize("unnamed", [1, 2], ids=["before", "after"])
+@pytest.mark.parametrize(("beyond", "kind"), [("k", "wave edge"), ("other", "unexplained"), (None, "unexplained")])
+def test_a_side_without_a_kernel_takes_that_of_both_its_neighbours_or_none(
+    beyond: str | None, kind: str, unnamed: int
+) -> None:
+    kernels = ["k"] * 4  # 432 blocks of 64x64 fill the device, and the step is after them
+    kernels[unnamed], kernels[0 if unnamed == 1 else 3] = None, beyond  # type: ignore[call-overload]
+    points = [
+        point(Gemm(m, 1024, 4096), us, launched(kernel, Tile(64, 64), per_sm=4) if kernel else None)
+        for m, us, kernel in zip((1720, 1728, 1736, 1744), (99, 100, 140, 141), kernels, strict=True)
+    ]
+    found = cause_of(CurveStep(points, 1, 0.3), A100, tile_finder(A100, ())(("gemm", "torch.mm", "gemm bf16 nn")))
+    assert (found.kind, found.evidence) == (kind, "arithmetic")
+
+
 def test_waves_that_could_not_cost_as_much_are_no_cause() -> None:
     # 20 to 21 waves are 5 %; a step of 40 % has another cause.
     before, after = Gemm(128 * 108, 256 * 20, 4096), Gemm(128 * 108 + 1, 256 * 20, 4096)

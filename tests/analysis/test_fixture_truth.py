@@ -5,9 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import fixture_truth
 import pytest
-
-from tools.evidence import fixture_truth
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, folder: Path, noisy: int) -> dict[int, dict[str, object]]:

@@ -1,31 +1,51 @@
-"""Points without a kernel's name are told, with the way out."""
+"""Points without a kernel's name are told, with the reason or the way out, and what naming took."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+import pytest
+from made_devices import CPU
+from made_runs import record, run
 
-from quantbench.cli.sweep_print import unnamed_line
-from quantbench.device import lookup
+from quantbench.cli.sweep_print import naming_lines
 from quantbench.launch import Launch
+from quantbench.store.record import Record
+from quantbench.workload import Gemm
 
-GPU = lookup("h200-sxm-141gb")
+
+def point(*, named: bool, identify_s: float | None) -> Record:
+    phases_s = {"measuring": 0.1} | ({} if identify_s is None else {"identify": identify_s})
+    launch = Launch("nvjet") if named else None
+    return record(Gemm(64, 64, 64), (1.0, 1.0), {"n": 64}, launch=launch, phases_s=phases_s)
 
 
-def points(*named: bool) -> Any:
-    return [SimpleNamespace(launch=Launch("nvjet") if each else None) for each in named]
+def lines(*records: Record, way: str = "apart", **changes: object) -> list[str]:
+    given: dict[str, object] = {"origin": "measured", "environment": {"QUANTBENCH_KERNEL_NAMES": way}}
+    return list(naming_lines(run(records, **given | changes)))
 
 
 def test_missing_names_are_counted_with_what_may_help() -> None:
-    assert unnamed_line(points(True, False, False), GPU, {}) == (
+    records = point(named=True, identify_s=0.1), *[point(named=False, identify_s=0.4)] * 2
+    assert lines(*records) == [
+        "identifying a kernel took 0.30 s a point",
         "2 of 3 points have no kernel name, so their causes cannot be determined; where one process alone "
-        "may use the GPU, set QUANTBENCH_KERNEL_NAMES=here"
-    )
-    said = unnamed_line(points(False), GPU, {"QUANTBENCH_KERNEL_NAMES": "here"})
+        "may use the GPU, set QUANTBENCH_KERNEL_NAMES=here",
+    ]
+    said = lines(point(named=False, identify_s=0.4), way="here")[-1]
     assert said == "1 of 1 points have no kernel name, so their causes cannot be determined"
 
 
-def test_nothing_is_said_where_names_are_there_or_unwanted() -> None:
-    assert unnamed_line(points(True, True), GPU, {}) is None
-    assert unnamed_line(points(False), GPU, {"QUANTBENCH_KERNEL_NAMES": "off"}) is None
-    assert unnamed_line([], GPU, {}) is None
+def test_points_that_were_not_asked_have_a_reason_of_their_own() -> None:
+    said = lines(point(named=True, identify_s=0.2), point(named=False, identify_s=None))
+    assert said[1:] == [
+        "1 of 2 points were not asked for their kernel, as that took more than half of the timing; "
+        "steps beside them may have no cause"
+    ]
+
+
+@pytest.mark.parametrize("changes", [{"way": "off"}, {"origin": "simulated"}, {"device": CPU}])
+def test_nothing_is_said_where_names_are_not_to_be_expected(changes: dict[str, object]) -> None:
+    assert lines(point(named=False, identify_s=0.1), **changes) == []  # type: ignore[arg-type]
+
+
+def test_a_provider_that_states_its_launch_takes_no_time() -> None:
+    assert lines(point(named=True, identify_s=None)) == []

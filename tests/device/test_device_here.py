@@ -202,6 +202,7 @@ def test_the_package_imports_without_torch() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.gpu_timing
 def test_the_gpu_here_is_itself() -> None:
     import torch
 

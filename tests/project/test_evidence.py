@@ -1,10 +1,14 @@
-"""The steps of `make evidence`: every sweep can be planned on the GPU it is for, and a step can be taken up again."""
+"""The commands of tools.evidence: what they run, what they keep when they are stopped, and the page made of it."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 import tarfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +20,6 @@ from quantbench.analysis.summary import Point
 from quantbench.cli.app import app
 from quantbench.device import current, lookup
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError
 from quantbench.latency.gemm.training import Effort
 from quantbench.latency.gemm.trees import Growth
 from quantbench.latency.op_times import roofline_us
@@ -24,64 +27,111 @@ from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade
 from quantbench.profile.profile import Profile
 from quantbench.workload import Gemm, Softmax, Workload
-from tools.evidence import side_by_side, write
-from tools.evidence import steps as evidence
+from tools.evidence import capture, side_by_side, timer_truth, write
 from tools.evidence.nvbench import merge_nvbench
 from tools.evidence.other_methods import Run
+from tools.evidence.plan import COMMANDS, KERNEL_SWEEPS, RANDOM_SWEEP, Part, random_shapes, write_shapes
+from tools.evidence.run import Running
 from tools.evidence.sections import cost_section, kernel_section, prediction_section, timer_section
-from tools.evidence.steps import STEPS, PlannedSweep, random_shapes
 
 ROOT = Path(__file__).resolve().parents[2]
-SWEEPS = [sweep for step in STEPS.values() for sweep in step]
+PARTS = [part for parts in COMMANDS.values() for part in parts]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sweep", SWEEPS, ids=lambda sweep: sweep.name)
-def test_each_sweep_can_be_planned_for_an_h200(sweep: PlannedSweep) -> None:
-    words = ["sweep", *sweep.words, "--dry-run", "--gpu", "h200-sxm-141gb", "--budget", "none", "--json"]
+@pytest.mark.parametrize("part", [part for part in PARTS if part.is_sweep], ids=lambda part: part.name)
+def test_each_sweep_can_be_planned_for_an_h200(part: Part, tmp_path: Path) -> None:
+    write_shapes(tmp_path)
+    words = [word.replace("{folder}", str(tmp_path)) for word in part.words[1:]]
+    words += ["--dry-run", "--gpu", "h200-sxm-141gb", "--budget", "none", "--json"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.exception
     assert len(json.loads(done.stdout)["points"]) >= 4
 
 
-def test_a_step_fits_its_time() -> None:
-    for step, sweeps in STEPS.items():
-        assert sum(sweep.share for sweep in sweeps) <= (0.8 if step == 1 else 1.0) + 1e-9
-    names = [sweep.name for sweep in SWEEPS]
-    assert len(names) == len(set(names))
+def test_each_command_fits_its_time_and_names_its_parts() -> None:
+    for command, most_s in (("a", 270), ("b", 540), ("c", 480)):
+        assert sum(part.seconds for part in COMMANDS[command]) < most_s
+    assert len({part.name for part in PARTS}) == len(PARTS)
+    assert {RANDOM_SWEEP, *KERNEL_SWEEPS, write.REPORTED} <= {part.name for part in PARTS if part.is_sweep}
+
+
+@pytest.mark.parametrize("part", [part for part in PARTS if not part.is_sweep], ids=lambda part: part.name)
+def test_each_other_part_is_a_module(part: Part) -> None:
+    assert find_spec(part.words[0]) is not None
 
 
 def test_random_shapes_are_the_same_each_time_and_within_their_ranges() -> None:
-    shapes = random_shapes("cuda")
-    assert shapes == random_shapes("cuda")
+    shapes = random_shapes()
+    assert shapes == random_shapes()
     assert len(set(shapes)) > 0.95 * len(shapes)
     assert all(1 <= m <= 16384 and 56 <= n <= 16448 and 56 <= k <= 16448 for m, n, k in shapes)
     assert all(n % 8 == 0 and k % 8 == 0 for _, n, k in shapes)
 
 
-@pytest.mark.slow
-def test_a_step_is_taken_up_where_it_was_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory from which tools and quantbench are found, on the CPU."""
     monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.chdir(tmp_path)
-    words = ("--dim", "n=32,64", "-m", "32", "-k", "32", "--dtype", "fp32")
-    two = (PlannedSweep("one", words, words, 0.5), PlannedSweep("broken", words, ("--dim", "size"), 0.5))
-    monkeypatch.setitem(evidence.STEPS, 2, two)
-    evidence.main(step=2, results=Path("results"), seconds=60)
-    (folder,) = Path("results").glob("*/evidence")
-    first = json.loads((folder / "state.json").read_text())
-    assert first["one"]["how_ended"] == "complete"
-    assert first["broken"] == {"how_ended": "failed", "run": None}
+    return tmp_path
 
-    monkeypatch.setitem(evidence.STEPS, 2, (two[0], PlannedSweep("broken", words, words, 0.5)))
-    evidence.main(step=2, results=Path("results"), seconds=60)
-    second = json.loads((folder / "state.json").read_text())
-    assert second["one"] == first["one"]  # not measured again
-    assert second["broken"]["how_ended"] == "complete"
-    with tarfile.open(folder / "evidence-step2.tar.gz") as archive:
+
+def small(name: str, seconds: float = 60.0) -> Part:
+    words = ("--dim", "n=32,64", "-m", "32", "-k", "32", "--dtype", "fp32", "--max-time", "20ms")
+    return Part(name, seconds, ("quantbench", "sweep", *words))
+
+
+def started(folder: Path, *parts: Part, limit_s: float = 600.0, copy_to: Path | None = None) -> Running:
+    """A start of command `b` with these parts."""
+    running = Running(folder / "b", copy_to, parts, time.monotonic(), limit_s, 60.0, on_cpu=False)
+    running.open({"name": current().name, "kind": "cpu"})
+    return running
+
+
+def test_without_a_gpu_the_run_refuses_with_one_line(here: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "tools.evidence.run", "b"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.endswith("expected a CUDA GPU (or --on-cpu, to try the command)\n")
+    assert not list(here.iterdir())
+
+
+@pytest.mark.slow
+def test_a_command_is_taken_up_where_it_was_left_also_from_the_packed_file_alone(here: Path) -> None:
+    broken = Part("broken", 60, ("quantbench", "sweep", "--dim", "size"))
+    first = started(here / "work", small("one"), broken, copy_to=here / "out")
+    first.run_parts()
+    assert first.state["one"] == {"how_ended": "complete"}
+    assert first.state["broken"] == {"how_ended": "failed with exit code 2"}
+    assert "--dim" in (first.folder / "broken.log").read_text()
+
+    shutil.rmtree(here / "work")
+    again = started(here / "work", small("one"), small("broken"), copy_to=here / "out")
+    assert again.done(small("one"))
+    again.run_parts()
+    assert again.done(small("broken"))
+    assert [file.name for file in (here / "out").iterdir()] == ["evidence-b.tar.gz"]
+    with tarfile.open(here / "out" / "evidence-b.tar.gz") as archive:
         names = archive.getnames()
-    assert f"{folder.parent.name}/evidence/state.json" in names
+    assert "b/state.json" in names
     assert sum(name.endswith("records.jsonl") for name in names) == 2
+
+
+def test_another_devices_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
+    started(tmp_path).pack()
+    (tmp_path / "b" / "state.json").write_text('{"device": "h200-sxm-141gb"}')
+    with pytest.raises(SystemExit, match="is from h200-sxm-141gb; expected cpu"):
+        started(tmp_path)
+
+
+def test_a_part_without_time_is_left_for_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
+    running = started(tmp_path, small("one"), limit_s=10.0)
+    running.run_parts()
+    assert "one" not in running.state
 
 
 def test_a_table_that_was_cut_short_is_finished_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,17 +174,17 @@ def test_the_profiler_joins_after_all_rows_and_once(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.slow
-def test_a_late_table_takes_what_it_started_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "late.py").write_text(
-        "import subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+def test_a_late_part_is_ended_with_all_that_it_started(here: Path) -> None:
+    (here / "late.py").write_text(
+        "import signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
         "open('pid', 'w').write(str(child.pid))\n"
         "time.sleep(600)\n"
     )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert not evidence._run(["late"], 3.0)
-    grandchild = int((tmp_path / "pid").read_text())
+    running = started(here / "work")
+    assert running._child(("late",), Part("late", 3, ()), 3.0) is None
+    grandchild = int((here / "pid").read_text())
     deadline_s = time.monotonic() + 10
     while psutil.pid_exists(grandchild) and psutil.Process(grandchild).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline_s, "it is still running"
@@ -149,6 +199,29 @@ def test_nvbench_joins_the_rows_of_its_sizes(tmp_path: Path) -> None:
         merge_nvbench(rows, file)
     assert rows[0]["medians_us"] == {"profiler": [9.0], "nvbench": [5.0, 7.0]}
     assert rows[1]["medians_us"] == {"profiler": [9.0]}
+
+
+def test_nvbench_fills_its_column_repeat_by_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(words: list[str], **_: object) -> None:
+        if len(asked) == 2:
+            raise subprocess.TimeoutExpired(words, 60.0)
+        asked.append(words[-1])
+        Path(words[3]).write_text('{"128": [5.0, 4.0, 6.0]}')
+
+    asked: list[str] = []
+    rows = [{"sizes": [128] * 3, "medians_us": {}, "wall_s": {}}]
+    out, spec = tmp_path / "table.json", lookup("h200-sxm-141gb")
+    monkeypatch.setattr(timer_truth, "find_spec", lambda name: None)
+    timer_truth._add_nvbench(rows, out, spec)
+    assert not out.exists()  # cuda-bench is not installed
+    monkeypatch.setattr(timer_truth, "find_spec", lambda name: name)
+    monkeypatch.setattr(timer_truth.subprocess, "run", run)
+    timer_truth._add_nvbench(rows, out, spec)
+    assert json.loads(out.read_text())["rows"][0]["medians_us"] == {"nvbench": [5.0, 5.0]}
+    asked.clear()
+    timer_truth._add_nvbench(rows, out, spec)
+    assert rows[0]["medians_us"] == {"nvbench": [5.0, 5.0, 5.0]}
+    assert len(asked) == 1  # the repeats that were there are not run again
 
 
 TIMES = {
@@ -177,7 +250,27 @@ def test_what_a_point_costs_is_told_with_its_inputs_and_without() -> None:
     lines = cost_section({"repeats": 2, "rows": [row, row]})
     assert "| quantbench | 0.200 | 0.700 | 1.00 % | 1.00 % |" in lines
     assert "| mamf | 2.000 | 2.500 | 10.00 % | 10.00 % |" in lines
-    assert "15.00 s for each of these points" in lines[-1]
+    # 30 s over 50 points and 2 s each are 13 times 0.2 s.
+    assert "0.60 s for each of 50 points" in lines[-1]
+    assert "2.600 s, and 0.200 s with our timer: 13.0 times cheaper, at a spread of 1.00 % against 10.00 %" in lines[-1]
+    assert lines[-1].endswith(": met.")
+
+
+@pytest.mark.parametrize(
+    ("ours_s", "ours_us", "verdict"),
+    [
+        (0.12, [10.0, 10.1], "met"),
+        (0.13, [10.0, 10.1], "missed"),
+        (0.05, [10.0, 11.1], "missed"),
+        (0.05, [10.0], "missed"),
+    ],
+)
+def test_the_target_of_the_cost_is_met_or_missed(ours_s: float, ours_us: list[float], verdict: str) -> None:
+    row = {
+        "medians_us": {"quantbench": ours_us, "mamf": [10.0, 11.0]},
+        "wall_s": {"quantbench": [ours_s], "mamf": [0.022]}, "prepare_s": 0.5,
+    }  # fmt: skip
+    assert cost_section({"repeats": 2, "rows": [row]})[-1].endswith(f": {verdict}.")
 
 
 def point(work: Workload, provider: str, latency_us: float, launch: Launch | None = None) -> Point:
@@ -214,7 +307,7 @@ def test_prediction_is_tested_on_rows_that_were_not_fitted_and_names_help_where_
     device = lookup("h200-sxm-141gb")
     random = np.random.default_rng(3)
     points = []
-    for m, n, k in random_shapes("cuda")[:330]:
+    for m, n, k in random_shapes()[:330]:
         gemm = Gemm(m, n, k, layout="nt")
         slow = bool(random.random() < 0.5)  # the library's choice, which nothing but the kernel's name tells
         tile = Tile(64, 64) if slow else Tile(128, 256)
@@ -229,20 +322,36 @@ def test_prediction_is_tested_on_rows_that_were_not_fitted_and_names_help_where_
 
 
 @pytest.mark.slow
-def test_the_page_tells_what_is_missing_and_what_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.chdir(tmp_path)
-    words = ("--dim", "n=32,64", "-m", "32", "-k", "32", "--dtype", "fp32")
-    monkeypatch.setitem(evidence.STEPS, 2, (PlannedSweep("hidden", words, words, 0.5),))
-    evidence.main(step=2, results=Path("results"), seconds=60)
-    write.main(results=Path("results"))
+def test_the_page_is_written_from_the_packed_file_and_tells_what_is_missing(here: Path) -> None:
+    started(here / "work", small("hidden"), copy_to=here / "out").run_parts()
+    shutil.rmtree(here / "work")
+    for _ in range(2):  # writing again changes nothing
+        write.main([here / "out"], results=Path("results"))
     (page,) = Path("results").glob("*/evidence/README.md")
     text = page.read_text()
-    assert "Not measured yet: `make evidence STEPS=1`." in text
+    assert "Not measured yet: `python -m tools.evidence.run a`." in text
     assert "| hidden | 2 | complete |" in text
     assert len(Profile.load(page.parent / "profile.json").tables["gemm"]) == 2
     assert (page.parent / "report" / "report.html").exists()
     assert "torch" in text.splitlines()[4]
-    with pytest.raises(InputError, match="a folder with <device>/evidence in it"):
-        write.main(results=tmp_path / "nothing")
+    assert len(list(Path("results").glob("*/*/run.json"))) == 1
+    with pytest.raises(SystemExit, match=r"expected evidence-\*.tar.gz there"):
+        write.main([here / "work"], results=here)
+
+
+def test_what_a_machine_offers_is_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
+    monkeypatch.setattr(capture, "WORKLOADS", (Gemm(32, 32, 32, dtype="fp32"), Gemm(32, 32, 32, dtype="fp8")))
+    monkeypatch.setattr(capture, "_PROVIDERS", ("torch.mm",))
+    kernel = {"cat": "kernel", "name": "nvjet_sm90_tst_128x64_64x8_2x1_v_bz_TNT", "dur": 5.0}
+    monkeypatch.setattr(capture.identity, "trace_events", lambda run: run() or [kernel])
+    monkeypatch.setattr(sys, "argv", ["capture", str(tmp_path / "capture.json")])
+    for _ in range(2):  # the second time everything is known
+        capture.main()
+    found = json.loads((tmp_path / "capture.json").read_text())
+    assert found["device"]["kind"] == "cpu"
+    assert found["software"]["torch"]
+    first, second = found["kernels"]
+    assert first["kernels"][0]["duration_us"] == 5.0
+    assert first["launch"]["kernel"] == kernel["name"]
+    assert second["skipped"] == "fp8 products need a CUDA device"

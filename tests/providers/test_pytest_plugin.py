@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fixture_truth import plugin_words
 from made_runs import SPEC, measurement
 
 from quantbench.errors import InputError
@@ -44,17 +45,11 @@ def test_plain():
 
 def pytest_run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_suite.py").write_text(SUITE)
-    plugin = ("-p", "quantbench.pytest_plugin") if not _installed() else ()
+    plugin = plugin_words()
     return subprocess.run(
         [sys.executable, "-m", "pytest", *plugin, "-q", "--device-max-time", "50ms", "--device-cache", "hot", *words],
         cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False,
     )  # fmt: skip
-
-
-def _installed() -> bool:
-    from importlib.metadata import entry_points
-
-    return any(e.value == "quantbench.pytest_plugin" for e in entry_points(group="pytest11"))
 
 
 @pytest.mark.slow
@@ -120,9 +115,10 @@ def test_histograms_show_device_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.gpu_timing
 def test_fixture_and_sweep_agree_within_two_percent_above_20_us(tmp_path: Path) -> None:
     """Two medians of one kernel by one timer; not a bound on how fast anything is."""
-    from tools.evidence.fixture_truth import measure
+    from fixture_truth import measure
 
     rows = [row for row in measure(tmp_path)["rows"] if min(row["sweep_us"]) > 20]
     assert len(rows) >= 3

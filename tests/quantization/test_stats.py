@@ -79,12 +79,86 @@ def test_interval_of_ten() -> None:
 
 
 def test_relative_half_width_by_hand() -> None:
-    samples = [98.0, 99.0, 99.0, 100.0, 100.0, 100.0, 100.0, 101.0, 101.0, 102.0]
+    samples = [98.0, 99.0, 99.1, 99.7, 99.9, 100.1, 100.2, 100.9, 101.0, 102.0]
     assert stats.relative_half_width(samples) == pytest.approx(0.01)  # (101 − 99) / 2 / 100
 
 
-def test_relative_half_width_is_never_below_half_a_tick() -> None:
-    assert stats.relative_half_width([10.0] * 20, tick_us=1.0) == pytest.approx(0.05)
+# ---- times of a clock that ticks
+
+
+def ticked(rng: np.random.Generator, true_us: float, tick_us: float, count: int, noise_us: float = 0.0) -> list[float]:
+    """What a clock of this tick reads for a work that begins at random moments."""
+    stop_us = rng.uniform(0, tick_us, count) + true_us + rng.normal(0, noise_us, count)
+    return (np.floor(stop_us / tick_us) * tick_us).tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("tick_us", [0.032, 0.5, 1.024])
+@pytest.mark.parametrize("noise", [0.0, 0.1, 0.5, 3.0])
+def test_ticked_times_are_unbiased_and_their_interval_covers_the_truth(tick_us: float, noise: float) -> None:
+    rng = np.random.default_rng(11)
+    errors, hits, turns = [], 0, 400
+    for true_us in rng.uniform(12, 14, turns):
+        samples = ticked(rng, true_us, tick_us, 100, noise * tick_us)
+        errors.append((stats.typical_us(samples) - true_us) / tick_us)
+        interval = stats.typical_interval(samples, tick_us=tick_us)
+        hits += interval.low <= true_us <= interval.high
+    # The error of a mean of 100 is at most a tenth of 0.5 ticks plus the noise; a median's is up to half a tick.
+    assert np.std(errors) < 0.13 * (0.5 + noise)
+    assert abs(np.mean(errors)) < 4 * np.std(errors) / turns**0.5
+    assert hits / turns > 0.92
+
+
+def test_more_ticked_samples_are_more_precise() -> None:
+    rng = np.random.default_rng(12)
+    widths = [stats.relative_half_width(ticked(rng, 12.2, 0.5, count)) for count in (25, 100, 400)]
+    assert widths[0] / widths[1] == pytest.approx(2, rel=0.3)
+    assert widths[1] / widths[2] == pytest.approx(2, rel=0.3)
+
+
+def test_equal_times_are_known_the_better_the_more_there_are() -> None:
+    # One of n samples elsewhere would move the time by 1/n of a tick; z²/√2 = 2.72 of them are allowed for.
+    assert stats.relative_half_width([10.0] * 20, tick_us=1.0) == pytest.approx(2.72 / 20 / 10, rel=0.01)
+    assert stats.relative_half_width([10.0] * 200, tick_us=1.0) == pytest.approx(2.72 / 200 / 10, rel=0.01)
+    assert stats.relative_half_width([10.0] * 200) == 0.0
+
+
+def test_an_outlier_is_no_tick() -> None:
+    assert stats.typical_us([10.0] * 99 + [30.0]) == 10.0
+    assert stats.typical_us([10.0] * 99 + [10.5]) == pytest.approx(10.005)
+    assert stats.typical_us([10.0] * 90 + [10.5] * 9 + [300.0]) == pytest.approx(10 + 0.5 * 10 / 99)
+    assert stats.untied([10.0, 10.0, 30.0]).tolist() == [10.0, 10.0, 30.0]
+    assert stats.outlier_share([10.0] * 90 + [10.5] * 10) == 0.0
+    assert stats.outlier_share([10.0] * 90 + [10.5] * 9 + [300.0]) == 0.01
+
+
+@given(st.lists(st.integers(10_000, 10_000_000), min_size=2, max_size=60, unique=True))
+def test_times_without_ties_have_the_median_and_its_interval(nanoseconds: list[int]) -> None:
+    times = [ns / 1e3 for ns in nanoseconds]
+    assert stats.typical_us(times) == stats.median(times)
+    assert stats.typical_interval(times) == stats.median_interval(times)
+    assert stats.untied(times).tolist() == sorted(times)
+    middle = stats.median(times)
+    deviation = stats.median([abs(us - middle) for us in times])
+    assert stats.noise(times) == pytest.approx(deviation / 0.6744897501960817 / middle)
+    low, high = stats.quantiles(times, (0.1, 0.9))
+    assert stats.spread(times) == pytest.approx((high - low) / middle)
+
+
+def test_ticks_are_no_spread() -> None:
+    rng = np.random.default_rng(13)
+    assert stats.spread(ticked(rng, 5.2, 0.5, 200)) == 0.0
+    assert stats.spread(ticked(rng, 5.2, 0.5, 200, noise_us=2.0)) > 0.5
+
+
+def test_noise_of_ticked_times_is_that_of_the_ticks() -> None:
+    # Nine in ten on one tick: the median absolute deviation is 0.
+    assert stats.noise([10.0] * 90 + [10.5] * 10) == pytest.approx(0.5 * 0.1**0.5 / 10)
+
+
+def test_untied_times_show_a_shift_of_less_than_a_tick() -> None:
+    rng = np.random.default_rng(14)
+    one, other = (stats.untied(ticked(rng, us, 0.5, 400)) for us in (12.1, 12.3))
+    assert np.median(other) - np.median(one) == pytest.approx(0.2, abs=0.05)
 
 
 def test_relative_half_width_of_too_few_is_infinite() -> None:

@@ -268,7 +268,8 @@ def test_a_broken_line_in_the_middle_is_refused_by_its_number(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("version", 2),
+        ("version", 3),
+        ("version", 0),
         ("key", None),
         ("origin", "dreamt"),
         ("places", 3),

@@ -11,7 +11,7 @@ from made_devices import A100
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.sweep.axes import Held, ops_at, parse_axis, with_defaults
-from quantbench.sweep.edges import neighbour_groups, parse_grid, predicted_jump
+from quantbench.sweep.edges import neighbour_groups, parse_grid, predicted_edges, predicted_jump
 from quantbench.sweep.plan import REFERENCE_EVERY, Group, Plan, build_plan, fitting, point_estimate_s
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm
@@ -77,33 +77,50 @@ def sizes_of(groups: Iterable[Group], axis: str = "n") -> list[int]:
     return sorted({place.axes[axis] for group in groups for point in group.points for place in point.places})
 
 
-def test_a_budget_keeps_a_coarse_grid_of_neighbours() -> None:
-    # What a short budget once left of a fine axis: sizes so far apart that no step of a tile could show.
+EDGES = ("hidden=1024:16384:64@edges",)
+
+
+def test_a_short_budget_shortens_the_range_and_splits_no_edge() -> None:
+    held = replace(HELD, direction="both")
+    grid = parse_grid(EDGES, held, A100).axes
+    sizes = grid[0].values
+    edges = [edge for edge in predicted_edges(grid, 0, held, A100) if {edge, edge + 8} <= set(sizes)]
+    whole = build_plan(grid, held, ("torch.mm",), TimingOptions(), A100, skip_impossible=True)
+    forward = sum(p.estimate_s for p in whole.points if "." not in p.places[0].op)
+    for share in (0.02, 0.1, 0.25, 0.5, 0.9):
+        part = whole.within(share * forward)
+        kept = sizes_of(part.groups, "hidden")
+        assert kept == list(sizes[: len(kept)])  # with all of their neighbours
+        assert 0 < len(kept) < len(sizes)
+        assert all((edge in kept) == (edge + 8 in kept) for edge in edges)
+        assert all("." not in place.op for point in part.points for place in point.places)
+    wide = whole.within(2 * forward)
+    assert sizes_of(wide.groups, "hidden") == list(sizes)  # forward over the whole range, then backward
+    backward = sorted({p.places[0].axes["hidden"] for p in wide.points if "." in p.places[0].op})
+    assert backward == list(sizes[: len(backward)])
+    assert 0 < len(backward) < len(sizes)
+
+
+def test_a_run_that_is_cut_off_has_a_coarse_grid_of_neighbours() -> None:
     whole = plan("n=1024:16384:32")
-    part = whole.within(whole.estimate_s / 8)
-    assert len(part.points) + len({p.key for g in part.left_out for p in g.points}) == len(whole.points) == 481
-    assert part.estimate_s <= whole.estimate_s / 8 + 2 * part.points[0].estimate_s
-    sizes = sizes_of(part.groups)
+    assert len(whole.points) == 481
+    sizes = sizes_of(whole.groups[: len(whole.groups) // 8])
     assert (sizes[0], sizes[-1]) == (1024, 16384)
     gaps = [b - a for a, b in itertools.pairwise(sizes)]
-    close = [gap for gap in gaps if gap == 32]
-    assert len(close) >= len(sizes) // 2 - 1  # nearly every size has a neighbour
-    assert max(gaps) <= 4 * (16384 - 1024) / len(part.groups)  # and they are spread over the whole axis
+    assert gaps.count(32) >= len(sizes) // 2 - 1  # nearly every size has a neighbour
+    assert max(gaps) <= 8 * (16384 - 1024) / len(sizes)  # and they are spread over the whole axis
 
 
-def test_pairs_stand_across_the_predicted_edges() -> None:
+def test_groups_stand_across_the_predicted_edges() -> None:
     def jump(low: int, high: int) -> float:
         before, after = (ops_at((parse_axis("n=1"),), (size,), HELD) for size in (low, high))
         return predicted_jump(before, after, A100)
 
     whole = plan("n=1024:8192:32")
-    part = whole.within(whole.estimate_s / 4)
-    pairs = [sizes_of([group]) for group in part.groups if len(group.points) == 2]
-    sizes = sizes_of(whole.groups)
-    edges = [pair for pair in itertools.pairwise(sizes) if jump(*pair) > 0.02]
-    kept = [pair for pair in edges if list(pair) in pairs]
-    assert len(edges) < 0.1 * len(sizes)
-    assert len(kept) >= 0.8 * len(edges)
+    first = [sizes_of([group]) for group in whole.groups[: len(whole.groups) // 4]]
+    edges = [pair for pair in itertools.pairwise(sizes_of(whole.groups)) if jump(*pair) > 0.02]
+    assert 0 < len(edges) < 0.1 * len(whole.points)
+    assert sum(any(set(pair) <= set(sizes) for sizes in first) for pair in edges) >= 0.8 * len(edges)
 
 
 def test_both_sides_of_an_edge_that_was_asked_for_stay_together() -> None:
@@ -174,7 +191,8 @@ def test_what_is_measured_already_takes_nothing_of_the_budget() -> None:
         ([0.0, 0.0], [[0], [1], [2]]),
         ([0.0, 0.0, 0.0], [[0], [1, 2], [3]]),
         ([0.0, 0.0, 0.5, 0.0], [[0], [1], [2, 3], [4]]),
-        ([0.5, 0.4, 0.0, 0.0], [[0, 1], [2, 3], [4]]),
+        ([0.5, 0.4, 0.0, 0.0], [[0, 1, 2], [3], [4]]),
+        ([0.5, 0.4, 0.3, 0.2, 0.1], [[0, 1, 2, 3], [4, 5]]),
     ],
 )
 def test_few_values_make_few_groups(jumps: list[float], expected: list[list[int]]) -> None:

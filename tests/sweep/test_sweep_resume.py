@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import time
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -17,17 +16,18 @@ from rich.console import Console
 from sweep_doubles import A100, OPTIONS, Bench, QuietWorker, measured
 
 from quantbench.cli.output import show
-from quantbench.cli.sweep_print import plan_lines, result
+from quantbench.cli.sweep_print import left_out, plan_lines, result
 from quantbench.cli.sweep_run import measure
 from quantbench.errors import StoreError, UnsupportedError
 from quantbench.store.folder import RunWriter, read_run
-from quantbench.store.record import Record
+from quantbench.store.record import Failed, Record
+from quantbench.sweep.axes import Held
 from quantbench.sweep.child import WorkerLostError
 from quantbench.sweep.messages import Reply, Request
 from quantbench.sweep.options import SweepOptions, plan_sweep, whole_plan
 from quantbench.sweep.session import SweepSession
 from quantbench.timing.options import TimingOptions
-from quantbench.workload import Gemm
+from quantbench.workload import Gemm, Workload
 
 
 def answer_or_stop(chance: random.Random, share: float) -> object:
@@ -133,6 +133,35 @@ def test_resuming_finishes_all_of_the_plan_or_takes_a_budget(tmp_path: Path) -> 
     assert (run.info.how_ended, run.info.options["budget_s"]) == ("complete", 30.0)
 
 
+def test_a_point_that_failed_is_tried_once_more_and_then_no_more(tmp_path: Path) -> None:
+    plan = plan_sweep(OPTIONS, A100)[1]
+    once, twice = [p.workload for p in plan.points if p != plan.reference][:2]
+    lost: list[Workload] = []
+
+    def answer(request: Request) -> Reply:
+        if request.workload in (once, twice) and (request.workload == twice or once not in lost):
+            lost.append(request.workload)
+            raise WorkerLostError("crash", "killed by SIGSEGV")
+        return measured(100.0)
+
+    bench = Bench(None, answer)  # type: ignore[arg-type]
+    connect = connect_with(bench)
+    with SweepSession.new(lambda spec: OPTIONS, tmp_path, connect) as session:  # type: ignore[arg-type]
+        assert session.run(lambda progress: None, clock=bench.clock).how == "complete"
+    with SweepSession.resume(session.folder, connect) as again:  # type: ignore[arg-type]
+        assert {p.workload for p in again.plan.points} == {once, twice}
+        console = Console(width=300, record=True, file=StringIO())
+        measure(console, again)
+    assert "2 points that failed are tried again" in console.export_text()
+    run = read_run(session.folder)
+    failed = [r.workload for r in run.records if isinstance(r.outcome, Failed)]
+    assert (failed, run.warnings) == ([twice], ())
+    assert {r.key for r in run.records} == {p.key for p in plan.points}
+    with SweepSession.resume(session.folder, connect) as third:  # type: ignore[arg-type]
+        assert third.plan.points == ()
+    assert sorted(map(str, lost)) == sorted(map(str, (once, twice, twice)))
+
+
 def test_parts_are_the_same_with_a_budget_and_without() -> None:
     options = replace(LAYERS, budget_s=20.0)
     parts = [plan_sweep(replace(options, shard=(part, 3)), A100)[1] for part in (1, 2, 3)]
@@ -156,17 +185,6 @@ def test_a_worker_is_begun_once_and_before_the_plan_is_run(tmp_path: Path) -> No
     with session:
         session.run(lambda progress: None, clock=bench.clock)
     assert begun == [OPTIONS.timing]
-
-
-def test_the_start_counts_into_the_budget(tmp_path: Path) -> None:
-    bench = Bench(None, lambda request: measured(100.0))  # type: ignore[arg-type]
-    start_s = time.monotonic() - 12.0  # the worker took so long to start
-    options = replace(LAYERS, budget_s=60.0)
-    with SweepSession.new(lambda spec: options, tmp_path, connect_with(bench), start_s) as session:  # type: ignore[arg-type]
-        assert session.spent_s >= 12.0
-        assert session.run(lambda progress: None, clock=bench.clock).how == "budget"
-    # Of 60 s 12 are gone, and as much as that is kept for the tables.
-    assert bench.clock.now_s <= 60.0 - 12.0 - 12.0 + 2.0
 
 
 @pytest.mark.parametrize(
@@ -267,13 +285,27 @@ def test_a_picture_that_finds_no_room_takes_nothing_of_the_run_away(
     assert f"kept in {session.folder}/" in said
 
 
-def test_the_plan_line_says_what_a_budget_leaves_out() -> None:
-    _, plan = plan_sweep(LAYERS, A100)
-    console = Console(width=300, record=True, file=StringIO())
+def test_the_plan_says_what_a_budget_leaves_out() -> None:
+    options = replace(LAYERS, held=Held(direction="both"))
+    _, plan = plan_sweep(options, A100)
+    console = Console(width=2000, record=True, file=StringIO())
     show(console, plan_lines(plan))
-    show(console, plan_lines(whole_plan(LAYERS, A100)[1]))
-    said = console.export_text().splitlines()
-    assert re.fullmatch(
-        rf"{len(plan.points)} of {plan.total} points selected, about .*; `--budget none` runs all", said[0]
+    show(console, plan_lines(whole_plan(options, A100)[1]))
+    selected, rest, whole = console.export_text().splitlines()
+    assert re.fullmatch(rf"{len(plan.points)} of {plan.total} points selected, about .*", selected)
+    first = min(
+        place.axes["hidden"] for g in plan.left_out for p in g.points for place in p.places if "." not in place.op
     )
-    assert said[1].startswith(f"{plan.total} points, about ")
+    assert f"hidden {first}..4096 of mlp_down, mlp_up, proj, qkv" in rest
+    assert "hidden 1024..4096 of mlp_down.dgrad, mlp_down.wgrad, " in rest
+    assert whole.startswith(f"{plan.total} points, about ")
+
+
+def test_of_a_list_of_shapes_the_number_that_is_left_out_is_told() -> None:
+    chance = random.Random(0)
+    shapes = tuple((chance.randrange(64, 9000), 8 * chance.randrange(8, 1000), 4096, 1) for _ in range(300))
+    _, plan = plan_sweep(SweepOptions(dims=(), shapes=shapes, providers=("torch.mm",), budget_s=20.0), A100)
+    (part,) = left_out(plan)
+    assert not part.whole
+    assert 0 < part.sizes == 300 - len(plan.points)
+    assert str(part).startswith(f"{part.sizes} sizes within m ")

@@ -7,10 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from made_devices import CPU
 
 from quantbench.errors import MeasurementError
+from quantbench.measurement import Measurement
 from quantbench.sweep.child import WorkerLostError, WorkerProcess
 from quantbench.sweep.messages import Reply, Request
+from quantbench.sweep.worker import Worker
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm
 
@@ -100,6 +104,41 @@ def test_a_lost_context_says_that_the_worker_is_of_no_more_use(doomed: WorkerPro
     assert reply.failed == ("illegal_access", "CUDA error: an illegal memory access was encountered")
     with pytest.raises(WorkerLostError):
         ask(doomed, "Good", 64)
+
+
+@pytest.mark.parametrize(
+    ("message", "synchronises", "lost"),
+    [
+        ("CUDA error: an illegal instruction was encountered", True, True),
+        ("CUDA error: invalid program counter", True, True),
+        ("CUDA error: uncorrectable ECC error encountered", True, True),
+        ("CUDA error: the launch timed out and was terminated", True, True),
+        ("CUDA error: operation not supported on global/shared address space", True, True),
+        ("Triton Error [CUDA]: a text of a later version", False, True),
+        ("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLtMatmul", True, False),
+    ],
+)
+def test_any_error_after_which_the_device_cannot_synchronise_replaces_the_worker(
+    message: str, synchronises: bool, lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing:
+        """A timer whose device fails."""
+
+        warmup_s = measuring_s = 0.0
+
+        def measure(self, *_: object, **__: object) -> Measurement:
+            raise RuntimeError(message)
+
+    def synchronize() -> None:
+        if not synchronises:
+            raise RuntimeError("CUDA error: whatever it was")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    worker = Worker(CPU, Failing(), QUICK, lambda request: None)  # type: ignore[arg-type]
+    reply = worker.run(Request(Gemm(64, 64, 64, dtype="fp32"), "torch.mm"))
+    assert reply.broken == lost
+    assert reply.failed == ("illegal_access" if lost else "error", message)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Which method times a point, in what order launches are queued, and the timer on a device made of literals."""
+"""What a graph holds, in what order launches are queued, and the timer on a device made of literals."""
 
 from __future__ import annotations
 
@@ -10,14 +10,8 @@ from made_devices import A100
 
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError, UnsupportedError
-from quantbench.timing.cuda import CudaTimer, Method, choose_method
-from quantbench.timing.cuda_samplers import (
-    MAX_QUEUED,
-    MAX_QUEUED_RUNS,
-    EventSampler,
-    FlushedGraphSampler,
-    replay_sampler,
-)
+from quantbench.timing.cuda import CudaTimer, runs_in_graph
+from quantbench.timing.cuda_samplers import MAX_QUEUED, MAX_QUEUED_RUNS, EventSampler, replay_sampler
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import LazyRuns, cold_copies
 
@@ -28,11 +22,11 @@ MIB = 2**20
 class FakeGpu:
     """Keeps a log of what is queued, a clock that its work advances, and answers as told.
 
-    run_us: what a run takes between its events; fast_us: the same in a graph, per run.
+    run_us: what a run takes between its events, empty_us: what an empty kernel takes.
     """
 
     run_us: float = 100.0
-    events_in_graphs: bool = True
+    empty_us: float = 2.0
     held: list[bool] = field(default_factory=list)  # answers of was_held, then True
     mhz: tuple[float, ...] | None = None  # what the stamps tell; None: 1410 for every gap
     log: list[str] = field(default_factory=list)
@@ -51,7 +45,11 @@ class FakeGpu:
         self.now_s += self.run_us * 1e-6
         self.note("run")
 
-    def event_pair(self, *, in_graph: bool = False) -> FakePair:
+    def empty(self) -> None:
+        self.now_s += self.empty_us * 1e-6
+        self.note("empty")
+
+    def event_pair(self) -> FakePair:
         return FakePair(self)
 
     def flush(self) -> None:
@@ -59,6 +57,7 @@ class FakeGpu:
         self.note("flush")
 
     def hold(self) -> None:
+        self.now_s += 100e-6  # what the host takes to queue a batch
         self.note("hold")
 
     def release(self) -> None:
@@ -115,70 +114,37 @@ class FakePair:
         return (self._stop_s - self._start_s) * 1e6
 
 
-# ---- the method
+# ---- the runs of a graph
 
 
-def chosen(
-    steady_us: float, *, copies: int = 0, min_bytes: int | None = None, graphs: bool = True, **options: object
-) -> Method:
-    return choose_method(
-        TimingOptions(**options),  # type: ignore[arg-type]
-        steady_us,
-        copies=copies,
-        min_bytes=min_bytes,
-        l2_bytes=40 * MIB,
-        events_in_graphs=graphs,
-    )
+def in_graph(run_us: float, *, copies: int = 0, min_bytes: int | None = None, cache: str = "cold") -> tuple[int, int]:
+    return runs_in_graph(TimingOptions(cache=cache), run_us, copies=copies, min_bytes=min_bytes, l2_bytes=40 * MIB)
 
 
-def test_long_runs_stand_between_events() -> None:
-    assert chosen(20.0) == Method("events")
-    assert chosen(5000.0, cache="hot") == Method("events")
+def test_hot_runs_are_replayed_for_half_a_millisecond() -> None:
+    assert in_graph(5.0, cache="hot") == (0, 100)
+    assert in_graph(0.2, cache="hot") == (0, 1000)  # no more than that
+    assert in_graph(700.0, cache="hot") == (0, 1)
 
 
-def test_short_hot_runs_are_replayed_for_half_a_millisecond() -> None:
-    assert chosen(5.0, cache="hot") == Method("replay", runs_per_sample=100)
-    assert chosen(0.2, cache="hot") == Method("replay", runs_per_sample=1000)  # no more than that
-
-
-def test_short_cold_runs_rotate_when_the_copies_outgrow_the_cache() -> None:
+def test_cold_runs_rotate_over_copies_that_outgrow_the_cache() -> None:
     needed = cold_copies(40 * MIB, 4 * MIB)  # 41
-    assert chosen(10.0, copies=40, min_bytes=4 * MIB) == Method("replay", copies=40, runs_per_sample=41)
-    assert chosen(4.0, copies=500, min_bytes=4 * MIB) == Method("replay", copies=40, runs_per_sample=3 * needed)
+    assert in_graph(10.0, copies=40, min_bytes=4 * MIB) == (40, 41)
+    assert in_graph(4.0, copies=500, min_bytes=4 * MIB) == (40, 3 * needed)
 
 
 def test_too_few_copies_are_not_called_cold() -> None:
     # The "cold" graph that was silently warm (flashinfer 4468) cannot come about: 39 copies are one short.
-    assert chosen(10.0, copies=39, min_bytes=4 * MIB) == Method("flushed_graph")
-
-
-def test_copies_of_unknown_size_are_not_called_cold() -> None:
-    assert chosen(10.0, copies=10_000) == Method("flushed_graph")
-
-
-def test_short_cold_runs_without_copies() -> None:
-    assert chosen(10.0) == Method("flushed_graph")
-    assert chosen(10.0, graphs=False) == Method("events")
-
-
-def test_a_mode_that_was_asked_for_is_used() -> None:
-    assert chosen(5.0, mode="events") == Method("events")
-    assert chosen(700.0, mode="graph") == Method("flushed_graph")
-    assert chosen(700.0, mode="graph", cache="hot") == Method("replay", runs_per_sample=1)
-
-
-def test_a_cold_graph_that_cannot_be_is_refused() -> None:
     with pytest.raises(UnsupportedError) as caught:
-        chosen(10.0, mode="graph", graphs=False, copies=3, min_bytes=4 * MIB)
+        in_graph(10.0, copies=39, min_bytes=4 * MIB)
     assert str(caught.value) == (
-        "timing: mode = 'graph' with a cold cache: this torch records no events in graphs; expected torch 2.8 or "
-        "later, or 40 copies to rotate over"
+        "timing: mode = 'graph' with a cold cache and 39 copies; expected 40 copies to rotate over, or mode = 'auto'"
     )
 
 
-@pytest.mark.parametrize(("name", "mode"), [("events", "events"), ("replay", "graph"), ("flushed_graph", "graph")])
-def test_the_mode_that_is_stored(name: str, mode: str) -> None:
-    assert Method(name).mode == mode
+def test_copies_of_unknown_size_are_not_called_cold() -> None:
+    with pytest.raises(UnsupportedError, match="expected min_bytes and copies to rotate over"):
+        in_graph(10.0, copies=10_000)
 
 
 # ---- the order of launches
@@ -263,17 +229,6 @@ def test_replays_behind_one_hold_stay_within_the_drivers_queue_and_shrink_when_i
     assert queued(10, False, True, False) == [16, 8, 8, 4]
 
 
-def test_a_flushed_graph_gives_one_sample_per_pair_of_events() -> None:
-    gpu = FakeGpu(run_us=4.0)
-    sampler = FlushedGraphSampler(gpu, gpu.run)
-    gpu.log.clear()
-    got = sampler.sample(10)
-    assert gpu.log == ["hold", "stamp 0", "replay", "stamp 1", "release", "state", "synchronize"]
-    assert got.samples_us == pytest.approx((4.0,) * MAX_QUEUED)
-    assert got.clocks_mhz == (1410.0,) * MAX_QUEUED
-    assert sampler.runs_per_sample == 1
-
-
 # ---- the timer
 
 
@@ -281,7 +236,9 @@ def timer(gpu: FakeGpu, **options: object) -> CudaTimer:
     def pause(seconds: float) -> None:
         gpu.now_s += seconds
 
-    return CudaTimer(TimingOptions(**options), A100, gpu.state, ops=gpu, now=gpu.now, pause=pause)  # type: ignore[arg-type]
+    made = CudaTimer(TimingOptions(**options), A100, gpu.state, ops=gpu, now=gpu.now, pause=pause)  # type: ignore[arg-type]
+    gpu.log.clear()  # of the empty kernel
+    return made
 
 
 def test_a_cold_point_from_beginning_to_end() -> None:
@@ -295,7 +252,7 @@ def test_a_cold_point_from_beginning_to_end() -> None:
     assert got.state_before.power_w == 300.0 + gpu.polls - 1
     assert gpu.log[:3] == ["run", "run", "synchronize"]  # before anything is held
     assert made.warmup_s >= 0.1  # two windows of 50 ms
-    assert made.measuring_s == pytest.approx(10 * 150e-6)
+    assert made.measuring_s == pytest.approx(10 * 150e-6 + 100e-6)
 
 
 def test_phases_add_up_over_points() -> None:
@@ -308,23 +265,25 @@ def test_phases_add_up_over_points() -> None:
     assert made.measuring_s == pytest.approx(2 * measuring_s)
 
 
-def test_a_short_hot_point_is_replayed_and_says_so() -> None:
+@pytest.mark.parametrize("cache", ["cold", "hot"])
+@pytest.mark.parametrize("run_us", [1.0, 19.9, 20.1, 5000.0])
+def test_the_method_does_not_depend_on_the_time(run_us: float, cache: str) -> None:
+    gpu = FakeGpu(run_us=run_us)
+    rotate = LazyRuns(200, lambda number: pytest.fail("a copy was made"))
+    got = timer(gpu, cache=cache).measure(gpu.run, rotate=rotate, min_bytes=2 * MIB)
+    assert (got.mode, got.cache, got.kernels_per_sample) == ("events", cache, 1)
+    assert got.samples_us[0] == pytest.approx(run_us)
+    assert got.stopped_by == "precision"
+
+
+def test_a_graph_is_replayed_where_it_is_asked_for() -> None:
     gpu = FakeGpu(run_us=5.0)
-    got = timer(gpu, cache="hot").measure(gpu.run)
+    got = timer(gpu, mode="graph", cache="hot").measure(gpu.run)
     assert (got.mode, got.cache, got.kernels_per_sample) == ("graph", "hot", 100)
     assert got.samples_us[0] == pytest.approx(5.0)
 
 
-def test_a_short_cold_point_without_copies_is_flushed_inside_its_graph() -> None:
-    gpu = FakeGpu(run_us=5.0)
-    got = timer(gpu).measure(gpu.run)
-    assert (got.mode, got.cache, got.kernels_per_sample) == ("graph", "cold", 1)
-    assert got.samples_us[0] == pytest.approx(5.0)
-    # Ticks of 0.5 µs on 5 µs: half a tick is 5 %, which no number of samples improves.
-    assert got.stopped_by == "noise_floor"
-
-
-def test_a_short_cold_point_rotates_over_as_many_copies_as_it_takes() -> None:
+def test_a_cold_graph_rotates_over_as_many_copies_as_it_takes() -> None:
     gpu = FakeGpu(run_us=5.0)
     made: list[int] = []
 
@@ -332,28 +291,19 @@ def test_a_short_cold_point_rotates_over_as_many_copies_as_it_takes() -> None:
         made.append(number)
         return gpu.run
 
-    got = timer(gpu).measure(gpu.run, rotate=LazyRuns(200, copy), min_bytes=2 * MIB)
+    got = timer(gpu, mode="graph").measure(gpu.run, rotate=LazyRuns(200, copy), min_bytes=2 * MIB)
     assert made == list(range(80))  # 4 · 40 MiB / 2 MiB
     assert (got.mode, got.cache, got.kernels_per_sample) == ("graph", "cold", 81)
-    assert got.samples_us[0] == pytest.approx(5.0)
 
 
-def test_a_long_point_makes_no_copies() -> None:
-    gpu = FakeGpu(run_us=500.0)
-    rotate = LazyRuns(200, lambda number: pytest.fail("a copy was made"))
-    assert timer(gpu).measure(gpu.run, rotate=rotate, min_bytes=2 * MIB).mode == "events"
-
-
-def test_the_method_is_chosen_once_the_clock_is_up() -> None:
-    # 30 µs on the idle clock and 6 µs on the working one: it is a short run.
-    gpu = FakeGpu(run_us=30.0)
-
-    def run() -> None:
-        gpu.run()
-        if gpu.now_s > 0.01:
-            gpu.run_us = 6.0
-
-    assert timer(gpu).measure(run).mode == "graph"
+@pytest.mark.parametrize("mode", ["auto", "events", "graph"])
+def test_the_floor_is_an_empty_kernel_in_the_same_mode(mode: str) -> None:
+    gpu = FakeGpu()
+    made = timer(gpu, mode=mode, cache="hot")
+    assert made.warmup_s == 0  # not a point's
+    got = made.measure(gpu.run)
+    assert got.floor_us == pytest.approx(2.0)
+    assert got.samples_us[0] == pytest.approx(100.0)  # it is not subtracted
 
 
 def test_phases_are_counted_when_a_run_fails_while_sampling() -> None:
@@ -368,7 +318,7 @@ def test_phases_are_counted_when_a_run_fails_while_sampling() -> None:
     with pytest.raises(RuntimeError, match="illegal memory access"):
         made.measure(run)
     assert gpu.log[-1] == "release"
-    assert made.measuring_s == pytest.approx(150e-6)  # one flush and one run
+    assert made.measuring_s == pytest.approx(250e-6)  # one flush and one run
 
 
 def test_a_processor_is_no_cuda_device() -> None:

@@ -167,6 +167,7 @@ def test_half_width_missed() -> None:
     assert got.letter == "B"
     assert got.reasons[0] == "the median is known to ±1.00%, not to the ±0.50% asked for (stopped by max_time)"
     assert graded(m, options=TimingOptions(half_width=0.02)).letter == "A"
+    assert graded(m, options=TimingOptions(half_width=0.01)).letter == "A"  # exactly what was asked for
     assert graded(m, options=TimingOptions(half_width=0.002)).letter == "C"  # five times too wide
 
 

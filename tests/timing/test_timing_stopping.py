@@ -56,21 +56,20 @@ def test_five_samples_never_are_precise() -> None:
     assert feed(rule(min_samples=3), [100.0] * 8) == (7, "precision")  # looked at with 3, 4, 5 and 7
 
 
-def test_equal_samples_are_only_as_good_as_the_tick() -> None:
-    # 10 µs on events of 0.5 µs: ±2.5 % at best, so 0.5 % is out of reach and more samples do not help.
+def test_equal_samples_on_a_coarse_clock_are_not_precise_at_once() -> None:
+    # 10 µs on events of 0.5 µs: that none of 10 reads 10.5 does not exclude 10.1.
     count, reason = feed(rule(tick_us=0.5), [10.0] * 1000)
-    assert reason == "noise_floor"
-    assert 64 <= count < 90
-    # at 100 µs half a tick is 0.25 %, which is precise enough
+    assert reason == "precision"
+    assert 27 <= count <= 34  # 2.72 · 0.5 / 10 / 0.005, and a quarter more
     assert feed(rule(tick_us=0.5), [100.0] * 1000) == (10, "precision")
 
 
-def test_the_tick_is_seen_in_the_samples() -> None:
+def test_more_samples_make_a_coarse_clock_precise() -> None:
     rng = np.random.default_rng(5)
-    quantised = np.round(rng.normal(10.3, 0.3, 1000) / 0.5) * 0.5
+    quantised = np.floor(rng.uniform(10.2, 10.7, 1000) / 0.5) * 0.5
     count, reason = feed(rule(), quantised)
-    assert reason == "noise_floor"
-    assert count < 90
+    assert reason == "precision"
+    assert 60 <= count <= 130  # (1.96 · 0.25 / 10 / 0.005)² is 96
 
 
 def test_two_modes_stop_at_the_noise_floor() -> None:

@@ -1,1 +1,1 @@
-"""Measures a GPU in three resumable steps (`make evidence`) and writes the evidence page."""
+"""Measures a GPU with three resumable commands (`run`) and writes the evidence page from their results (`write`)."""

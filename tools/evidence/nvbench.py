@@ -13,8 +13,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from quantbench.stats import median
+from quantbench.stats import typical_us
 from quantbench.workload import Gemm
+from tools.evidence.side_by_side import write_json
 
 _NAME, _AXIS = "product", "Size"
 # Sampling time per state. The default of 0.5 s would take most of the step, and the median is steady long before.
@@ -39,7 +40,7 @@ def main() -> None:
             int(state.point[_AXIS]): [1e6 * float(seconds) for seconds in state.samples or ()]
             for state in result[_NAME]
         }
-    out.write_text(json.dumps({str(size): samples for size, samples in samples_us.items()}) + "\n", encoding="utf-8")
+    write_json(out, samples_us)
 
 
 def _product(state: Any) -> None:
@@ -68,7 +69,7 @@ def merge_nvbench(rows: list[dict[str, Any]], file: Path) -> None:
     for row in rows:
         found = samples_us.get(str(row["sizes"][0]))
         if found:
-            row["medians_us"].setdefault("nvbench", []).append(median(found))
+            row["medians_us"].setdefault("nvbench", []).append(typical_us(found))
 
 
 if __name__ == "__main__":

@@ -1,26 +1,23 @@
 """Times a kernel by other methods, for comparison with our timer. Each returns samples in microseconds.
 
-Entry point: `METHODS`, by kind of device. Used by `cost` and `timer_truth`.
+Entry point: `METHODS`. Used by `cost` and `timer_truth`.
 
 - do_bench: `triton.testing.do_bench`, events around launches; the cache is cleared by writing a buffer.
 - profiler: kernel times from CUPTI through torch.profiler, after the same flush as in our timer.
 - mamf: as in mamf-finder (stas00/ml-engineering): 50 runs to warm up, then 100 runs between two events each, the cache
   cleared by zeroing 256 MiB before each.
 - graph6: a CUDA graph of 6 runs, replayed once untimed and once timed, without a flush; one sample.
-- loop: on a CPU, 30 runs, each between two clock readings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import perf_counter_ns
 
 from quantbench.device.spec import DeviceSpec
 
 Run = Callable[[], object]
 _MAMF_WARM_UP, _MAMF_RUNS, _MAMF_CLEAR_BYTES = 50, 100, 256 * 2**20
 _PROFILED_RUNS = 20
-_LOOP_RUNS = 30
 
 
 def do_bench(run: Run, spec: DeviceSpec) -> list[float]:
@@ -95,19 +92,7 @@ def graph6(run: Run, spec: DeviceSpec) -> list[float]:
     return [float(start.elapsed_time(stop)) * 1e3 / 6]
 
 
-def loop(run: Run, spec: DeviceSpec) -> list[float]:
-    """Times 30 runs on a CPU, on which a run returns when its work is done."""
-    run()
-    times_us = []
-    for _ in range(_LOOP_RUNS):
-        start_ns = perf_counter_ns()
-        run()
-        times_us.append((perf_counter_ns() - start_ns) / 1e3)
-    return times_us
-
-
-#: methods to compare with, by kind of device
-METHODS: dict[str, dict[str, Callable[[Run, DeviceSpec], list[float]]]] = {
-    "cuda": {"do_bench": do_bench, "profiler": profiler, "mamf": mamf, "graph6": graph6},
-    "cpu": {"loop": loop},
-}
+#: methods to compare with, on a GPU
+METHODS: dict[str, Callable[[Run, DeviceSpec], list[float]]] = {
+    "do_bench": do_bench, "profiler": profiler, "mamf": mamf, "graph6": graph6,
+}  # fmt: skip

@@ -1,19 +1,23 @@
 """Times the same GEMMs by several methods, repeated in turn, and stores medians and the seconds spent.
 
-Entry points: `measure_rows`, `add_method` and `write_table`. Used by `cost` and `timer_truth`.
+Entry points: `measure_rows`, `add_method` and `write_table`, used by `cost` and `timer_truth`; `write_json`, used by
+all that write a file which may be cut off at any moment.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from quantbench.device.spec import DeviceSpec
+from quantbench.errors import UnsupportedError
 from quantbench.providers import catalog
-from quantbench.stats import median
+from quantbench.stats import typical_us
 from quantbench.sweep.worker import copies_of
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.session import Timer
@@ -41,8 +45,10 @@ def measure_row(gemm: Gemm, spec: DeviceSpec, timers: dict[str, Timer], methods:
         for name, timer in timers.items():
             start_s = time.perf_counter()
             copies = copies_of(provider, gemm, spec, TimingOptions())
-            measured = timer.measure(task.run, rotate=copies, min_bytes=gemm.min_bytes)
-            medians.setdefault(name, []).append(median(measured.samples_us))
+            found = medians.setdefault(name, [])
+            with suppress(UnsupportedError):  # a graph with a cold cache and too few copies to rotate over
+                measured = timer.measure(task.run, rotate=copies, min_bytes=gemm.min_bytes)
+                found.append(typical_us(measured.samples_us))
             wall_s.setdefault(name, []).append(time.perf_counter() - start_s)
         for name, method in methods.items():
             _once(method, task.run, spec, medians.setdefault(name, []), wall_s.setdefault(name, []))
@@ -57,7 +63,7 @@ def _once(method: Method, run: Run, spec: DeviceSpec, medians_us: list[float], w
     start_s = time.perf_counter()
     samples = method(run, spec)
     if samples:
-        medians_us.append(median(samples))
+        medians_us.append(typical_us(samples))
     wall_s.append(time.perf_counter() - start_s)
 
 
@@ -92,4 +98,11 @@ def add_method(
 def write_table(out: Path, spec: DeviceSpec, rows: list[dict[str, Any]]) -> None:
     """Writes the rows as a JSON file that `write` reads."""
     table = {"device": spec.name, "kind": spec.kind, "repeats": REPEATS, "rows": rows}
-    out.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    write_json(out, table)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON file, replacing the last one in one step."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    os.replace(temporary, path)

@@ -1,8 +1,8 @@
 """Times the same GEMMs with our timer and with other methods, and writes one table of medians.
 
-Entry point: `python -m tools.evidence.timer_truth FILE.json`. Run by `steps` in a separate process. The profiler comes
-last, because it stays attached to the process and slows down later launches. If `cuda-bench` is installed (`pip install
-'cuda-bench[cu13]'`, or `[cu12]`), NVBench times the same GEMMs in a separate process.
+Entry point: `python -m tools.evidence.timer_truth FILE.json [--nvbench]`. Run by `run` in a separate process. The
+profiler comes last, because it stays attached to the process and slows down later launches. With --nvbench the other
+method is NVBench alone, in processes of its own; it needs `cuda-bench` (docs/evidence.md).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from quantbench import device
+from quantbench.device.spec import DeviceSpec
 from quantbench.timing import make_timer
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm
@@ -22,11 +23,8 @@ from tools.evidence.nvbench import merge_nvbench
 from tools.evidence.other_methods import METHODS
 from tools.evidence.side_by_side import REPEATS, add_method, measure_rows, write_table
 
-# Sizes of square GEMMs: from a few microseconds to about 20 ms on an H200; smaller ones for a CPU core.
-_SIZES = {
-    "cuda": (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384),
-    "cpu": (64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768),
-}
+# Sizes of square GEMMs: from a few microseconds to about 20 ms on an H200.
+_SIZES = (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384)
 _NVBENCH_LIMIT_S = 60.0
 _LAST = "profiler"
 
@@ -35,38 +33,39 @@ def main() -> None:
     """Measures the missing rows of the table and writes it."""
     out = Path(sys.argv[1])
     spec = device.current()
-    options = TimingOptions(max_time_s=1.0 if spec.kind == "cuda" else 0.2)
-    modes = ("events", "graph") if spec.kind == "cuda" else ("auto",)
-    timers = {f"quantbench {mode}": make_timer(spec, replace(options, mode=mode)) for mode in modes}
-    gemms = [Gemm(n, n, n, dtype=device.default_dtype(spec)) for n in _SIZES[spec.kind]]
-    methods = {name: method for name, method in METHODS[spec.kind].items() if name != _LAST}
-    rows = measure_rows(out, spec, gemms, timers, methods)
-    if _LAST in METHODS[spec.kind]:
-        add_method(out, spec, gemms, rows, _LAST, METHODS[spec.kind][_LAST])
-    if spec.kind == "cuda" and find_spec("cuda") and find_spec("cuda.bench"):
-        _add_nvbench(rows, out, _SIZES[spec.kind])
-        write_table(out, spec, rows)
+    options = TimingOptions(max_time_s=1.0)
+    timers = {f"quantbench {mode}": make_timer(spec, replace(options, mode=mode)) for mode in ("events", "graph")}
+    gemms = [Gemm(n, n, n, dtype=device.default_dtype(spec)) for n in _SIZES]
+    if "--nvbench" in sys.argv:
+        rows = measure_rows(out, spec, gemms, timers, {})
+        _add_nvbench(rows, out, spec)
+    else:
+        rows = measure_rows(out, spec, gemms, timers, {name: METHODS[name] for name in METHODS if name != _LAST})
+        add_method(out, spec, gemms, rows, _LAST, METHODS[_LAST])
     for row in rows:
         medians = ", ".join(f"{name} {us[0]:.2f}" for name, us in row["medians_us"].items() if us)
         print(f"{row['workload']}: {medians} µs")
 
 
-def _add_nvbench(rows: list[dict[str, Any]], out: Path, sizes: tuple[int, ...]) -> None:
-    """Adds NVBench's medians, one process per repeat. A failure is printed and ends only this column."""
+def _add_nvbench(rows: list[dict[str, Any]], out: Path, spec: DeviceSpec) -> None:
+    """Adds NVBench's medians and writes the table after each repeat, which is a process. A failure is printed and ends
+    only this column; repeats of an earlier, interrupted start are kept."""
+    if not (find_spec("cuda") and find_spec("cuda.bench")):
+        print("nvbench: cuda-bench is not installed; docs/evidence.md says how to carry it to this machine")
+        return
     for row in rows:
-        row["medians_us"].pop("nvbench", None)  # left by an interrupted run
+        row["medians_us"].pop("nvbench", None)  # read again from the repeats' files
     for repeat in range(REPEATS):
         file = out.with_name(f"nvbench-{repeat}.json")
-        words = [sys.executable, "-m", "tools.evidence.nvbench", str(file), *map(str, sizes)]
+        words = [sys.executable, "-m", "tools.evidence.nvbench", str(file), *map(str, _SIZES)]
         try:
-            done = subprocess.run(words, timeout=_NVBENCH_LIMIT_S, check=False, capture_output=True, text=True)
-        except subprocess.TimeoutExpired:
-            print(f"nvbench: not done within {_NVBENCH_LIMIT_S:.0f} s")
-            return
-        if done.returncode != 0:
-            print(f"nvbench: exit code {done.returncode}: {done.stderr[-500:]}")
+            if not file.exists():
+                subprocess.run(words, timeout=_NVBENCH_LIMIT_S, check=True, capture_output=True, text=True)
+        except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
+            print(f"nvbench: {error}: {str(error.stderr)[-500:]}")
             return
         merge_nvbench(rows, file)
+        write_table(out, spec, rows)
 
 
 if __name__ == "__main__":

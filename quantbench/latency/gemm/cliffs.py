@@ -1,7 +1,7 @@
 """Predicts the probability of cliffs with a GEMM model, and selects the shapes that are most useful to measure next.
 
-Entry points: `cliff_probability`, `forecast_cliffs` (used by `analysis.forecast`, `contests`), `next_points` (used by
-`sweep --adaptive`; docs/accuracy.md compares it with a random choice).
+Entry points: `cliff_probability` and `forecast_cliffs`, used by `analysis.forecast` and `contests`; `next_points`, used
+by `sweep.refine` (`--adaptive`; docs/accuracy.md compares it with a random choice).
 
 An ensemble's mean rise finds too few cliffs, because members place the edges of tiles and waves at different m, which
 smooths their average. So the rises of all trees of all members are treated as a normal distribution, and the

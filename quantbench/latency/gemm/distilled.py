@@ -1,6 +1,7 @@
 """Distils a GEMM model into a fast one for queries of millions of shapes: similar predictions, without interval.
 
-Entry points: `distil`, `FastGemm.predict_us`. Used by `GemmModel.compiled` and `profile`.
+Entry points: `distil`, which returns a `FastGemm`; its method `predict_us`. Used by `model` (`GemmModel.compiled`),
+`files`, `profile.fit` and `profile.models`.
 
 The distilled model has a cost model of six kernels, refitted to the full model's predictions, and twenty boosted trees
 for the remaining residual (two kernels and eight trees with `LEAN`).
@@ -141,7 +142,8 @@ def distil(
     every = Shapes(ensemble.machine, ensemble.menu, m[some], n[some], k[some])
     menu = ensemble.menu.subset(_covering(log_latency(Values(mean), every)[1].log_time, size.kernels))
     few = slice(0, _TAUGHT_PHYSICS)
-    rows = Measured(m[few], n[few], k[few], answer.log_us[few], np.full(_TAUGHT_PHYSICS, -1))
+    one, none = np.ones(_TAUGHT_PHYSICS), np.zeros(_TAUGHT_PHYSICS)
+    rows = Measured(m[few], n[few], k[few], answer.log_us[few], np.full(_TAUGHT_PHYSICS, -1), one, none)
     prior = Prior(mean, 0.5 * hand_prior(menu.tiles)[1], "the whole model")
     parameters = fit_parameters(ensemble.machine, menu, rows, prior)
     values = Values(parameters)

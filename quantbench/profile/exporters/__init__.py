@@ -1,6 +1,7 @@
 """Exports a profile to the formats of planners and simulators.
 
-Entry point: `export_profile`. Used by `cli.profile`.
+Entry points: `export_profile`, `FORMATS`. Used by the command `profile`. Each format is a module of this package,
+imported when it is asked for.
 """
 
 from __future__ import annotations

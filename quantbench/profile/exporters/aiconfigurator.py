@@ -1,8 +1,10 @@
 """Exports an aiconfigurator systems folder: one YAML file, and Parquet tables of GEMMs, attention and NCCL.
 
-Entry point: `export`. Layout and columns are those of aiconfigurator-core 0.12.0 (`perf_database.get_database` with
-`systems_paths`); times are in milliseconds. A GEMM or attention table is modelled if nothing was measured for it.
-aiconfigurator interpolates linearly in m, so modelled GEMM rows are added on both sides of every known cliff.
+Entry point: `export`, called by the package's `export_profile`.
+
+Layout and columns are those of aiconfigurator-core 0.12.0 (`perf_database.get_database` with `systems_paths`); times
+are in milliseconds. A GEMM or attention table is modelled if nothing was measured for it. aiconfigurator interpolates
+linearly in m, so modelled GEMM rows are added on both sides of every known cliff.
 """
 
 from __future__ import annotations

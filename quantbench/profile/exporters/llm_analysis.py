@@ -1,6 +1,6 @@
 """Exports to llm-analysis 0.2.2: a GPUConfig as JSON, and measured rates as arguments of `LLMAnalysis`.
 
-Entry point: `export`.
+Entry point: `export`, called by the package's `export_profile`.
 """
 
 from __future__ import annotations

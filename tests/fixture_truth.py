@@ -1,6 +1,6 @@
 """Compares times by the pytest fixture with times by `quantbench sweep` on the same GEMMs.
 
-Entry point: `python -m tools.evidence.fixture_truth FILE.json [PAGE.md]`. An existing FILE is not measured again; the
+Entry point: `python -m tests.fixture_truth FILE.json [PAGE.md]`. An existing FILE is not measured again; the
 table is written between the markers of PAGE. Tests use `measure`.
 
 Both use the same timer and options, each in its own process. Short times differ by a few percent between processes and
@@ -11,10 +11,12 @@ or the maximum number of turns is reached.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +28,13 @@ from quantbench.store.record import Measured
 
 #: half-width of the 95 % interval below which a ratio is precise enough
 KNOWN = 0.02
-# Minimum turns (a 95 % interval needs six) and maximum: on shared cores, times differ by percents between processes.
-TURNS = {"cuda": (6, 9), "cpu": (7, 90)}
+# Minimum turns (a 95 % interval needs six) and maximum: on shared cores, times differ by percents between processes;
+# a turn on a GPU takes 20 s, most of it to start two processes.
+TURNS = {"cuda": (6, 6), "cpu": (7, 90)}
 _SIZES = {"cuda": (256, 512, 1024, 2048, 3072, 4096, 8192), "cpu": (128, 256, 384, 512, 640, 768)}
 _MAX_TIME = {"cuda": "2s", "cpu": "500ms"}
+_ROOT = Path(__file__).resolve().parents[1]
+_PLUGIN = "quantbench.pytest_plugin"
 _SUITE = """
 import pytest
 from quantbench.workload import Gemm
@@ -82,9 +87,15 @@ def _by_fixture(folder: Path, dtype: str, kind: str, sizes: Sequence[int]) -> di
     """Runs the fixture; returns median µs by size, from pytest-benchmark's JSON."""
     (folder / "test_products.py").write_text(_SUITE.format(sizes=tuple(sizes), dtype=dtype))
     words = ("-q", "--benchmark-only", "--benchmark-json=fixture.json", "--device-max-time", _MAX_TIME[kind])
-    _run(folder, "pytest", *words)
+    _run(folder, "pytest", *plugin_words(), *words)
     found = json.loads((folder / "fixture.json").read_text(encoding="utf-8"))["benchmarks"]
     return {each["params"]["n"]: each["stats"]["median"] * 1e6 for each in found}
+
+
+def plugin_words() -> tuple[str, ...]:
+    """Returns what pytest needs to find the fixture in a checkout that is not installed."""
+    installed = any(point.value == _PLUGIN for point in entry_points(group="pytest11"))
+    return () if installed else ("-p", _PLUGIN)
 
 
 def _by_sweep(folder: Path, dtype: str, kind: str, sizes: Sequence[int]) -> dict[int, float]:
@@ -101,7 +112,10 @@ def _by_sweep(folder: Path, dtype: str, kind: str, sizes: Sequence[int]) -> dict
 
 
 def _run(folder: Path, *words: str) -> None:
-    done = subprocess.run([sys.executable, "-m", *words], cwd=folder, capture_output=True, text=True, check=False)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))}
+    done = subprocess.run(
+        [sys.executable, "-m", *words], cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         sys.exit(f"{words[0]}: exit code {done.returncode}: {done.stdout[-500:]}{done.stderr[-500:]}")
 

@@ -1,0 +1,446 @@
+"""A double of a CUDA device in simulated time, with CUDA's asynchronous semantics, and the patches that install it.
+
+Entry points: `PATCHES`, which `sitecustomize` applies in every process of a rehearsal, and `Gpu`, which tests drive.
+Only what needs a GPU is replaced: device, CUDA calls of the timer, tasks of the providers, their audit, the profiler
+and the other timing methods. Sweep, worker, runner, timer, samplers and store are the real ones. The device and the
+software of such a run are called simulated.
+
+Two clocks run: the host's, which every call advances, and the device's, which the queued work advances. The host
+waits for the device only where CUDA makes it wait: in a synchronisation, and when the queue is full.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import exp, floor
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+NAME = "simulated-h200"
+#: variables of the environment: a folder in which each file makes one process lose its context; µs at the start and at
+#: the end of a curve without cliffs, over n from 1024 to 4096, which every product then follows
+DEATHS, SMOOTH = "QUANTBENCH_REHEARSAL_DEATHS", "QUANTBENCH_REHEARSAL_SMOOTH"
+LOST = "CUDA error: an illegal memory access was encountered"
+
+QUEUE_LIMIT = 1024
+_TICK_US = 0.5
+_CALL_US, _LAUNCH_US, _NODE_US, _ARRIVAL_US = 0.2, 4.0, 0.5, 6.0
+_BETWEEN_KERNELS_US, _EVENT_TO_KERNEL_US, _KERNEL_TO_EVENT_US = 0.8, 1.3, 0.3
+_HOLD_TIMEOUT_US = 500_000.0
+_COMPILE_US = 2_000_000.0
+_FULL_MHZ, _IDLE_SHARE = 1980.0, 0.55
+# The clock climbs while the device works and falls while it does not.
+_WARM_US, _COOL_US = 30_000.0, 300_000.0
+_FLUSH_US, _STAMP_US, _SIGN_US, _NOISE = 66.0, 2.5, 2.0, 0.003
+
+
+@dataclass
+class Event:
+    """An event: when the device reached it, to the tick; None before."""
+
+    at_us: float | None = None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel: its name, and its time at the full clock."""
+
+    name: str
+    us: float
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """The kernel that reads the SM's counters."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A captured graph: one launch."""
+
+    nodes: tuple[Work, ...]
+
+
+Work = Event | Kernel | Stamp | Graph
+
+
+@dataclass
+class Gpu:
+    """The device of one process. lost: the context is gone. died: deaths asked for, see DEATHS."""
+
+    deaths: Path | None = None
+    host_us: float = 0.0
+    device_us: float = 0.0
+    warm_us: float = 0.0
+    after_event: bool = False
+    held_at_us: float | None = None
+    timed_out: bool = False
+    lost: bool = False
+    waiting: list[Work] = field(default_factory=list)
+    running: deque[float] = field(default_factory=deque)
+    graph: list[Work] | None = None
+    ran: list[Kernel] | None = None
+    stamps_mhz: dict[int, float] = field(default_factory=dict)
+    random: random.Random = field(default_factory=lambda: random.Random(0))
+
+    @property
+    def mhz(self) -> float:
+        """The SM clock at this moment."""
+        return _FULL_MHZ * (1 - (1 - _IDLE_SHARE) * exp(-self.warm_us / _WARM_US))
+
+    def queue(self, work: Work, host_us: float = _LAUNCH_US) -> None:
+        """Launches work; into the graph while one is captured."""
+        self.require_context()
+        if self.graph is not None:
+            self.graph.append(work)
+            return
+        self.host_us += host_us
+        if self.held_at_us is not None:
+            if len(self.waiting) >= QUEUE_LIMIT:
+                raise RuntimeError(f"deadlock: {QUEUE_LIMIT} launches wait behind a held stream, and the next blocks")
+            self.waiting.append(work)
+            return
+        while self.running and self.running[0] <= self.host_us:
+            self.running.popleft()
+        if len(self.running) >= QUEUE_LIMIT:
+            self.host_us = self.running.popleft()
+        self._run(work, self.host_us + _ARRIVAL_US)
+        self.running.append(self.device_us)
+
+    def _run(self, work: Work, earliest_us: float) -> None:
+        if isinstance(work, Graph):
+            for node in work.nodes:
+                self._run(node, earliest_us)
+            return
+        idle_us = max(0.0, earliest_us - self.device_us)
+        self.device_us += idle_us
+        self.warm_us *= exp(-idle_us / _COOL_US)
+        if isinstance(work, Event):
+            self.device_us += _KERNEL_TO_EVENT_US
+            work.at_us = floor(self.device_us / _TICK_US) * _TICK_US
+            self.after_event = True
+            return
+        self.device_us += _EVENT_TO_KERNEL_US if self.after_event else _BETWEEN_KERNELS_US
+        self.after_event = False
+        if isinstance(work, Stamp):
+            self.stamps_mhz[work.index] = self.mhz
+        us = _STAMP_US if isinstance(work, Stamp) else work.us
+        took_us = us * _FULL_MHZ / self.mhz * exp(self.random.gauss(0.0, _NOISE))
+        self.device_us += took_us
+        self.warm_us = min(self.warm_us + took_us, 10 * _WARM_US)
+        if self.ran is not None and isinstance(work, Kernel):
+            self.ran.append(work)
+
+    def hold(self) -> None:
+        """Holds the stream from what is queued so far."""
+        self.queue(Kernel("zero the stamps", 1.5))
+        self.host_us += _LAUNCH_US
+        self.held_at_us, self.timed_out = self.host_us, False
+        self.stamps_mhz.clear()
+
+    def release(self) -> None:
+        """Lets the work behind the hold run; it began by itself if the hold timed out before."""
+        self.require_context()
+        if self.held_at_us is None:
+            return
+        end_us = self.held_at_us + _HOLD_TIMEOUT_US
+        self.host_us += 1.0
+        self.timed_out = self.host_us > end_us
+        self.device_us = max(self.device_us, min(self.host_us, end_us) + 1.0)
+        self.held_at_us = None
+        waiting, self.waiting = self.waiting, []
+        for work in waiting:
+            self._run(work, 0.0)
+            self.running.append(self.device_us)
+
+    def synchronize(self) -> None:
+        """Waits for the device; a lost context shows here."""
+        if self.graph is not None:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        if self.held_at_us is not None:  # the hold's own timeout ends it
+            self.host_us = self.held_at_us + _HOLD_TIMEOUT_US + 1.0
+            self.release()
+        self.host_us = max(self.host_us, self.device_us) + 5.0
+        self.running.clear()
+        if self.deaths is not None and self.deaths.is_dir():
+            for death in self.deaths.iterdir():
+                with suppress(FileNotFoundError):  # another process took it
+                    death.unlink()
+                    self.lost = True
+                break
+        self.require_context()
+
+    def require_context(self) -> None:
+        """Raises as CUDA does in every call after an illegal access."""
+        if self.lost:
+            raise RuntimeError(LOST)
+
+    def now_s(self) -> float:
+        """The host's clock, s."""
+        self.host_us += _CALL_US
+        return self.host_us * 1e-6
+
+    def pause(self, seconds: float) -> None:
+        """Sleeps on the host."""
+        self.host_us += seconds * 1e6
+
+    def capture(self, body: Callable[[], None], rehearsal: Callable[[], None]) -> Callable[[], None]:
+        """Captures a graph. A replay is one launch that takes the host a while for each node, as before CUDA 12.6."""
+        rehearsal()
+        self.graph = []
+        try:
+            body()
+            graph = Graph(tuple(self.graph))
+        finally:
+            self.graph = None
+        return partial(self.queue, graph, _LAUNCH_US + _NODE_US * len(graph.nodes))
+
+
+GPU = Gpu(Path(os.environ[DEATHS]) if DEATHS in os.environ else None)
+
+
+class Pair:
+    """Start and stop events."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu, self._events = gpu, (Event(), Event())
+
+    def start(self) -> None:
+        self._gpu.queue(self._events[0], 1.0)
+
+    def stop(self) -> None:
+        self._gpu.queue(self._events[1], 1.0)
+
+    def elapsed_us(self) -> float:
+        start, stop = (event.at_us for event in self._events)
+        if start is None or stop is None:
+            raise RuntimeError("CUDA error: device not ready")
+        return stop - start
+
+
+class Ops:
+    """`quantbench.timing.cuda_samplers.CudaOps` on the double; called like `cuda_device.TorchCuda`."""
+
+    def __init__(self, spec: Any = None, state: Any = None, gpu: Gpu = GPU) -> None:
+        self._gpu = gpu
+        self.hold, self.release, self.synchronize, self.capture = gpu.hold, gpu.release, gpu.synchronize, gpu.capture
+
+    def event_pair(self, **_: bool) -> Pair:
+        return Pair(self._gpu)
+
+    def empty(self) -> None:
+        self._gpu.queue(Kernel("empty", 1.2))
+
+    def flush(self) -> None:
+        self._gpu.queue(Kernel("flush", _FLUSH_US))
+
+    def was_held(self) -> bool:
+        return not self._gpu.timed_out
+
+    def stamp(self, index: int) -> None:
+        self._gpu.queue(Stamp(index))
+
+    def clocks_mhz(self, stamps: int) -> tuple[float, ...]:
+        return tuple(self._gpu.stamps_mhz[index] for index in range(1, stamps))
+
+    def state(self) -> Any:
+        return state_now(self._gpu)
+
+
+def state_now(gpu: Gpu = GPU) -> Any:
+    """The device's state, as NVML would tell it."""
+    from quantbench.device.spec import DeviceState
+
+    return DeviceState(sm_clock_mhz=gpu.mhz, temperature_c=50.0, power_w=500.0, other_processes=0, note="simulated")
+
+
+def spec() -> Any:
+    """An H200 under another name."""
+    from quantbench.device.registry import lookup
+
+    return replace(lookup("h200-sxm-141gb"), name=NAME)
+
+
+# --- work ------------------------------------------------------------------------------------------------------------
+
+
+def kernel_of(work: Any) -> tuple[Kernel, Any]:
+    """Returns the kernel that does a workload, and its launch."""
+    from simulator import SimulatedGpu
+
+    from quantbench.latency.op_times import roofline_us
+    from quantbench.launch import Launch, Tile
+    from quantbench.workload import Gemm
+
+    device = spec()
+    if not isinstance(work, Gemm):
+        return Kernel(f"simulated_{work.kind}", 3.0 + 1.3 * roofline_us(work, device)), Launch(f"simulated_{work.kind}")
+    tile = Tile(128, 256)
+    name = "nvjet_sm90_tst_256x128_64x4_1x1_v_bz_TNT"  # cuBLAS names its tiles n × m
+    if SMOOTH in os.environ:
+        first_us, last_us = map(float, os.environ[SMOOTH].split(":"))
+        return Kernel(name, first_us + (last_us - first_us) * (work.n - 1024) / 3072), Launch(name)
+    peak = device.peak(work.dtype) or device.peak("bf16")
+    per_k_ns = 2 * tile.block_m * tile.block_n / (0.8 * peak / device.sm_count * 1e3)
+    gpu = SimulatedGpu(device.sm_count, tile, tile_ns_per_k=per_k_ns)
+    return Kernel(name, gpu.time_us(work)), replace(gpu.launch(work), kernel=name)
+
+
+class Task:
+    """A workload, ready to run. A kernel of ours is compiled by the first run in a process."""
+
+    compiled: set[tuple[str, str, str]] = set()  # noqa: RUF012
+
+    def __init__(self, provider_id: str, work: Any) -> None:
+        self._kernel, self._launch = kernel_of(work)
+        self._ours = provider_id.startswith("triton.")
+        self._key = (provider_id, work.dtype, getattr(work, "layout", ""))
+        GPU.host_us += 3000.0  # making the inputs
+
+    def run(self) -> None:
+        if self._ours and self._key not in self.compiled:
+            self.compiled.add(self._key)
+            GPU.host_us += _COMPILE_US
+        GPU.queue(self._kernel)
+
+    def outputs(self) -> tuple[Any, ...]:
+        return ()
+
+    def inputs(self) -> tuple[Any, ...]:
+        return ()
+
+    def launch(self) -> Any:
+        return self._launch if self._ours else None
+
+
+def make(real: Callable[[str], Any], provider_id: str) -> Any:
+    """Returns the real provider, whose tasks run on the double."""
+    provider = real(provider_id)
+
+    def prepare(workload: Any, device: Any, **_: Any) -> Task:
+        return Task(provider_id, workload)
+
+    provider.prepare = prepare
+    if getattr(provider, "kind", "") == "attention":  # torch is asked with tensors on the device
+        provider.unsupported = lambda workload, device: None
+    return provider
+
+
+class Audit:
+    """Queues the small kernels that `quantbench.providers.audit.Audit` queues; there are no numbers to check."""
+
+    def __init__(self, provider: Any, workload: Any, device: Any, distribution: str) -> None:
+        self.elapsed_s = 0.0
+        self._task: Task | None = None
+
+    def add(self, task: Task) -> Callable[[], None]:
+        self._task = self._task or task
+        return task.run
+
+    @property
+    def checked(self) -> Any:
+        from quantbench.measurement import Check
+
+        return Check(0.001, 0.005)
+
+    def before_timing(self) -> None:
+        assert self._task is not None
+        self._task.run()
+        GPU.synchronize()
+
+    def before_sample(self) -> None:
+        for _ in range(2):
+            GPU.queue(Kernel("change a sign", _SIGN_US))
+
+    def after_sampling(self, sample: Callable[[], object]) -> None:
+        sample()
+
+
+class Inputs:
+    """Makes tensors that can be copied, and nothing else."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def tensor(self, *shape: int, dtype: str) -> Any:
+        kernel = Kernel("copy", 4 * shape[0] / 4e6)  # 2 bytes read and 2 written, at 4 TB/s
+        tensor = SimpleNamespace(copy_=lambda _: GPU.queue(kernel))
+        tensor.clone = lambda: tensor
+        return tensor
+
+
+def trace_events(run: Callable[[], Any]) -> list[dict[str, Any]]:
+    """Returns the kernels of a run as a profiler's trace does."""
+    GPU.ran = []
+    run()
+    GPU.synchronize()
+    ran, GPU.ran = GPU.ran, None
+    args = {"grid": [132, 1, 1], "block": [384, 1, 1], "registers per thread": 168, "shared memory": 200_000}
+    return [
+        {"cat": "kernel", "name": kernel.name, "ts": float(number), "dur": kernel.us, "args": args}
+        for number, kernel in enumerate(ran)
+    ]
+
+
+def samples(run: Callable[[], object], device: Any, runs: int = 20) -> list[float]:
+    """Times runs between events, as another method would."""
+    pairs = [Pair(GPU) for _ in range(runs)]
+    for pair in pairs:
+        pair.start()
+        run()
+        pair.stop()
+    GPU.synchronize()
+    return [pair.elapsed_us() for pair in pairs]
+
+
+# --- patches ---------------------------------------------------------------------------------------------------------
+
+
+def _device(module: ModuleType) -> None:
+    from quantbench.device.nvml import Absent
+
+    module.current = spec
+    module.monitor = lambda _: state_now
+    module.open_nvml = lambda: Absent("simulated")
+
+
+def _timer(module: ModuleType) -> None:
+    module.CudaTimer.__init__.__kwdefaults__.update(now=GPU.now_s, pause=GPU.pause)
+
+
+def _pytest(module: ModuleType) -> None:
+    # pytest's __main__ calls one or the other, depending on the release.
+    module.console_main = module._console_main = lambda: print("the GPU tests need a GPU") or 0
+
+
+def _methods(module: ModuleType) -> None:
+    module.METHODS.update(dict.fromkeys(module.METHODS, samples))
+
+
+def _identity(module: ModuleType) -> None:
+    real = module.versions
+    module.versions = lambda: {**real(), "simulator": "1"}
+    module.trace_events = trace_events
+
+
+#: patches by the name of the module that they change
+PATCHES: dict[str, Callable[[Any], None]] = {
+    "_pytest.config": _pytest,
+    "quantbench.device": _device,
+    "quantbench.timing.cuda": _timer,
+    "quantbench.timing.cuda_device": lambda module: setattr(module, "TorchCuda", Ops),
+    "quantbench.providers.catalog": lambda module: setattr(module, "make", partial(make, module.make)),
+    "quantbench.providers.audit": lambda module: setattr(module, "Audit", Audit),
+    "quantbench.providers.identity": _identity,
+    "quantbench.providers.inputs": lambda module: setattr(module, "Inputs", Inputs),
+    "tools.evidence.other_methods": lambda module: module.METHODS.update(dict.fromkeys(module.METHODS, samples)),
+}
