@@ -66,7 +66,7 @@ def match(properties: Properties) -> DeviceSpec:
     card = mig["card"] if mig else properties.name
     entry = next((e for e in entries() if card.casefold() in map(str.casefold, e.names)), None)
     if capability is None:
-        if entry is None:
+        if entry is None or entry.spec.kind != "rocm":
             return _unknown_amd(properties)
     elif entry is None or entry.spec.compute_capability != capability:
         return _unknown(properties, capability)
@@ -107,13 +107,18 @@ def _part_of(entry: Entry, properties: Properties, mig_profile: str | None) -> D
         name=f"{card.name}-{suffix}".replace(".", "-"),
         sm_count=properties.sm_count,
         memory_bytes=properties.memory_bytes,
-        l2_bytes=properties.l2_bytes or int(card.l2_bytes * memory_share),
+        l2_bytes=_last_level_bytes(card, properties) or int(card.l2_bytes * memory_share),
         memory_gb_per_s=card.memory_gb_per_s * memory_share,
         peak_tflops={dtype: peak * sm_share for dtype, peak in card.peak_tflops.items()},
         source={**card.source, **dict.fromkeys(reported, _REPORTED), **dict.fromkeys(shared, share)},
         registered=False,
     )
     return _with_reported_clock(part, properties)
+
+
+def _last_level_bytes(card: DeviceSpec, properties: Properties) -> int | None:
+    """Returns the reported last-level cache; None on an AMD GPU, which reports the L2 below its Infinity Cache."""
+    return None if card.kind == "rocm" else properties.l2_bytes
 
 
 def _unknown_amd(properties: Properties) -> DeviceSpec:

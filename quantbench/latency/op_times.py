@@ -90,7 +90,7 @@ _CPU = AssumedTile(Tile(1, 64), 1, "columns in blocks of 64 (oneDNN) are assumed
 _COMPUTE_EFFICIENCY = 0.75
 _BANDWIDTH_EFFICIENCY = 0.8
 # Start and end of a kernel on the device, without the launch from the host.
-_KERNEL_OVERHEAD_US = {"cuda": 3.0, "rocm": 3.0, "cpu": 2.0}
+_KERNEL_OVERHEAD_US = {"cuda": 3.0, "cpu": 2.0}
 
 
 def assumed_tile(spec: DeviceSpec) -> AssumedTile:
