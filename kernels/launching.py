@@ -48,6 +48,7 @@ INTERPRETER = os.environ.get("TRITON_INTERPRET", "0") == "1"
 #: cuTensorMapEncodeTiled, CUDA driver API.
 TMA_ALIGN_BYTES = 16
 
+_FIRST_GOOD_TRITON = {"stream_k": (3, 5), "attention": (3, 4), "attention backward": (3, 6)}
 _VOLTA_NAMES = {(7, 0): "V100 (sm_70)", (7, 5): "T4 (sm_75)"}
 _AUTOTUNE_WARMUP_MS, _AUTOTUNE_MS = 20, 80
 
@@ -88,18 +89,19 @@ def require_architecture(operation: str, capability: tuple[int, int], version: t
 
 
 def badly_compiled(what: str, version: tuple[int, ...] = TRITON) -> str | None:
-    """Returns why triton `version` is not used for `attention` or a GEMM schedule, or None.
+    """Returns why triton `version` is not used for a GEMM schedule, `attention` or `attention backward`, or None.
 
-    Found by compiling (`make test-aot`): triton 3.3 spills registers in both on sm_80, 90 and 100, and its ptxas
-    serialises their products on sm_90; 3.2 rejects the attention kernels.
+    Found by compiling (`make test-aot`): triton 3.3 and 3.4 spill registers in stream_k, 3.4 and 3.5 in attention
+    backward, and 3.3 also gives stream_k serialised products on sm_90; 3.2 and 3.3 reject the attention kernels.
 
     >>> badly_compiled("stream_k", (3, 3))
-    'triton 3.3 compiles stream_k with register spills or not at all, unlike 3.4 and newer'
+    'triton 3.3 compiles stream_k with register spills or not at all, unlike 3.5 and newer'
     """
-    if (what == "attention" and version < (3, 4)) or (what == "stream_k" and version == (3, 3)):
-        compiles = f"triton {version[0]}.{version[1]} compiles {what} with register spills or not at all"
-        return f"{compiles}, unlike 3.4 and newer"
-    return None
+    first = _FIRST_GOOD_TRITON.get(what, (3, 2))
+    if version >= first or (what == "stream_k" and version < (3, 3)):
+        return None
+    compiles = f"triton {version[0]}.{version[1]} compiles {what} with register spills or not at all"
+    return f"{compiles}, unlike {first[0]}.{first[1]} and newer"
 
 
 def wrong_in_interpreter(dtype: str) -> str | None:
@@ -279,6 +281,8 @@ def describe(
         except OutOfResources as error:
             raise InputError(who, f"tile {tile}: {error}", "a tile that fits on one SM") from None
     threads = WARP_THREADS * compiled.metadata.num_warps
+    # A block that finds no free tensor memory waits for it: it is on the SM without running.
+    tensor_memory_columns = getattr(compiled.metadata, "tmem_size", None) or 0
     return Launch(
         kernel=compiled.metadata.name,
         block=(threads, 1, 1),
@@ -289,6 +293,7 @@ def describe(
             threads=threads,
             registers=compiled.n_regs,
             shared_memory_bytes=compiled.metadata.shared,
+            tensor_memory_columns=tensor_memory_columns,
         ),
         tile=tile,
     )

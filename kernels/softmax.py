@@ -53,7 +53,7 @@ from quantbench.launch import Tile
 from quantbench.megatron import megatron_fused_available as megatron_fused_available  # offered from here too
 from quantbench.quantization import WARP_THREADS, cdiv
 
-_MAX_ROWS = 2**31 - 1
+_MAX_ROWS = 2**31 - 4097  # so that the row numbers of the last program, of up to 4096 rows, fit 32 bits
 
 #: Longest row: its 64 bytes of loads per thread fill the largest block of 1024 threads.
 MAX_COLS = 16_384

@@ -1,8 +1,8 @@
-"""Opens and reads files named by a user, if they are regular files below a size limit; unpacks .gz and .xz files.
+"""Reads files named by a user, if they are regular and below a size limit, unpacking .gz and .xz; writes files.
 
 Entry points: `read_text`, `read_bytes`, `read_json`, `open_text`, `open_binary`, `open_unpacked`, `folders_with`;
-`reason`, which says why a file could not be opened. Used by `store`, `importers`, `latency`, `profile`, `sweep`,
-`workload`, `report`, the command `profile` and tools.
+`reason`, which says why a file could not be opened; `write_file`. Used by `store`, `importers`, `latency`, `profile`,
+`sweep`, `workload`, `report`, `junit`, the command `profile` and tools.
 
 A pipe could block forever, a device never ends, and a file of the wrong kind may exceed the memory. Such files raise
 OSError with the reason in `strerror`.
@@ -17,10 +17,11 @@ import json
 import lzma
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from quantbench.errors import one_line
+from quantbench.errors import StoreError, one_line
 from quantbench.units import size
 
 #: default size limit, for configurations, run.json, profiles, models and tables
@@ -127,3 +128,31 @@ def reason(error: Exception) -> str:
 def folders_with(folder: Path, pattern: str) -> list[Path]:
     """Returns the sorted folders below `folder` with a file of this pattern (`*/run.json`); skips unreadable ones."""
     return sorted(found.parent for found in folder.glob(pattern)) if os.path.isdir(folder) else []
+
+
+def write_file(
+    operation: str,
+    path: Path,
+    content: str | bytes,
+    *,
+    expected: str = "a file that can be written",
+    make_folder: bool = False,
+) -> None:
+    """Replaces a file at once, so that readers never see a part of it. Keeps a symbolic link.
+
+    Raises StoreError, which names `operation` and says what was expected.
+    """
+    target = path.resolve()
+    special = os.path.exists(target) and not os.path.isfile(target)  # such as /dev/stdout
+    temporary = target if special else target.with_name(f"{target.name}.new")
+    try:
+        if make_folder:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        if not special:
+            os.replace(temporary, target)
+    except OSError as error:
+        if not special:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+        raise StoreError(operation, f"{path} ({error.strerror})", expected) from None

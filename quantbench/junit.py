@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from quantbench.errors import StoreError
+from quantbench.files import write_file
 
 # Characters that XML 1.0 cannot hold (https://www.w3.org/TR/xml/#charsets); kernel names and messages may have them.
 _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -62,11 +62,8 @@ def write_suite(path: Path, name: str, cases: Sequence[Case], properties: Iterab
         else:
             ElementTree.SubElement(element, "system-out").text = text
     ElementTree.indent(root)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
-    except OSError as error:
-        raise StoreError("write JUnit", f"{path} ({error.strerror})", "a file that can be written") from None
+    text = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    write_file("write JUnit", path, text, make_folder=True)
 
 
 def _clean(text: str) -> str:

@@ -1,8 +1,9 @@
 """Computes the tile and wave quantization of a GEMM and the occupancy of its kernel.
 
 Entry points: `quantize`, which returns a `Quantization`; `credible_waves`, `idle_shares`, `alignment_bytes`,
-`gemm_alignment_bytes`, `resident_blocks`, `cdiv`, `WARP_THREADS`; the `*_words` functions, which format the text of an
-edge. Used by `latency`, `analysis`, `advice`, `report`, `sweep`, `providers`, `comm`, `kernels` and tools.
+`gemm_alignment_bytes`, `resident_blocks`, `cdiv`, `WARP_THREADS`, `VECTOR_BYTES`; the `*_words` functions, which format
+the text of an edge. Used by `latency`, `analysis`, `advice`, `report`, `sweep`, `providers`, `comm`, `kernels` and
+tools.
 
 A GEMM is cut into tiles of block_m × block_n and padded to whole tiles (tile quantization). Tiles run in waves of
 sm_count · blocks_per_sm resident blocks, and the last wave takes as long as a full one even if it has few tiles (wave
@@ -26,11 +27,15 @@ from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.ops import Gemm
 
 WARP_THREADS = 32
+#: bytes of a thread's widest load
+VECTOR_BYTES = 16
 _KIB = 1024
 _REGISTERS_PER_SM = 65_536  # every compute capability from 7.0 on
 _REGISTER_UNIT_PER_WARP = 256
 _PARTITIONS = 4
 _RESERVED_SMEM_BYTES = 1 * _KIB  # per block, from compute capability 8.0 on
+#: Of tensor memory per SM of compute capability 10. Source: NVIDIA tilus documentation, "128 lanes x 512 columns".
+TENSOR_MEMORY_COLUMNS = 512
 
 
 @dataclass(frozen=True)
@@ -189,7 +194,7 @@ def last_wave_words(found: Quantization) -> str:
     return f"wave {found.num_waves} of {found.num_waves} is {full} full"
 
 
-def alignment_words(aligned_bytes: int, needed_bytes: int = 16, *, verb: str = "") -> str:
+def alignment_words(aligned_bytes: int, needed_bytes: int = VECTOR_BYTES, *, verb: str = "") -> str:
     """Formats a misalignment: `rows aligned to 4 bytes, not 16`, or with verb="are" `rows are aligned to …`."""
     return f"rows {verb}{' ' if verb else ''}aligned to {aligned_bytes} bytes, not {needed_bytes}"
 
@@ -231,12 +236,18 @@ def gemm_alignment_bytes(gemm: Gemm) -> int:
 
 
 def resident_blocks(
-    compute_capability: tuple[int, int], *, threads: int, registers: int, shared_memory_bytes: int
+    compute_capability: tuple[int, int],
+    *,
+    threads: int,
+    registers: int,
+    shared_memory_bytes: int,
+    tensor_memory_columns: int = 0,
 ) -> int | None:
     """Returns the resident blocks of one kernel per SM; 0 if not even one fits, None for an unknown device.
 
     threads: threads per block.
     shared_memory_bytes: static and dynamic, per block.
+    tensor_memory_columns: columns of Blackwell's tensor memory that a block allocates.
 
     >>> resident_blocks((8, 0), threads=256, registers=128, shared_memory_bytes=49_152)
     2
@@ -256,4 +267,6 @@ def resident_blocks(
     used = cdiv(shared_memory_bytes + reserved, unit) * unit
     if used:
         fitting.append(limits.smem_bytes // used)
+    if tensor_memory_columns:
+        fitting.append(TENSOR_MEMORY_COLUMNS // tensor_memory_columns)
     return min(fitting)

@@ -63,8 +63,9 @@ class KernelResources:
 
     arch: compute capability, 80 for sm_80. registers: per thread. spills: load and store instructions to local memory,
     0 where all values fit into registers. stack_bytes: local memory per thread. shared_memory_bytes: per block, dynamic
-    and static. threads: per block. opcodes: number of each SASS opcode, with its modifiers, in the code. warning: what
-    ptxas says if it serialises Hopper's matrix instructions (C7510 to C7515), else empty.
+    and static. tensor_memory_columns: per block, of Blackwell's 512. scratch_bytes: memory that a launch would need an
+    allocator for (`triton.set_allocator`). threads: per block. opcodes: number of each SASS opcode, with its modifiers,
+    in the code. warning: what ptxas says if it serialises Hopper's matrix instructions (C7510 to C7515), else empty.
     """
 
     name: str
@@ -73,9 +74,11 @@ class KernelResources:
     spills: int
     stack_bytes: int
     shared_memory_bytes: int
+    tensor_memory_columns: int
+    scratch_bytes: int
     threads: int
     opcodes: Mapping[str, int]
-    warning: str = ""
+    warning: str
 
     def count(self, prefix: str) -> int:
         """Instructions whose opcode begins with `prefix`: `HMMA`, `HGMMA`, `UTCHMMA`, `HMMA.884`, `FFMA`."""
@@ -110,6 +113,8 @@ def compile_kernel(fn: Any, arguments: Mapping[str, Any], arch: int) -> KernelRe
         spills=sum(n for opcode, n in opcodes.items() if opcode.split(".")[0] in ("LDL", "STL")),
         stack_bytes=usage[1],
         shared_memory_bytes=compiled.metadata.shared,
+        tensor_memory_columns=getattr(compiled.metadata, "tmem_size", None) or 0,
+        scratch_bytes=getattr(compiled.metadata, "global_scratch_size", None) or 0,
         threads=compiled.metadata.num_warps * WARP_THREADS,
         opcodes=opcodes,
         warning=_serialised(compiled.asm["ptx"]) if arch == 90 else "",

@@ -1,21 +1,24 @@
-"""Write the models that come with the package: `python -m tools.ship_gemm` (needs the extra `tables`).
+"""Write the models that come with the package: `python -m tools.ship_gemm [--pool] [--model <device>:<dtype>]`.
 
-models/pool.json holds each public GPU's parameters, fitted from the hand prior alone, so that any family can be left
-out; models/<slug>.json the whole model of each, with its table and its errors on rows it was not fitted to.
+models/pool.json holds the parameters of each measured GPU and dtype, fitted from the hand prior alone, so that any
+family can be left out; models/<slug>.json (bf16) and <slug>-<dtype>.json the whole model of each, with its table and
+its errors on rows it was not fitted to. Needs the extra `tables` and the published files (`tables.PUBLISHED`).
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from quantbench.device.registry import lookup
 from quantbench.latency.families import family
-from quantbench.latency.gemm.cost_model import Machine, Menu
+from quantbench.latency.gemm.cost_model import Machine, Menu, hand_prior
 from quantbench.latency.gemm.distilled import distil
 from quantbench.latency.gemm.ensemble import Ensemble
 from quantbench.latency.gemm.model import GemmModel
@@ -25,60 +28,101 @@ from quantbench.latency.gemm.training import (
     Effort,
     Known,
     choose,
-    fit_parameters,
-    pooled,
-    shipped_pool,
 )
-from quantbench.latency.gemm.trees import Growth, Measured, Member
+from quantbench.latency.gemm.trees import Growth, Member
 from quantbench.latency.scoring import coverage, random_split, summarize
-from tools.accuracy.tables import SHIPPED_GPUS, PackagedTable, read_packaged
+from tools.accuracy.tables import (
+    PUBLISHED,
+    SHIPPED_GPUS,
+    PackagedTable,
+    PublishedTable,
+    read_packaged,
+    read_published,
+)
 
 POOL_ROWS = 700
 MODEL_ROWS = 8000
 # Two members of ten trees each keep a file below a megabyte.
 _EFFORT = Effort(members=2, rows_first=1000, rows_other=600, growth=Growth(trees=10, leaf=3))
 _BLIND_ROWS = 4000
+#: tables of aiconfigurator-core in the pool: fp8 so that a GPU's fp8 can be told from the others'
+POOLED = (
+    *((slug, "bf16") for slug in SHIPPED_GPUS),
+    *((slug, "fp8") for slug in SHIPPED_GPUS if slug != "a100-sxm4-80gb"),
+)
 
 
-def _pool_entry(slug: str, table: PackagedTable) -> Known:
-    device = lookup(slug)
-    rows = random_split(len(table), POOL_ROWS, seed=77).train
-    measured = Measured(
-        table.m[rows].astype(float), table.n[rows].astype(float), table.k[rows].astype(float),
-        np.log(table.latency_us[rows]), np.full(len(rows), -1),
+Table = PackagedTable | PublishedTable
+
+
+def _arguments(table: Table, rows: npt.NDArray[np.intp]) -> dict[str, Any]:
+    if isinstance(table, PublishedTable):
+        return table.take(rows)
+    return {"m": table.m[rows], "n": table.n[rows], "k": table.k[rows]}
+
+
+def _pool_entry(table: Table) -> Known:
+    """The parameters of one table, fitted from the hand prior alone."""
+    device = lookup(table.gpu)
+    if isinstance(table, PublishedTable):
+        # For batched products the libraries take one or two tiles, whatever is fastest; the cost model chooses.
+        table = table.where(table.batch == 1)
+    rows = random_split(len(table), min(POOL_ROWS, len(table) - 1), seed=77).train
+    one_model = Effort(members=1, rows_first=POOL_ROWS, growth=Growth(trees=1))
+    model = GemmModel.fit(
+        device, **_arguments(table, rows), latency_us=table.latency_us[rows], dtype=table.dtype, prior="none",
+        effort=one_model,
     )  # fmt: skip
-    vector = fit_parameters(Machine.of(device, "bf16"), Menu.of(), measured, pooled(()), max_iterations=500)
-    return Known(slug, family(device), "bf16", vector, len(rows), table.file, 0.0)
+    vector = model.ensemble.members[0].parameters[: len(hand_prior()[0])]
+    return Known(table.gpu, family(device), table.dtype, vector, len(rows), _provenance(table)["table"], 0.0)
 
 
-def _blind_90(known: Known, pool: list[Known], table: PackagedTable) -> float:
+def _blind_90(known: Known, pool: list[Known], table: Table) -> float:
     """How far the other families' pool is off on this GPU: the 90th percentile of |log error|."""
     device = lookup(known.device)
     start, _ = choose(device, known.dtype, pool, family_out=True)
     ensemble = Ensemble(Machine.of(device, known.dtype), Menu.of(), (Member(start.mean, None),))
-    rows = random_split(len(table), _BLIND_ROWS, seed=78).train
-    m, n, k = (x[rows].astype(float) for x in (table.m, table.n, table.k))
-    return float(np.quantile(np.abs(ensemble.physics(m, n, k) - np.log(table.latency_us[rows])), 0.90))
+    rows = random_split(len(table), min(_BLIND_ROWS, len(table) - 1), seed=78).train
+    sizes = [np.asarray(x, dtype=float) for name, x in _arguments(table, rows).items() if name != "layout"]
+    return float(np.quantile(np.abs(ensemble.physics(*sizes) - np.log(table.latency_us[rows])), 0.90))
 
 
-def _model(slug: str, table: PackagedTable) -> GemmModel:
-    split = random_split(len(table), MODEL_ROWS, seed=0)
-    rows = split.train
-    model = GemmModel.fit(
-        slug, table.m[rows], table.n[rows], table.k[rows], table.latency_us[rows], prior="none", effort=_EFFORT
-    )
-    test = split.test[:_BLIND_ROWS]
-    found = model.predict(table.m[test], table.n[test], table.k[test])
-    errors = summarize(found.latency_us, table.latency_us[test])
-    provenance: dict[str, Any] = {
+def _provenance(table: Table) -> dict[str, Any]:
+    if isinstance(table, PublishedTable):
+        return table.provenance
+    return {
         "table": table.file, "sha256": table.sha256, "package": table.package, "framework": table.framework,
-        "framework_version": table.version, "measured_on": table.device, "rows_fitted": len(rows),
+        "framework_version": table.version, "measured_on": table.device,
+    }  # fmt: skip
+
+
+def _fit(table: Table, rows: npt.NDArray[np.intp]) -> GemmModel:
+    launches = [table.launches[i] for i in rows] if isinstance(table, PublishedTable) else None
+    return GemmModel.fit(
+        table.gpu, **_arguments(table, rows), latency_us=table.latency_us[rows], dtype=table.dtype, launches=launches,
+        prior="none", effort=_EFFORT,
+    )  # fmt: skip
+
+
+def _model(table: Table) -> GemmModel:
+    # A small table is fitted whole, and judged by a fit to two thirds of it.
+    few = len(table) < 2 * _BLIND_ROWS
+    split = random_split(len(table), 2 * len(table) // 3 if few else min(MODEL_ROWS, len(table) // 2), seed=0)
+    judged = _fit(table, split.train)
+    model = _fit(table, np.arange(len(table))) if few else judged
+    test = split.test[:_BLIND_ROWS]
+    found = judged.predict(**_arguments(table, test))
+    errors = summarize(found.latency_us, table.latency_us[test])
+    provenance = {
+        **_provenance(table), "rows_fitted": model.rows,
         "held_out": {
             "protocol": f"random rows, {len(test)} not fitted", "median_pct": round(errors.median_pct, 2),
             "mean_pct": round(errors.mean_pct, 2), "p95_pct": round(errors.p95_pct, 2),
             "interval_coverage": round(coverage(table.latency_us[test], found.low_us, found.high_us), 4),
         },
     }  # fmt: skip
+    if isinstance(table, PublishedTable):  # its distilled form, without a batch, is made when it is asked for
+        return replace(model, provenance=provenance)
     fast = distil(model.ensemble, also=(table.m.astype(float), table.n.astype(float), table.k.astype(float)))
     quick = summarize(fast.predict_us(table.m[test], table.n[test], table.k[test]), table.latency_us[test])
     provenance["held_out"]["fast_median_pct"] = round(quick.median_pct, 2)
@@ -86,20 +130,29 @@ def _model(slug: str, table: PackagedTable) -> GemmModel:
 
 
 def main() -> None:
-    """Fit and write everything; minutes on one core."""
+    """Fit and write what is asked for; minutes on one core."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pool", action="store_true", help="fit models/pool.json")
+    parser.add_argument("--model", action="append", default=[], help="<device>:<dtype> to fit; default: all")
+    asked = parser.parse_args()
     folder = Path(__file__).parent.parent / "quantbench" / "latency" / "models"
-    folder.mkdir(exist_ok=True)
-    tables = {slug: read_packaged(slug) for slug in SHIPPED_GPUS}
-    pool = [_pool_entry(slug, table) for slug, table in tables.items()]
-    pool = [replace(k, blind_90=round(_blind_90(k, pool, tables[k.device]), 4)) for k in pool]
-    known = [{**vars(k), "parameters": [round(float(z), 5) for z in k.parameters]} for k in pool]
-    text = json.dumps({"format": POOL_FORMAT, "version": POOL_VERSION, "known": known}, indent=1)
-    (folder / "pool.json").write_text(text + "\n", encoding="utf-8")
-    shipped_pool.cache_clear()
-    for slug, table in tables.items():
-        model = _model(slug, table)
-        model.save(folder / f"{slug}.json")
-        print(slug, (folder / f"{slug}.json").stat().st_size, model.provenance["held_out"])
+    if asked.pool:
+        tables: list[Table] = [read_packaged(slug, dtype=dtype) for slug, dtype in POOLED]
+        tables += [read_published(*pair) for pair in PUBLISHED]
+        pool = [_pool_entry(table) for table in tables]
+        pairs = zip(pool, tables, strict=True)
+        pool = [replace(known, blind_90=round(_blind_90(known, pool, table), 4)) for known, table in pairs]
+        known = [{**vars(k), "parameters": [round(float(z), 5) for z in k.parameters]} for k in pool]
+        text = json.dumps({"format": POOL_FORMAT, "version": POOL_VERSION, "known": known}, indent=1)
+        (folder / "pool.json").write_text(text + "\n", encoding="utf-8")
+    wanted = [tuple(name.split(":")) for name in asked.model]
+    if not wanted and not asked.pool:
+        wanted = [(slug, "bf16") for slug in SHIPPED_GPUS] + list(PUBLISHED)
+    for slug, dtype in wanted:
+        model = _model(read_published(slug, dtype) if (slug, dtype) in PUBLISHED else read_packaged(slug, dtype=dtype))
+        file = folder / f"{slug}{'' if dtype == 'bf16' else '-' + dtype}.json"
+        model.save(file)
+        print(file.name, file.stat().st_size, model.provenance["held_out"], flush=True)
 
 
 if __name__ == "__main__":

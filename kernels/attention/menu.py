@@ -79,20 +79,20 @@ def _overlapped(*blocks: tuple[int, int, int, int]) -> tuple[Setting, ...]:
 
 # Keyed by the maximum of `held_columns`: (block_m, block_n, warps, stages).
 _AMPERE = {
-    64: _plain((128, 64, 8, 3), (128, 32, 8, 3), (64, 64, 4, 3)),
-    128: _plain((128, 64, 8, 3), (128, 32, 8, 3)),
+    64: _plain((128, 64, 8, 3), (128, 32, 8, 2), (64, 64, 4, 3)),
+    128: _plain((128, 32, 8, 3), (64, 64, 4, 3)),
     192: _plain((128, 16, 8, 3), (64, 16, 8, 3)),
-    256: _plain((64, 64, 8, 2), (64, 32, 8, 3)),
+    256: _plain((64, 64, 8, 2), (64, 16, 8, 3)),
 }
 _ADA = {  # 99 KiB of shared memory per block
-    128: _plain((128, 64, 8, 2)),
+    128: _plain((64, 64, 4, 2)),
     192: _plain((128, 16, 8, 2)),
     256: _plain((64, 32, 8, 2)),
 }
 _HOPPER = {
-    64: _overlapped((128, 64, 8, 2), (128, 128, 8, 2), (64, 128, 4, 2)) + _plain((128, 64, 8, 3)),
+    64: _overlapped((128, 128, 8, 2), (64, 128, 4, 2)) + _plain((128, 64, 8, 3)),
     96: _overlapped((128, 128, 8, 2), (64, 64, 4, 2)) + _plain((128, 64, 8, 3)),
-    128: _overlapped((128, 128, 8, 2), (128, 64, 8, 2), (64, 64, 4, 2)) + _plain((128, 128, 8, 2), (128, 64, 8, 3)),
+    128: _overlapped((128, 128, 8, 2), (64, 64, 4, 2)) + _plain((128, 128, 8, 2), (128, 64, 8, 3)),
     192: _overlapped((128, 64, 8, 2)) + _plain((128, 64, 8, 3), (64, 64, 4, 3)),
     256: _plain((128, 64, 8, 2), (64, 64, 4, 3)) + _overlapped((64, 64, 4, 2)),
 }
@@ -109,7 +109,7 @@ _AMPERE_NARROW = {
     192: _plain((32, 32, 8, 2)),
     256: _plain((64, 32, 8, 2)),
 }
-_HOPPER_BY_POINTERS = {192: _plain((128, 64, 8, 2)), 256: _plain((64, 64, 8, 2))}
+_HOPPER_BY_POINTERS = {128: _plain((128, 64, 8, 2)), 256: _plain((64, 64, 8, 2))}
 _BLACKWELL_BY_POINTERS = {
     128: _plain((128, 64, 8, 2)),
     192: _plain((64, 32, 8, 2)),
@@ -127,7 +127,7 @@ _SCALAR = {64: _plain((32, 32, 4, 1)), 256: _plain((16, 16, 4, 1))}
 
 # Backward: (tile of the kernel for dk and dv, tile of the kernel for dq).
 _BACKWARD_AMPERE = {
-    64: (_tile(32, 128, 8, 2), _tile(128, 64, 8, 2)),
+    64: (_tile(16, 128, 8, 2), _tile(128, 64, 8, 2)),
     96: (_tile(16, 64, 8, 2), _tile(128, 32, 8, 2)),
     128: (_tile(32, 64, 8, 2), _tile(64, 64, 8, 2)),
     192: (_tile(32, 32, 8, 2), _tile(64, 32, 8, 2)),
@@ -143,9 +143,9 @@ _BACKWARD_HOPPER = {
     256: (_tile(32, 64, 8, 2), _tile(64, 64, 4, 2)),
 }
 _BACKWARD_BLACKWELL = {
-    64: (_tile(32, 128, 8, 2), _tile(128, 64, 8, 2)),
+    64: (_tile(64, 64, 8, 2), _tile(128, 64, 8, 2)),
     96: (_tile(32, 64, 8, 2), _tile(128, 64, 8, 2)),
-    128: (_tile(64, 64, 8, 2), _tile(128, 64, 8, 2)),
+    128: (_tile(64, 64, 8, 1), _tile(128, 64, 8, 2)),
     192: (_tile(32, 64, 8, 1), _tile(64, 64, 8, 2)),
     256: (_tile(32, 64, 8, 1), _tile(64, 32, 8, 2)),
 }
@@ -159,7 +159,7 @@ _BACKWARD_AMPERE_NARROW = {
 _BACKWARD_HOPPER_BY_POINTERS = {
     96: (_tile(32, 64, 8, 2), _tile(64, 64, 8, 2)),
     128: (_tile(32, 32, 8, 2), _tile(64, 64, 8, 2)),
-    192: (_tile(16, 64, 8, 1), _tile(64, 32, 8, 2)),
+    192: (_tile(16, 64, 8, 2), _tile(64, 32, 8, 2)),
     256: (_tile(16, 16, 8, 2), _tile(64, 32, 8, 2)),
 }
 _BACKWARD_BLACKWELL_BY_POINTERS = {

@@ -73,7 +73,7 @@ def check(
         scale = work.head_dim**-0.5
     if not isfinite(scale) or scale <= 0:
         raise InputError(WHO, f"scale = {scale!r}", "a finite number above 0")
-    _check_device(q, work)
+    _check_device(q, work, "grad" in others)
     strides = [stride for x in tensors.values() for stride in _strides(x)]
     return Checked(
         work=work,
@@ -173,7 +173,7 @@ def _work(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> At
     )  # fmt: skip
 
 
-def _check_device(q: torch.Tensor, work: Attention) -> None:
+def _check_device(q: torch.Tensor, work: Attention, backward: bool) -> None:
     if launching.INTERPRETER:
         reason = launching.wrong_in_interpreter(work.dtype)
         if reason is not None:
@@ -184,9 +184,9 @@ def _check_device(q: torch.Tensor, work: Attention) -> None:
     if reason is not None:
         raise UnsupportedError(WHO, reason, "a GPU of compute capability 8.0 or newer")
     launching.require_architecture(WHO, capability)
-    reason = launching.badly_compiled(WHO)
+    reason = launching.badly_compiled(f"{WHO} backward" if backward else WHO)
     if reason is not None:
-        raise UnsupportedError(WHO, reason, "triton 3.4 or newer")
+        raise UnsupportedError(WHO, reason, "a newer triton")
 
 
 def too_old(capability: tuple[int, int]) -> str | None:

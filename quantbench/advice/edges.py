@@ -18,6 +18,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.launch import Launch
 from quantbench.megatron import softmax_objections
 from quantbench.quantization import (
+    VECTOR_BYTES,
     alignment_bytes,
     alignment_words,
     cdiv,
@@ -36,8 +37,6 @@ from quantbench.workload.ops import Compute
 KINDS = ("alignment", "fused softmax", "wave edge", "tile edge")
 #: largest relative change of a size that is considered; equal to `analysis.neighbours.NEAR`, which imports scipy
 NEAR = 0.10
-#: bytes of a thread's widest load
-_VECTOR_BYTES = 16
 
 # Names of the sides (m, n, k) of the forward GEMMs that TransformerShape.ops makes.
 _FORWARD = {
@@ -95,7 +94,7 @@ def _unaligned(gemm: Gemm, names: dict[str, str]) -> Iterator[Edge]:
     said = dict.fromkeys(
         f"{names.get(side, side)} = {getattr(gemm, side)} is no multiple of {step}" for side, step in off.items()
     )
-    words = f"{', '.join(said)}: {alignment_words(gemm_alignment_bytes(gemm), _VECTOR_BYTES)}"
+    words = f"{', '.join(said)}: {alignment_words(gemm_alignment_bytes(gemm), VECTOR_BYTES)}"
     yield Edge("alignment", words, replace(gemm, **changes))
 
 
@@ -124,10 +123,10 @@ def misaligned_sides(gemm: Gemm) -> dict[str, int]:
     >>> misaligned_sides(Gemm(m=100, n=150, k=64))
     {'n': 8}
     """
-    step = _VECTOR_BYTES // DTYPES[gemm.dtype].element_bytes
+    step = VECTOR_BYTES * DTYPES[gemm.dtype].packed // DTYPES[gemm.dtype].element_bytes
     rows = {"k" if gemm.layout[0] == "n" else "m": step}
     rows["n" if gemm.layout[1] == "n" else "k"] = step
-    rows["n"] = max(rows.get("n", 1), _VECTOR_BYTES // DTYPES[gemm.output_dtype].element_bytes)
+    rows["n"] = max(rows.get("n", 1), VECTOR_BYTES // DTYPES[gemm.output_dtype].element_bytes)
     return {side: step for side, step in rows.items() if getattr(gemm, side) % step}
 
 
@@ -166,10 +165,10 @@ def _tiles_and_waves(
 
 
 def _of_attention(work: Attention) -> Iterator[Edge]:
-    step = _VECTOR_BYTES // DTYPES[work.dtype].element_bytes
+    step = VECTOR_BYTES // DTYPES[work.dtype].element_bytes
     if work.head_dim % step:
         bytes_now = alignment_bytes(work.head_dim, work.dtype)
-        words = f"head_dim = {work.head_dim} is no multiple of {step}: {alignment_words(bytes_now, _VECTOR_BYTES)}"
+        words = f"head_dim = {work.head_dim} is no multiple of {step}: {alignment_words(bytes_now, VECTOR_BYTES)}"
         yield Edge("alignment", words, replace(work, head_dim=_down(work.head_dim, step)))
     to = _padded(work)
     narrower = (replace(work, head_dim=width) for width in range(work.head_dim - 1, 0, -1))

@@ -1,6 +1,6 @@
 """Counts blocks, padding and row alignment of a workload, and gives the reasons why it runs below peak.
 
-Entry points: `tile_in_use`, which returns a `TileInUse`; `num_blocks`, `parts_to_fill`, `padded`,
+Entry points: `tile_in_use`, which returns a `TileInUse`; `tile_words`, `num_blocks`, `parts_to_fill`, `padded`,
 `row_alignment_bytes`, `compute_bound`; `idle_reasons`, which returns `IdleReason` objects. Used by the other modules of
 this package, by `report`, `advice` and tools.
 """
@@ -58,20 +58,27 @@ def tile_in_use(spec: DeviceSpec, dtype: str, launch: Launch | None) -> TileInUs
         return TileInUse(
             assumed.tile, at_a_time, "assumed", words, waves, assumed.blocks_per_sm if waves else None
         )  # fmt: skip
-    per_sm = launch.blocks_per_sm or 1
-    return TileInUse(
-        launch.tile, 1 if one_core else spec.sm_count * per_sm, "launch", _launch_words(launch.tile, per_sm, spec),
-        not one_core, None if one_core else launch.blocks_per_sm,
-    )  # fmt: skip
+    resident = 1 if one_core else spec.sm_count * (launch.blocks_per_sm or 1)
+    words = tile_words(launch.tile, resident, 1 if one_core else spec.sm_count)
+    per_sm = None if one_core else launch.blocks_per_sm
+    return TileInUse(launch.tile, resident, "launch", words, not one_core, per_sm)
 
 
-def _launch_words(tile: Tile, per_sm: int, spec: DeviceSpec) -> str:
-    short = f"{tile.block_m}x{tile.block_n} tile" + (f", split-k {tile.split_k}," if tile.split_k > 1 else "")
-    if spec.kind == "cpu":
-        return short
-    return (
-        f"{short} on {spec.sm_count} SMs" if per_sm == 1 else f"{short}, {per_sm} blocks on each of {spec.sm_count} SMs"
-    )
+def tile_words(tile: Tile, resident_blocks: int, sm_count: int | None) -> str:
+    """Describes a tile and its resident blocks: `128x256 tile on 108 SMs`, `64x64 tile, 2 blocks on each of 108 SMs`.
+
+    sm_count: number of SMs; 1 for a CPU core, None if unknown.
+
+    >>> tile_words(Tile(128, 256), 97, 108)
+    '128x256 tile, 97 blocks at a time'
+    """
+    words = f"{tile.block_m}x{tile.block_n} tile" + (f", split-k {tile.split_k}," if tile.split_k > 1 else "")
+    if sm_count == 1:
+        return words
+    if sm_count is None or resident_blocks % sm_count:
+        return f"{words}, {resident_blocks} blocks at a time"
+    per_sm = resident_blocks // sm_count
+    return f"{words} on {sm_count} SMs" if per_sm == 1 else f"{words}, {per_sm} blocks on each of {sm_count} SMs"
 
 
 def num_blocks(workload: Workload, tile: Tile) -> int | None:

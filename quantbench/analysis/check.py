@@ -6,9 +6,9 @@ Entry points: `check_run`, which returns a `Check`, used by the commands `check`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from math import log, sqrt
 
@@ -16,11 +16,22 @@ import numpy as np
 
 from quantbench.analysis.blocks import TileInUse
 from quantbench.analysis.cliffs import Cliff, CommonCliff, common_cliffs, find_cliffs, useful_work
-from quantbench.analysis.curves import Curve, FittedCurve, axes_of, curve_family, curves_of, fit_curves, repeatability
-from quantbench.analysis.periods import Period, find_periods, tile_finder
+from quantbench.analysis.curves import (
+    Curve,
+    Family,
+    FittedCurve,
+    axes_of,
+    curve_family,
+    curves_of,
+    fit_curves,
+    repeatability,
+)
+from quantbench.analysis.kernel_waves import KernelWaves, kernel_waves
+from quantbench.analysis.periods import Period, TileOf, find_periods, tile_finder
 from quantbench.analysis.rule_pairs import Material
-from quantbench.analysis.rules import RULES, RuleOfThumb, Verdict, judge_all
+from quantbench.analysis.rules import RULES, RuleOfThumb, judge_all
 from quantbench.analysis.summary import Point, points_of
+from quantbench.analysis.verdict import Verdict
 from quantbench.device.spec import DeviceSpec
 from quantbench.stats import median
 from quantbench.store.folder import Run
@@ -41,6 +52,7 @@ class Check:
     common: sizes after which the median over many curves rises.
     periods: tile and waves recovered from the steps of each curve family.
     rules: one verdict per rule of thumb.
+    kernels: tile and wave edges of named kernels, from all points whether or not they form curves.
     """
 
     run: Run
@@ -53,10 +65,15 @@ class Check:
     common: tuple[CommonCliff, ...]
     periods: tuple[Period, ...]
     rules: tuple[Verdict, ...]
+    kernels: tuple[KernelWaves, ...]
 
     def tile_of(self, point: Point) -> TileInUse | None:
         """Returns the tile that computes a point of the run; None if the steps contradict the assumed tile."""
-        return tile_finder(self.run.info.device, self.periods)(curve_family(point))(point)
+        return self._tiles(curve_family(point))(point)
+
+    @cached_property
+    def _tiles(self) -> Callable[[Family], TileOf]:
+        return tile_finder(self.run.info.device, self.periods)
 
     @property
     def period(self) -> Period | None:
@@ -93,6 +110,7 @@ def check_run(
         common=common_cliffs(fitted, jumps, spec, explained_by),
         periods=periods,
         rules=judge_all(material, rules),
+        kernels=kernel_waves(points, spec),
     )
 
 

@@ -37,7 +37,7 @@ from quantbench.launch import Launch
 from quantbench.quantization import alignment_words, cdiv, kernel_change_words, padding_words
 from quantbench.stats import median_interval
 from quantbench.units import percent, size
-from quantbench.workload import Workload
+from quantbench.workload import Softmax, Workload
 
 KINDS = ("throttling", "kernel change", "alignment", "wave edge", "tile edge", "memory boundary", "unexplained")
 EVIDENCE = ("identity", "arithmetic", "clock")
@@ -102,6 +102,8 @@ def cause_of(step: CurveStep, spec: DeviceSpec, tile_of: TileOf) -> Cause:
         or _padding(step)
         or _memory(step, spec)
     )
+    if found is None and isinstance(step.after.workload, Softmax) and not (new and new.identified):
+        return Cause("unexplained", "no tile of the softmax kernel is known", evidence)
     return found or Cause("unexplained", _nothing_fits(old, new), evidence)
 
 

@@ -1,8 +1,8 @@
 """Compares two runs point by point and classifies each point as slower, faster, same or unclear.
 
-Entry points: `compare_runs`, its `CompareOptions` and its result `Comparison`, a list of `Compared` points; the texts
-`VERDICTS`, `METHOD` and `FIGURES_METHOD`. Used by the command `compare`, and by `report.comparison`, which shows the
-result.
+Entry points: `compare_runs`, its `CompareOptions` and its result `Comparison` of `Compared` and `Matched` points; the
+texts `VERDICTS`, `METHOD` and `FIGURES_METHOD`. Used by the command `compare`, and by `report.comparison`, which shows
+the result.
 
 A point is slower or faster if a rank test on the raw samples rejects a change within the tolerance, after Holm's
 correction over all points: comparing unchanged runs gives any false claim at most once in twenty times. (Holm rather
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from quantbench.analysis.significance import RatioTest, Wander, figure_test, holm, rank_test, wander
@@ -25,7 +25,6 @@ from quantbench.quantization import kernel_change_words
 from quantbench.stats import CONFIDENCE, median, typical_us
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Place, Record, Skipped
-from quantbench.store.run import RunInfo
 from quantbench.workload import Workload
 
 # Options that only select points; matching the points takes care of them.
@@ -53,14 +52,34 @@ class Difference:
 
 def differences(a: Run, b: Run) -> tuple[Difference, ...]:
     """Returns all metadata differences that may explain a change, device first."""
-    one, two = a.info, b.info
-    found = [*_of_device(one, two), *_of("origin", {"origin": _origins(a)}, {"origin": _origins(b)})]
-    found += _of("origin", {"source": one.source}, {"source": two.source})
-    found += _of("software", one.software, two.software)
-    found += _of("options", _options(one), _options(two))
-    found += _of("environment", one.environment, two.environment)
-    states = [{name: getattr(info.state, name) for name in _STATE} for info in (one, two)]
-    return (*found, *_of("state", *states))
+    one, two = _metadata(a), _metadata(b)
+    if a.info.device.name != b.info.device.name:  # its constants then differ anyway
+        one["device"], two["device"] = ({"device": run.info.device.name} for run in (a, b))
+    return tuple(
+        Difference(kind, name, _text(one[kind], name), _text(two[kind], name))
+        for kind in one
+        for name in {**one[kind], **two[kind]}
+        if one[kind].get(name) != two[kind].get(name) or (name in one[kind]) != (name in two[kind])
+    )
+
+
+def _metadata(run: Run) -> dict[str, dict[str, Any]]:
+    """Returns what is recorded about a run, by kind and name, as in `Difference`."""
+    info = run.info
+    options: dict[str, Any] = {"seed": info.seed}
+    for name, value in info.options.items():
+        if name not in _NOT_OPTIONS:
+            options |= (
+                {f"{name}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {name: value}
+            )
+    return {
+        "device": {name: getattr(info.device, name) for name in _CONSTANTS},
+        "origin": {"origin": _origins(run), "source": info.source},
+        "software": dict(info.software),
+        "options": options,
+        "environment": dict(info.environment),
+        "state": {name: getattr(info.state, name) for name in _STATE},
+    }
 
 
 def obstacles(a: Run, b: Run) -> tuple[str, ...]:
@@ -73,37 +92,8 @@ def obstacles(a: Run, b: Run) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _of_device(a: RunInfo, b: RunInfo) -> list[Difference]:
-    found = _of("device", {"device": a.device.name}, {"device": b.device.name})
-    if found:
-        return found
-    one, two = asdict(a.device), asdict(b.device)
-    return _of("device", {name: one[name] for name in _CONSTANTS}, {name: two[name] for name in _CONSTANTS})
-
-
 def _origins(run: Run) -> str:
     return " and ".join(sorted({run.info.origin, *(record.origin for record in run.records)}))
-
-
-def _options(info: RunInfo) -> dict[str, Any]:
-    flat: dict[str, Any] = {"seed": info.seed}
-    for name, value in info.options.items():
-        if name in _NOT_OPTIONS:
-            continue
-        if isinstance(value, dict):
-            flat |= {f"{name}.{inner}": v for inner, v in value.items()}
-        else:
-            flat[name] = value
-    return flat
-
-
-def _of(kind: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
-    names = [*a, *(name for name in b if name not in a)]
-    return [
-        Difference(kind, name, _text(a, name), _text(b, name))
-        for name in names
-        if a.get(name) != b.get(name) or (name in a) != (name in b)
-    ]
 
 
 def _text(values: Mapping[str, Any], name: str) -> str:
@@ -118,7 +108,7 @@ MATCHES = ("key", "workload")
 
 @dataclass(frozen=True)
 class Matched:
-    """Records of the same workload in runs a and b."""
+    """Records of the same workload in runs a and b (of one that failed in b: lost)."""
 
     a: Record
     b: Record
@@ -129,47 +119,21 @@ class Matched:
         return next(iter((*self.b.places, *self.a.places)), Place({}, self.b.workload.kind))
 
 
-@dataclass(frozen=True)
-class Matching:
-    """Points of two runs, matched.
-
-    pairs: points measured in both runs.
-    lost: points measured in a that failed in b.
-    only_a, only_b: points measured in one run only and lacking, skipped or rejected in the other.
-    """
-
-    pairs: tuple[Matched, ...]
-    lost: tuple[Matched, ...]
-    only_a: tuple[Record, ...]
-    only_b: tuple[Record, ...]
-
-
 _Key = tuple[object, ...]
 
 
-def match_runs(a: Run, b: Run, by: str = "key", provider_a: str = "", provider_b: str = "") -> Matching:
-    """Matches the points of two runs.
-
-    by: `key` (same workload, provider and timing) or `workload` (any provider and timing).
-    provider_a, provider_b: the only provider of a run to use; needed with `workload` if a run has several providers for
-        one workload.
-    """
-    require_choice("compare", "by", by, MATCHES)
-    sides = [_side(run, by, provider, name) for run, provider, name in ((a, provider_a, "A"), (b, provider_b, "B"))]
-    ours, theirs = _same_kernels_apart(*sides)
-    pairs, lost, only_a = [], [], []
-    for key, record in ours.items():
-        other = theirs.get(key)
-        if not _counts(record):
-            continue
-        if other is not None and _counts(other):
-            pairs.append(Matched(record, other))
-        elif other is not None and isinstance(other.outcome, Failed):
-            lost.append(Matched(record, other))
-        else:
-            only_a.append(record)
-    only_b = [r for key, r in theirs.items() if _counts(r) and not (key in ours and _counts(ours[key]))]
-    return Matching(tuple(pairs), tuple(lost), tuple(only_a), tuple(only_b))
+def _matched(a: Run, b: Run, options: CompareOptions) -> tuple[tuple[Matched, ...], tuple[Matched, ...], int, int]:
+    """Returns (points measured in both runs; points measured in a that failed in b; number of points measured only in
+    a, only in b, and lacking, skipped or rejected in the other)."""
+    ours, theirs = _same_kernels_apart(
+        _side(a, options.by, options.provider_a, "A"), _side(b, options.by, options.provider_b, "B")
+    )
+    measured = [(record, theirs.get(key)) for key, record in ours.items() if _counts(record)]
+    pairs = tuple(Matched(record, other) for record, other in measured if other is not None and _counts(other))
+    failed = ((record, other) for record, other in measured if other and isinstance(other.outcome, Failed))
+    lost = tuple(Matched(*pair) for pair in failed)
+    there = sum(map(_counts, theirs.values()))
+    return pairs, lost, len(measured) - len(pairs) - len(lost), there - len(pairs)
 
 
 def _counts(record: Record) -> bool:
@@ -244,7 +208,9 @@ class CompareOptions:
     """Options of `compare_runs`.
 
     margin: relative change that does not matter.
-    by, provider_a, provider_b: see `match_runs`.
+    by: match points by `key` (same workload, provider and timing) or by `workload` (any provider and timing).
+    provider_a, provider_b: use only this provider's points of a run; needed with `workload` if a run has several
+        providers for one workload.
     noise: relative standard deviation of times without samples; None if unknown.
     force: whether to compare runs of different devices or origins.
     """
@@ -257,25 +223,23 @@ class CompareOptions:
     force: bool = False
 
     def __post_init__(self) -> None:
+        require_choice("compare", "by", self.by, MATCHES)
         for name, value, low in (("margin", self.margin, 0.0), ("noise", self.noise, 1e-6)):
             if value is not None and not low <= value < 1:
                 raise InputError("compare", f"--{name} {value!r}", "a share below 1, such as 0.01 or 1%")
 
 
 @dataclass(frozen=True)
-class Compared:
+class Compared(Matched):
     """One point measured in both runs.
 
-    ratio: time in b over time in a; above 1 is slower.
     a_us, b_us: median times in a and b.
+    ratio: time in b over time in a; above 1 is slower.
     low, high: 95 % interval of the ratio; None if there are too few samples.
     verdict: one of VERDICTS.
     why: why there is no interval or the times do not compare, or the change of kernel; else empty.
     """
 
-    place: Place
-    a: Record
-    b: Record
     a_us: float
     b_us: float
     ratio: float
@@ -292,16 +256,6 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Lost:
-    """A point measured in a that failed in b; counts as a regression."""
-
-    place: Place
-    record: Record
-    kind: str
-    message: str
-
-
-@dataclass(frozen=True)
 class Comparison:
     """The result of `compare_runs`.
 
@@ -309,6 +263,7 @@ class Comparison:
     wander: drift of the reference points.
     tolerance: relative change that is ignored: the margin, or the drift if that is larger.
     points: compared points in the order of VERDICTS, largest change first.
+    lost: points measured in a that failed in b; they count as regressions.
     only_a, only_b: number of points measured in one run only.
     """
 
@@ -320,7 +275,7 @@ class Comparison:
     wander: Wander
     tolerance: float
     points: tuple[Compared, ...]
-    lost: tuple[Lost, ...]
+    lost: tuple[Matched, ...]
     only_a: int
     only_b: int
 
@@ -349,18 +304,19 @@ def compare_runs(a: Run, b: Run, options: CompareOptions | None = None) -> Compa
     hindrances = obstacles(a, b)
     if hindrances and not options.force:
         raise InputError("compare", "; ".join(hindrances), "runs of one device and one origin, or --force")
-    matching = match_runs(a, b, options.by, options.provider_a, options.provider_b)
-    if not matching.pairs and not matching.lost:
-        raise InputError("compare", f"no point in common ({_why_none(a, b, options)})", _what_would_match(options))
-    moved = wander(a, b, len(matching.pairs))
+    pairs, lost, only_a, only_b = _matched(a, b, options)
+    if not pairs and not lost:
+        expected = "runs of the same workloads" + (", provider and timing, or --by workload" * (options.by == "key"))
+        raise InputError("compare", f"no point in common ({_why_none(a, b, options)})", expected)
+    moved = wander(a, b, len(pairs))
     tolerance = max(options.margin, moved.allowance)
-    tests = [_test(pair, tolerance, options.noise) for pair in matching.pairs]
+    tests = [_test(pair, tolerance, options.noise) for pair in pairs]
     adjusted = holm([test.p for test in tests])
-    points = [_compared(*one, tolerance) for one in zip(matching.pairs, tests, adjusted, strict=True)]
+    points = [_compared(*one, tolerance) for one in zip(pairs, tests, adjusted, strict=True)]
     return Comparison(
         a, b, options, hindrances, differences(a, b), moved, tolerance,
         tuple(sorted(points, key=lambda p: (VERDICTS.index(p.verdict), -abs(p.ratio - 1)))),
-        tuple(_lost(pair) for pair in matching.lost), len(matching.only_a), len(matching.only_b),
+        lost, only_a, only_b,
     )  # fmt: skip
 
 
@@ -400,9 +356,7 @@ def _compared(pair: Matched, test: RatioTest, p: float, tolerance: float) -> Com
         verdict = "same"
     else:
         verdict = "unclear"
-    return Compared(
-        pair.place, pair.a, pair.b, typical_us(a), typical_us(b), test.ratio, test.low, test.high, p, verdict, why
-    )  # fmt: skip
+    return Compared(pair.a, pair.b, typical_us(a), typical_us(b), test.ratio, test.low, test.high, p, verdict, why)
 
 
 def _kernel_change(pair: Matched) -> str:
@@ -410,11 +364,6 @@ def _kernel_change(pair: Matched) -> str:
     if old is None or new is None or pair.a.provider != pair.b.provider or old.kernel == new.kernel:
         return ""
     return kernel_change_words(old, new, longest=_LONGEST_KERNEL)
-
-
-def _lost(pair: Matched) -> Lost:
-    assert isinstance(pair.b.outcome, Failed)
-    return Lost(pair.place, pair.b, pair.b.outcome.kind, pair.b.outcome.message)
 
 
 def _why_none(a: Run, b: Run, options: CompareOptions) -> str:
@@ -427,7 +376,3 @@ def _why_none(a: Run, b: Run, options: CompareOptions) -> str:
     if options.by == "key" and timing:
         return "they are timed differently: " + ", ".join(f"{d.name[7:]} {d.a} → {d.b}" for d in timing)
     return "no workload is in both"
-
-
-def _what_would_match(options: CompareOptions) -> str:
-    return "runs of the same workloads" + (", provider and timing, or --by workload" if options.by == "key" else "")

@@ -29,7 +29,6 @@ from quantbench.analysis.summary import Point
 from quantbench.quantization import cdiv
 from quantbench.store.record import Record
 from quantbench.sweep.axes import SHAPE_DIM
-from quantbench.workload import Workload
 
 #: op, provider and variant of the curves that are fitted and explained together
 Family = tuple[str, str, str]
@@ -81,12 +80,6 @@ class Curve:
         return np.log([point.latency_us for point in self.points])
 
 
-def _variant_of(workload: Workload) -> str:
-    """Returns the kind and the fields that are not sizes: `gemm bf16 nt`."""
-    kind: Any = type(workload)
-    return _variant(_variant_getter(kind)(workload))
-
-
 @cache
 def _variant_getter(kind: Any) -> attrgetter[tuple[object, ...]]:
     names = {f.name for f in fields(kind)}
@@ -99,8 +92,9 @@ def _variant(values: tuple[object, ...]) -> str:
 
 
 def curve_family(point: Point) -> Family:
-    """Returns op, provider and variant of a point."""
-    return (point.op, point.provider, _variant_of(point.workload))
+    """Returns op, provider and variant of a point; the variant is the kind and what is no size: `gemm bf16 nt`."""
+    kind: Any = type(point.workload)
+    return (point.op, point.provider, _variant(_variant_getter(kind)(point.workload)))
 
 
 def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[Curve, ...]:
@@ -186,17 +180,14 @@ def _errors(curve: Curve, between: float, figure_error: float) -> Floats:
     if all(point.num_samples == 1 for point in curve.points):  # most imported tables
         return np.full(len(curve.points), sqrt(between**2 + figure_error**2))
     count = np.array([point.num_samples for point in curve.points], dtype=np.float64)
-    own = np.array([point.noise * _small_sample_factor(point.num_samples) for point in curve.points])
+    factors = [_FEW_SAMPLES.get(p.num_samples, p.num_samples / (p.num_samples - 0.8)) for p in curve.points]
+    own = np.array([point.noise * factor for point, factor in zip(curve.points, factors, strict=True)])
     several = count >= 3
     shared = float(np.mean(own[several])) if several.any() else 0.0
     known = np.minimum(count, _OWN_SAMPLES) / _OWN_SAMPLES
     scatter = np.where(several, np.sqrt(known * own**2 + (1 - known) * shared**2), shared)
     errors = np.sqrt((MEDIAN_FACTOR * scatter) ** 2 / count + between**2)
     return errors if several.any() else np.sqrt(errors**2 + figure_error**2 / count)
-
-
-def _small_sample_factor(samples: int) -> float:
-    return _FEW_SAMPLES.get(samples, samples / (samples - 0.8))
 
 
 def _errors_of_figures(curves: Sequence[Curve]) -> dict[Family, float]:

@@ -106,13 +106,6 @@ def forecast(axes: Sequence[Axis], held: Held, times: RememberedTimes, *, skip_i
     return Forecast(tuple(rows), tuple(impossible))
 
 
-def _reasons(op: OpEstimate, spec: DeviceSpec) -> tuple[str, ...]:
-    work = op.op.workload
-    used = tile_in_use(spec, work.dtype, op.estimate.launch)
-    found = idle_reasons(work, spec, used, peak_share(work, op.estimate.latency_us, spec))
-    return tuple(reason.words for reason in found)
-
-
 def _row(axes: dict[str, int], found: list[OpEstimate], spec: DeviceSpec, correlation: float) -> ForecastRow:
     logits = [o for o in found if o.op.name == "logits"]
     ops = [o for o in found if o.op.name != "logits"] or logits
@@ -120,13 +113,16 @@ def _row(axes: dict[str, int], found: list[OpEstimate], spec: DeviceSpec, correl
     estimate = total(ops, correlation)
     known = [share * o.total_us for share, o in zip(shares, ops, strict=True) if share is not None]
     worst = min(zip(shares, ops, strict=True), key=lambda pair: (pair[0] is None, pair[0] or 0.0, pair[1].op.label))[1]
+    work = worst.op.workload
+    used = tile_in_use(spec, work.dtype, worst.estimate.launch)
+    reasons = idle_reasons(work, spec, used, peak_share(work, worst.estimate.latency_us, spec))
     return ForecastRow(
         axes=axes,
         estimate=estimate,
         logits=total(logits, correlation) if logits and ops is not logits else None,
         peak_share=sum(known) / estimate.latency_us if len(known) == len(ops) else None,
         worst=worst,
-        reasons=_reasons(worst, spec),
+        reasons=tuple(reason.words for reason in reasons),
     )
 
 

@@ -87,11 +87,6 @@ def _of_usual_ops(curve: Sequence[Row]) -> tuple[Row, ...]:
     return tuple(row for row, own in zip(curve, ops, strict=True) if own == usual)
 
 
-def bad_sizes(rows: Sequence[Row], axis: str) -> tuple[BadSize, ...]:
-    """Finds bad sizes along `axis`, largest loss first."""
-    return bad_sizes_on(curves_of_rows(rows, axis), axis)
-
-
 def bad_sizes_on(curves: Iterable[Sequence[Row]], axis: str) -> tuple[BadSize, ...]:
     """Finds bad sizes on curves from `curves_of_rows`, largest loss first."""
     found = [bad for curve in curves for bad in _of_curve(curve, axis)]

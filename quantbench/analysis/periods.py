@@ -1,9 +1,9 @@
 """Infers the tile, the number of resident blocks and the step spacing from the steps in each curve family's latency.
 
-Entry points: `find_periods`, which returns a `Period` per family; `explanation_words`, its text; `tile_finder`, which
-returns a function `TileOf` from a point to its tile: recorded, else recovered, else assumed, or None if the measured
-steps contradict the assumed tile. Used by `check`, `cliffs`, `rule_pairs` and `sawtooth`, by `report`, the command
-`check` and tools. `staircase` does the search.
+Entry points: `find_periods`, which returns a `Period` per family; `tile_finder`, which returns a function `TileOf` from
+a point to its tile: recorded, else recovered, else assumed, or None if the measured steps contradict the assumed tile.
+Used by `check`, `cliffs`, `rule_pairs` and `sawtooth`, by `report`, the command `check` and tools. `staircase` does the
+search.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from quantbench.analysis.blocks import TileInUse, compute_bound, tile_in_use
+from quantbench.analysis.blocks import TileInUse, compute_bound, tile_in_use, tile_words
 from quantbench.analysis.curves import Family, FittedCurve
 from quantbench.analysis.staircase import (
     BLOCK_SIDES,
@@ -33,7 +33,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.latency.op_times import assumed_tile
 from quantbench.quantization import cdiv
 from quantbench.units import percent
-from quantbench.workload import Gemm, Workload
+from quantbench.workload import Gemm
 
 # Most curves compared with the candidates, and most points in total (fewer in a blind search, which has many more
 # candidates). Longer curves are cut, because the work grows with the square of their points.
@@ -86,21 +86,11 @@ class Period:
     @property
     def tile_words(self) -> str:
         """Description of the chosen explanation, e.g. `128x256 tile on 108 SMs`; "" without one."""
-        return "" if self.chosen is None else explanation_words(self.chosen, self.sm_count)
+        return "" if self.chosen is None else self.words_of(self.chosen)
 
-
-def explanation_words(explanation: Explanation, sm_count: int | None) -> str:
-    """Formats an explanation: `128x256 tile on 108 SMs` or `64x64 tile, 2 blocks on each of 108 SMs`.
-
-    If the number of resident blocks is not a multiple of the SM count: `128x256 tile, 97 blocks at a time`.
-    """
-    tile = f"{explanation.block_m}x{explanation.block_n} tile"
-    per_sm = explanation.per_sm(sm_count)
-    if sm_count == 1:
-        return tile
-    if per_sm is None:
-        return f"{tile}, {explanation.resident_blocks} blocks at a time"
-    return f"{tile} on {sm_count} SMs" if per_sm == 1 else f"{tile}, {per_sm} blocks on each of {sm_count} SMs"
+    def words_of(self, explanation: Explanation) -> str:
+        """Describes one of the explanations (see `blocks.tile_words`)."""
+        return tile_words(explanation.tile, explanation.resident_blocks, self.sm_count)
 
 
 def find_periods(fitted: Sequence[FittedCurve], spec: DeviceSpec, *, blind: bool = False) -> tuple[Period, ...]:
@@ -150,7 +140,8 @@ def _what_to_try(spec: DeviceSpec, *, blind: bool) -> tuple[tuple[int, ...], tup
 def _choose(curves: Sequence[FittedCurve], spec: DeviceSpec, most_points: int) -> list[FittedCurve]:
     """Selects evenly spaced compute-bound curves, because a memory bound hides the waves."""
     parts = [part for one in curves for part in _parts(one)]
-    bound = [one for one in parts if compute_bound(_middle(one), spec)] or parts
+    middles = [one.curve.points[len(one.curve.points) // 2].workload for one in parts]
+    bound = [one for one, middle in zip(parts, middles, strict=True) if compute_bound(middle, spec)] or parts
     number = min(len(bound), _MOST_CURVES, max(1, most_points // max(len(one.curve.points) for one in bound)))
     return [bound[i * len(bound) // number] for i in range(number)]
 
@@ -163,10 +154,6 @@ def _parts(one: FittedCurve) -> list[FittedCurve]:
         return [one]
     ends = [points * i // number for i in range(number + 1)]
     return [one.part(start, stop) for start, stop in pairwise(ends)]
-
-
-def _middle(one: FittedCurve) -> Workload:
-    return one.curve.points[len(one.curve.points) // 2].workload
 
 
 def _strangeness(explanation: Explanation, sm_count: int | None, spec: DeviceSpec) -> tuple[float, ...]:
@@ -233,7 +220,9 @@ def _finder(spec: DeviceSpec, period: Period | None) -> TileOf:
     @cache
     def without_launch(dtype: str) -> TileInUse | None:
         used = tile_in_use(spec, dtype, None)
-        return used if period is None or _may_be(used, period) else None
+        assumed = Explanation(used.tile.block_m, used.tile.block_n, used.resident_blocks)
+        may_be = period is None or (period.recovered.verdict == "unclear" and assumed in period.recovered.plausible)
+        return used if may_be else None
 
     def tile_of(point: Point) -> TileInUse | None:
         if point.launch is None or point.launch.tile is None:
@@ -241,9 +230,3 @@ def _finder(spec: DeviceSpec, period: Period | None) -> TileOf:
         return tile_in_use(spec, point.workload.dtype, point.launch)
 
     return tile_of
-
-
-def _may_be(assumed: TileInUse, period: Period) -> bool:
-    """Returns whether the measured steps are consistent with the assumed tile."""
-    explanation = Explanation(assumed.tile.block_m, assumed.tile.block_n, assumed.resident_blocks)
-    return period.recovered.verdict == "unclear" and explanation in period.recovered.plausible

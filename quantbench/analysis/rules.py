@@ -1,9 +1,9 @@
 """Tests rules of thumb for transformer shapes: defines each rule, the shapes to measure and the pairs that test it.
 
-Entry points: `RULES`, each a `RuleOfThumb`; `judge_all`, which returns a `Verdict` per rule from the points of a run,
+Entry points: `RULES`, each a `RuleOfThumb`; `judge_all`, which returns a verdict per rule from the points of a run,
 used by `check` of this package; `rule_named` and `RuleOfThumb.experiment`, which plan the measurements of `quantbench
-check --experiment`; `untested_lines` and the texts `VERDICTS`. Used by `report.sections`, `profile.build`, the command
-`check` and tools, which show or store the verdicts.
+check --experiment`; `untested_lines`. Used by `report.sections`, the command `check` and tools, which show the
+verdicts.
 
 The rules come from BigScience's notes on sizing BLOOM and from Megatron-LM's code. Rules that one GPU cannot test are
 left out (data- and pipeline-parallel degrees, batch-size ramp-up, memory estimates, `CUDA_LAUNCH_BLOCKING` over many
@@ -31,14 +31,13 @@ from quantbench.analysis.rule_pairs import (
     multiples,
     whole_waves,
 )
+from quantbench.analysis.verdict import Verdict
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.megatron import batches_per_block, megatron_fused_available
 from quantbench.stats import CONFIDENCE, median_interval, normal_quantile
 from quantbench.sweep.axes import LINEAR_OPS, Held
 from quantbench.workload import Softmax
-
-VERDICTS = ("CONFIRMED", "REFUTED", "INCONCLUSIVE", "NOT TESTED")
 
 #: smallest relative effect for which a rule is worth following
 MARGIN = 0.01
@@ -48,47 +47,24 @@ _MANY = 6
 _AT_ODDS = 2.0
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Result of testing one rule on a run.
-
-    rule: id of the rule.
-    verdict: one of VERDICTS.
-    effect: ratio of the times per unit of work, rule broken / kept; median over the pairs (mean if there are few).
-    low, high: 95 % interval of the effect.
-    predicted: effect computed from tiles and waves alone, median; None if a tile is unknown.
-    evidence: keys of the records compared, in the order of the pairs.
-    reason: why the rule was not tested, or why the verdict is inconclusive; else empty.
-    """
-
-    rule: str
-    verdict: str
-    effect: float | None = None
-    low: float | None = None
-    high: float | None = None
-    num_pairs: int = 0
-    predicted: float | None = None
-    evidence: tuple[str, ...] = ()
-    reason: str = ""
-
-
-def verdict_on(rule: str, found: PairsOrReason) -> Verdict:
+def verdict_on(rule: RuleOfThumb, found: PairsOrReason) -> Verdict:
     """Returns the verdict on one rule.
 
     CONFIRMED if the whole interval of the effect is above 1 + MARGIN, REFUTED if it is below, else INCONCLUSIVE; NOT
     TESTED if `found` is a reason instead of pairs.
     """
+    about = (rule.id, rule.predicate, rule.claim)
     if isinstance(found, str):
-        return Verdict(rule, "NOT TESTED", reason=found)
+        return Verdict(*about, "NOT TESTED", reason=found)
     middle, low, high = _interval(found)
     least = log(1 + MARGIN)
     verdict = "CONFIRMED" if low > least else "REFUTED" if high < least else "INCONCLUSIVE"
     reason = "the interval holds both a gain worth having and none" if verdict == "INCONCLUSIVE" else ""
     predictions = [pair.predicted for pair in found if pair.predicted is not None]
+    keys = tuple(dict.fromkeys(key for pair in found for key in pair.keys))
     return Verdict(
-        rule, verdict, exp(middle), exp(low), exp(high), len(found),
-        exp(float(np.median(predictions))) if len(predictions) == len(found) else None,
-        tuple(dict.fromkeys(key for pair in found for key in pair.keys)), reason,
+        *about, verdict, exp(middle), exp(low), exp(high), len(found),
+        exp(float(np.median(predictions))) if len(predictions) == len(found) else None, keys, len(keys), reason,
     )  # fmt: skip
 
 
@@ -214,11 +190,6 @@ def _layer(spec: DeviceSpec, dim: str) -> Experiment:
     return Experiment((dim,), Held(hidden=hidden, heads=32, seq=seq, ops=_LAYER_OPS))
 
 
-def _whole_waves() -> Experiment:
-    # Small m and small steps of n: for any tile, some size fills the last wave to 90 % or more.
-    return Experiment(("n=4096:16384:256@edges",), Held(m=512, k=4096, layout="nt"))
-
-
 def _fused(work: Softmax) -> bool:
     heads = work.batch // work.mask_batch
     return megatron_fused_available(
@@ -300,7 +271,9 @@ RULES: tuple[RuleOfThumb, ...] = (
     ),
     RuleOfThumb(
         "whole-waves", "tiles % (SM count × blocks per SM) == 0", "no wave runs nearly empty",
-        whole_waves, lambda _: _whole_waves(),
+        whole_waves,
+        # Small m and small steps of n: for any tile, some size fills the last wave to 90 % or more.
+        lambda _: Experiment(("n=4096:16384:256@edges",), Held(m=512, k=4096, layout="nt")),
     ),
 )  # fmt: skip
 
@@ -316,7 +289,7 @@ def rule_named(name: str) -> RuleOfThumb:
 def judge_all(material: Material, rules: Sequence[RuleOfThumb] = RULES) -> tuple[Verdict, ...]:
     """Returns a verdict on each rule; rules about GPUs are NOT TESTED on a run of a CPU."""
     return tuple(
-        verdict_on(rule.id, rule.find(material) if rule.applies_to(material.spec) else _ONLY_GPUS) for rule in rules
+        verdict_on(rule, rule.find(material) if rule.applies_to(material.spec) else _ONLY_GPUS) for rule in rules
     )
 
 

@@ -126,7 +126,8 @@ def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec, known: TileOf
         found = known(p)
         if found is None or found.source == "assumed":
             return None
-        if by_size or found.source != "steps" or _fills_half_a_wave(p, found):
+        blocks = num_blocks(p.workload, found.tile) or 0
+        if by_size or found.source != "steps" or parts_to_fill(blocks, found.resident_blocks) == 1:
             by_size.append((size, p))
             used[size] = found
     if len(by_size) < 2:
@@ -139,7 +140,9 @@ def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec, known: TileOf
     for (low, a), (high, b) in pairwise(by_size):
         assert isinstance(a.workload, Gemm)
         assert isinstance(b.workload, Gemm)
-        tile, resident = used[high].tile, used[high].resident_blocks
+        tile, resident, first = used[high].tile, used[high].resident_blocks, a.workload
+        elements = first.batch * (first.m * first.k + first.k * first.n + first.m * first.n)
+        element_bytes = first.min_bytes / elements  # mean over inputs and output
         for share, num_tiles in _places(a.workload, b.workload, tile):
             if num_tiles is None:
                 sizes.append((low + high) / 2)
@@ -147,28 +150,22 @@ def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec, known: TileOf
                 memory.append(np.nan)
                 continue
             sizes.append(low + share * (high - low))
-            m, n, k, batch = (_between(a.workload, b.workload, name, share) for name in ("m", "n", "k", "batch"))
+            ends = ((getattr(a.workload, name), getattr(b.workload, name)) for name in ("m", "n", "k", "batch"))
+            m, n, k, batch = (start + share * (stop - start) for start, stop in ends)
             slots = cdiv(num_tiles, resident) * resident
             compute.append(m * n * batch * tile.split_k / (slots * tile.elements))
-            moved = _element_bytes(a.workload) * batch * (m * k + k * n + m * n)
+            moved = element_bytes * batch * (m * k + k * n + m * n)
             memory.append(2 * m * n * k * batch / moved * spec.memory_gb_per_s * _BANDWIDTH_EFFICIENCY / 1e3)
     scale = _scale([(p, used[size]) for size, p in by_size], spec)
     rates = np.minimum(scale * np.array(compute), np.array(memory))
     peak = spec.peak(by_size[0][1].workload.dtype)
     if peak is not None:
         rates = np.minimum(rates, peak)
-    return Sawtooth(tuple(sizes), tuple(float(r) for r in rates), _words(tuple(used.values())))
-
-
-def _fills_half_a_wave(point: Point, used: TileInUse) -> bool:
-    return parts_to_fill(num_blocks(point.workload, used.tile) or 0, used.resident_blocks) == 1
-
-
-def _words(used: Sequence[TileInUse]) -> str:
-    last = used[-1]
-    if len({str(u.tile) for u in used}) > 1:
-        return "tile of the kernel that ran"
-    return f"{last.tile}, recovered from the steps" if last.source == "steps" else f"{last.tile}, recorded"
+    last = used[by_size[-1][0]]
+    words = f"{last.tile}, {'recovered from the steps' if last.source == 'steps' else 'recorded'}"
+    if len({str(one.tile) for one in used.values()}) > 1:
+        words = "tile of the kernel that ran"
+    return Sawtooth(tuple(sizes), tuple(float(r) for r in rates), words)
 
 
 def _places(a: Gemm, b: Gemm, tile: Tile) -> list[tuple[float, int | None]]:
@@ -181,17 +178,6 @@ def _places(a: Gemm, b: Gemm, tile: Tile) -> list[tuple[float, int | None]]:
     if len(teeth) > _MOST_TEETH:
         inner = [(0.5, None)]
     return [(0.0, quantize(a, tile, 1).num_tiles), *inner, (1.0, quantize(b, tile, 1).num_tiles)]
-
-
-def _between(a: Gemm, b: Gemm, name: str, share: float) -> float:
-    start: int = getattr(a, name)
-    stop: int = getattr(b, name)
-    return start + share * (stop - start)
-
-
-def _element_bytes(gemm: Gemm) -> float:
-    """Returns the mean element size over inputs and output, bytes."""
-    return gemm.min_bytes / (gemm.batch * (gemm.m * gemm.k + gemm.k * gemm.n + gemm.m * gemm.n))
 
 
 def _scale(points: Sequence[tuple[Point, TileInUse]], spec: DeviceSpec) -> float:

@@ -245,15 +245,11 @@ def layer_rows(points: Sequence[Point]) -> tuple[Row, ...]:
         if seen is None or point.latency_us < seen.latency_us:
             ops[point.op] = point
     whole = set(counted({name for ops in places.values() for name in ops}))
-    return tuple(
-        replace(row_of(tuple(ops[name] for name in counted(ops)), _needed(whole, ops)), provider=FASTEST)
-        for _, ops in sorted(places.items())
-    )
-
-
-def _needed(whole: set[str], ops: Iterable[str]) -> set[str]:
-    """Returns the ops of a complete layer at a place: fused attention, or the three unfused ops."""
-    return whole - {"attention"} if set(_UNFUSED) <= set(ops) else whole
+    rows = []
+    for _, ops in sorted(places.items()):
+        needed = whole - {"attention"} if set(_UNFUSED) <= set(ops) else whole
+        rows.append(replace(row_of(tuple(ops[name] for name in counted(ops)), needed), provider=FASTEST))
+    return tuple(rows)
 
 
 def counted(ops: Iterable[str]) -> tuple[str, ...]:

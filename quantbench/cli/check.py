@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, json_option, option
 from quantbench.cli.output import StyledLine, check_folder, output, plain_table, print_result, say
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, printable
+from quantbench.report.terminal import cliffs_table, section_lines
 from quantbench.units import parse_duration_s, percent
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 # Number of cliffs shown; --json has all.
 _MOST_CLIFFS = 20
-_MOST_SAME = 8
 # Number of comparisons in the JSON of a verdict; a run has thousands.
 _MOST_EVIDENCE = 200
 
@@ -99,8 +98,8 @@ def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) ->
 
 
 def _lines(found: Check) -> Iterator[StyledLine | Table]:
-    from quantbench.analysis.rules import untested_lines
     from quantbench.analysis.summary import floor_lines
+    from quantbench.report.sections import rules_section, steps_section
 
     info = found.run.info
     yield device_line(info.device)
@@ -111,17 +110,14 @@ def _lines(found: Check) -> Iterator[StyledLine | Table]:
     if not found.num_points:
         yield "no measured points: no cliffs can be found and no rules tested"
         return
-    if found.common or found.cliffs:
+    if found.cliffs and not found.common:
+        yield from ("", _cliffs_table(found))
+    for section in filter(None, (steps_section(found), rules_section(found.rules, info.device))):
         yield ""
-        yield _common_table(found) if found.common else _single_table(found)
+        yield from section_lines(section, _VERDICT_STYLE)
+    if found.kernels:
+        yield from ("", _kernel_table(found))
     yield from floor_lines((p.latency_us, p) for of in found.curves.values() for curve in of for p in curve.points)
-    several = len(found.periods) > 1
-    for period in found.periods:
-        yield (f"{period.op} {period.provider} {period.variant}: " if several else "") + _period_words(period)
-    if any(verdict.verdict != "NOT TESTED" for verdict in found.rules):
-        yield ""
-        yield _rule_table(found)
-    yield from untested_lines(found.rules, info.device)
     yield f"\nnext: quantbench report {found.run.folder}"
 
 
@@ -152,93 +148,35 @@ def _counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def _common_table(found: Check) -> Table:
-    """Tabulates the cliffs that many curves share."""
-    several = len({(c.op, c.provider, c.variant) for c in found.common}) > 1
-    waves = any(c.stepping for c in found.common)
-    split = (">with a new wave", ">without") if waves else ()
-    title = "cliffs: median over all compute-bound curves"
-    table = plain_table((">size", ">time", ">curves", *split, "significant cliffs by cause"), title=title)
-    for c in found.common[:_MOST_CLIFFS]:
-        which = f" of {c.provider} {c.variant}" if several else ""
-        table.add_row(
-            f"{_axis(c.axis)} = {c.at} to {c.next}", f"{c.ratio:.2f}x ({c.low:.2f} to {c.high:.2f})",
-            str(c.num_curves), *((_ratio_of(c.stepping), _ratio_of(c.level)) if waves else ()), c.cause_words + which,
-        )  # fmt: skip
-    return table
-
-
-def _ratio_of(part: tuple[float, int] | None) -> str:
-    return "" if part is None else f"{part[0]:.2f}x of {part[1]}"
-
-
-def _single_table(found: Check) -> Table:
+def _cliffs_table(found: Check) -> Table:
     """Tabulates the largest cliffs."""
     more = len(found.cliffs) - _MOST_CLIFFS
     title = "cliffs" if more <= 0 else f"the {_MOST_CLIFFS} largest cliffs ({more:,} more in --json)"
-    table = plain_table((">size", ">time", "op", "why"), title=title)
-    for cliff in found.cliffs[:_MOST_CLIFFS]:
-        held = "".join(f", {_axis(name)} = {value}" for name, value in cliff.held.items())
-        source = "" if cliff.cause.evidence == "identity" else f" ({cliff.cause.evidence})"
+    causes = [(cliff, cliff.cause) for cliff in found.cliffs[:_MOST_CLIFFS]]
+    evidence = {"identity": "", "arithmetic": " (arithmetic)", "clock": " (clock)"}
+    return cliffs_table(((cliff, f"{why.kind}: {why.words}{evidence[why.evidence]}") for cliff, why in causes), title)
+
+
+def _kernel_table(found: Check) -> Table:
+    """Tabulates the tile and wave edges of named kernels."""
+    title = f"kernels: time of 1, 2, 3, … blocks per SM ({found.run.info.device.sm_count} SMs), in times of one block"
+    sized = ("kernel", ">points", ">tile", "time by blocks per SM", "rises after blocks", "partly filled tiles")
+    table = plain_table((*sized, ">rows off 16 B"), title=title)
+    for kernel in found.kernels:
+        edges = ", ".join(f"{edge.blocks} {edge.ratio:.2f}x" for edge in kernel.edges)
+        filled = f"{percent(kernel.fill_low or 0)} to {percent(kernel.fill_high or 0)} full"
+        error = 2 * (kernel.unaligned_error or 0)
         table.add_row(
-            f"{_axis(cliff.axis)} = {cliff.at} to {cliff.next}{held}",
-            f"{cliff.ratio:.2f}x ({cliff.low:.2f} to {cliff.high:.2f})", f"{cliff.op} {cliff.provider}",
-            f"{cliff.cause.kind}: {cliff.cause.words}{source}",
-        )  # fmt: skip
-    return table
-
-
-def _axis(name: str) -> str:
-    return name.replace("_", "-")
-
-
-def _period_words(period: Period) -> str:
-    """Describes the tile that explains the steps of a family of curves, or why there is none."""
-    from quantbench.analysis.periods import explanation_words
-
-    r = period.recovered
-    spaced = "" if period.spacing is None else f", a step every {period.spacing:.4g} of {_axis(period.axis)}"
-    match r.verdict:
-        case "clear":
-            same = [explanation_words(e, period.sm_count) for e in r.best if e != period.chosen]
-            listed = "; ".join(same[:_MOST_SAME]) + ("; …" if len(same) > _MOST_SAME else "")
-            other = f"; the same staircase: {listed}" if same else ""
-            sure = f"explains {percent(r.explained)} of the variation around the trend, {period.sure_words}"
-            return f"the steps match a {period.tile_words} ({sure}){spaced}{other}"
-        case "no waves":
-            return "no waves: the times do not rise in the steps of any tile"
-        case "no single tile":
-            best = explanation_words(r.best[0], period.sm_count)
-            share = f"{percent(r.explained)} of the variation around the trend"
-            return f"no single tile explains the steps: the best, a {best}, explains {share}"
-        case _:
-            likely = "; ".join(explanation_words(e, period.sm_count) for e in (r.best[0], *r.rivals)[:_MOST_SAME])
-            return f"several tiles may explain the steps{spaced}: {likely}"
-
-
-def _rule_table(found: Check) -> Table:
-    """Tabulates the verdicts of the rules that the run tests."""
-    from quantbench.analysis.rules import rule_named
-
-    columns = ("rule", "verdict", "effect", "pairs", "what the rule says, and why it was (not) confirmed")
-    table = plain_table(columns, title="rules: time per unit of work, rule broken / rule kept")
-    for verdict in found.rules:
-        if verdict.verdict == "NOT TESTED":
-            continue
-        rule = rule_named(verdict.rule)
-        behind = f" ({verdict.reason})" if verdict.reason else ""
-        if not behind and verdict.predicted is not None:
-            behind = f" (tiles and waves alone: {verdict.predicted:.3f}x)"
-        table.add_row(
-            rule.id, Text(verdict.verdict, style=_VERDICT_STYLE[verdict.verdict]),
-            "" if verdict.effect is None else f"{verdict.effect:.3f}x ({verdict.low:.3f} to {verdict.high:.3f})",
-            f"{verdict.num_pairs:,}" if verdict.num_pairs else "", f"{rule.predicate}: {rule.claim}{behind}",
+            f"{kernel.kernel} {kernel.provider}", f"{kernel.num_points:,}",
+            f"{kernel.tile.block_m}x{kernel.tile.block_n}",
+            " ".join("–" if wave is None else f"{wave:.1f}" for wave in kernel.waves[1::2]), edges,
+            f"cost as full ones ({filled})" if kernel.whole_tiles else "",
+            "" if kernel.unaligned is None else f"{100 * kernel.unaligned:+.1f} ±{100 * error:.1f} %",
         )  # fmt: skip
     return table
 
 
 def check_to_json(found: Check) -> dict[str, Any]:
-    from quantbench.analysis.rules import rule_named
     from quantbench.report.sweep_result import cliff_to_json
 
     info = found.run.info
@@ -250,15 +188,8 @@ def check_to_json(found: Check) -> dict[str, Any]:
         common.append({**data, "cause": one.cause, "causes": dict(one.causes)})
     rules = []
     for verdict in found.rules:
-        rule = rule_named(verdict.rule)
-        rules.append(
-            {
-                "id": rule.id, "predicate": rule.predicate, "claim": rule.claim, "verdict": verdict.verdict,
-                "effect": verdict.effect, "low": verdict.low, "high": verdict.high, "pairs": verdict.num_pairs,
-                "predicted": verdict.predicted, "evidence": verdict.evidence[:_MOST_EVIDENCE],
-                "evidence_total": len(verdict.evidence), "reason": verdict.reason,
-            }
-        )  # fmt: skip
+        data = asdict(replace(verdict, evidence=verdict.evidence[:_MOST_EVIDENCE]))
+        rules.append({{"rule": "id", "num_pairs": "pairs"}.get(name, name): value for name, value in data.items()})
     return {
         "run": str(found.run.folder), "device": info.device.name, "origin": info.origin, "source": info.source,
         "points": found.num_points, "curves": found.num_curves, "noise": found.noise,
@@ -267,7 +198,7 @@ def check_to_json(found: Check) -> dict[str, Any]:
         "common": common,
         "period": None if found.period is None else _period_to_json(found.period),
         "periods": [_period_to_json(period) for period in found.periods],
-        "rules": rules,
+        "rules": rules, "kernels": [asdict(kernel) | {"whole_tiles": kernel.whole_tiles} for kernel in found.kernels],
     }  # fmt: skip
 
 

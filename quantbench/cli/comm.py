@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
-from rich.text import Text
 
 from quantbench.cli.options import command, json_option, option, results_option
 from quantbench.cli.output import output, plain_table, print_result, say, show, warning
@@ -134,7 +133,10 @@ def _lead(
         def keep(record: Record) -> None:
             writer.append(record)
             records.append(record)
-            say(console, _progress(row_to_json(record), len(records)))
+            row = row_to_json(record)
+            time, _, bus, _, trust, why = _cells(row)
+            text = f"{time}, {bus} GB/s, trust {trust}" if trust else why
+            say(console, f"  {len(records):3} {row['op']} {size(row['message_bytes'])}: {text}")
 
         session = CommSession(
             leader, backend=ranks.backend, run_id=info.run_id, spec=spec, state=state, options=options, on_record=keep
@@ -155,19 +157,6 @@ def _lead(
     answer = {"folder": writer.folder, "points": rows, "reference_us": session.reference_us, "warnings": doubts}
     repeated = f"repeated point: {repeat_line('all_reduce', session.reference_us)}"
     print_result(as_json, lambda: answer, (_table(rows), repeated, *map(warning, doubts), str(writer.folder)))
-
-
-def _progress(row: dict[str, Any], number: int) -> str:
-    """Formats a row of `row_to_json` as one line."""
-    if "latency_us" in row:
-        rate = f"{latency(row['latency_us'])}, {row['bus_gb_per_s']:.3g} GB/s"
-        text = f"{rate}, trust {row['grade']['letter']}"
-    elif "skipped" in row:
-        text = f"skipped: {row['skipped']}"
-    else:
-        kind, _, message = row["failed"].partition(": ")
-        text = f"failed ({kind}): {message}"
-    return f"  {number:3} {row['op']} {size(row['message_bytes'])}: {text}"
 
 
 def row_to_json(record: Record) -> dict[str, Any]:
@@ -196,14 +185,15 @@ def row_to_json(record: Record) -> dict[str, Any]:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = plain_table(("op", ">message", ">time", ">algorithm GB/s", ">bus GB/s", ">spread", "trust", ""))
-    for row in rows:
-        what = row["op"], size(row["message_bytes"])
-        if "latency_us" not in row:
-            table.add_row(*what, "–", "–", "–", "–", "", Text(str(row.get("skipped", row.get("failed")))))
-            continue
-        table.add_row(
-            *what, latency(row["latency_us"]), f"{row['algorithm_gb_per_s']:.3g}", f"{row['bus_gb_per_s']:.3g}",
-            percent(row["spread"]), row["grade"]["letter"], Text("; ".join(row["grade"]["reasons"][:1])),
-        )  # fmt: skip
-    return table
+    columns = ("op", ">message", ">time", ">algorithm GB/s", ">bus GB/s", ">spread", "trust", "")
+    return plain_table(columns, ((row["op"], size(row["message_bytes"]), *_cells(row)) for row in rows))
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """Formats time, rates, spread and trust of a row of `row_to_json`, and the reason for low trust or for no time."""
+    if "latency_us" not in row:
+        why = f"skipped: {row['skipped']}" if "skipped" in row else f"failed: {row['failed']}"
+        return (*"––––", "", why)
+    rates = (f"{row[name]:.3g}" for name in ("algorithm_gb_per_s", "bus_gb_per_s"))
+    grade = row["grade"]
+    return latency(row["latency_us"]), *rates, percent(row["spread"]), grade["letter"], "; ".join(grade["reasons"][:1])

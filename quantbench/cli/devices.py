@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
 from quantbench import device
 from quantbench.cli.options import command, json_option
-from quantbench.cli.output import StyledLine, print_result, warning
+from quantbench.cli.output import StyledLine, plain_table, print_result, warning
 from quantbench.device.here import warnings_for
 from quantbench.device.nvml import Absent, Limits
 from quantbench.device.spec import DeviceSpec, DeviceState
@@ -116,13 +115,11 @@ def state_line(state: DeviceState, limits: Limits | None) -> str:
 
 def _known_table(here: str) -> Table:
     """Tabulates the known GPUs in 80 columns."""
-    table = Table(
-        title="Known GPUs: clock in MHz, memory in GB/s, L2 in MiB, dense peaks in TFLOP/s", title_justify="left",
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
-    )  # fmt: skip
-    table.add_column("slug", no_wrap=True)
-    for name in ("sm_", "SMs", "clock", "memory", "L2", "fp16", "fp32", "fp8", "int8"):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ("sm_", "SMs", "clock", "memory", "L2", "fp16", "fp32", "fp8", "int8")
+    table = plain_table(
+        ("slug", *(f">{name}" for name in names)),
+        title="Known GPUs: clock in MHz, memory in GB/s, L2 in MiB, dense peaks in TFLOP/s",
+    )
     for spec in device.known():
         peaks = [spec.peak(dtype) for dtype in ("fp16", "fp32", "fp8", "int8")]
         table.add_row(

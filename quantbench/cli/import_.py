@@ -192,9 +192,7 @@ def import_megatron_log(
     if run_id is not None and len(files) > 1:
         raise InputError("import megatron-log", f"--run-id {run_id} for {len(files)} files", "one file with it")
     if plot is not None:
-        if plot.suffix != ".png":
-            raise InputError("import megatron-log", f"--plot {plot}", "a name that ends in .png")
-        check_file("import megatron-log --plot", plot)
+        check_file("import megatron-log --plot", plot, suffix=".png")
     given = {name: value for name, value in {"gpus": gpus, "tp": tp, "pp": pp, "mbs": mbs}.items() if value}
     summaries, folders = [], []
     for path in files:

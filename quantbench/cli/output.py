@@ -25,7 +25,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from quantbench.errors import StoreError, one_line
+from quantbench.errors import InputError, StoreError, one_line
 from quantbench.report.terminal import plain_table as plain_table
 
 #: a text, or a text and its style
@@ -176,8 +176,13 @@ def progress_bar(console: Console) -> Iterator[Callable[..., None]]:
         yield update
 
 
-def check_file(operation: str, path: Path) -> None:
-    """Raises StoreError if the file `path` or a folder above it cannot be created. Leaves nothing behind."""
+def check_file(operation: str, path: Path, *, suffix: str = "") -> None:
+    """Raises StoreError if the file `path` or a folder above it cannot be created. Leaves nothing behind.
+
+    Raises InputError if the file's name does not end in `suffix`.
+    """
+    if not path.name.endswith(suffix):
+        raise InputError(operation, str(path), f"a name that ends in {suffix}")
     if os.path.isdir(path):
         raise StoreError(operation, f"{path} (Is a directory)", "a file that can be written")
     _try(operation, path.parent, str(path), "a file that can be written")

@@ -40,9 +40,7 @@ def predict(
     if spec.kind == "cpu":
         raise InputError("predict", f"--gpu {gpu}", "a GPU: processors are measured, not predicted")
     if plot is not None:
-        if plot.suffix != ".png":
-            raise InputError("predict", f"--plot {plot}", "a name that ends in .png")
-        check_file("predict --plot", plot)
+        check_file("predict --plot", plot, suffix=".png")
     axes, found, assumed = predict_sweep(arguments, spec)
     dtype = found.rows[0].estimate.ops[0].op.workload.dtype
     odds = cliff_odds(found.rows, best_gemm_model(spec, dtype)[0])

@@ -6,7 +6,6 @@ the same name does the work; `profile_print` formats the output.
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
@@ -21,14 +20,13 @@ from rich.table import Table
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, integers, json_option, option, percentage
 from quantbench.cli.output import StyledLine, check_file, check_folder, output, plain_table, print_result, say
-from quantbench.errors import InputError, StoreError, printable, require_choice, require_int
-from quantbench.files import folders_with, read_text
+from quantbench.errors import InputError, printable, require_choice, require_int
+from quantbench.files import folders_with, read_text, write_file
 from quantbench.units import percent
 
 if TYPE_CHECKING:
     from quantbench.profile import Estimate, Estimates, Profile
     from quantbench.profile.blindspots import FloatArray
-    from quantbench.profile.blindspots_report import Blindspots
     from quantbench.profile.exporters.options import ExportOptions
 
 #: name of the operation in errors of `blindspots`, and of the markers around its table in docs
@@ -248,40 +246,33 @@ def query(
         raise InputError("profile query", "no shape", f"{', '.join(others)} or {last}")
     require_choice("profile query", "--direction", direction, ("forward", "backward"))
     found = Profile.load(file)
-    answers = []
-    for kind, texts in asked.items():
-        for text in texts or ():
-            op, sizes = _typed(kind, text)
-            one = _ask(found, kind, op, sizes, dtype or None, layout or None, direction)
-            answers.append((kind, text, [op, *sizes] if op else sizes, one))
+    asked_for = [(kind, text, *_typed(kind, text)) for kind, texts in asked.items() for text in texts or ()]
+    answers = [_ask(found, kind, op, sizes, dtype, layout, direction) for kind, _, op, sizes in asked_for]
     fields = ("latency_us", "low_us", "high_us", "source", "bound", "outside", "note")
     listed = [
-        {"kind": kind, "shape": shape, **{name: getattr(one, name) for name in fields}}
-        for kind, _, shape, one in answers
+        {"kind": kind, "shape": [op, *sizes] if op else sizes, **{name: getattr(one, name) for name in fields}}
+        for (kind, _, op, sizes), one in zip(asked_for, answers, strict=True)
     ]
-    table = answers_table((f"{kind} {text}", one) for kind, text, _, one in answers)
+    table = answers_table((f"{kind} {text}" for kind, text, _, _ in asked_for), answers)
     answer = {"device": found.device.name, "answers": listed}
     print_result(as_json, lambda: answer, (device_line(found.device), "", table))
 
 
-def _ask(
-    profile: Profile, kind: str, op: str, sizes: list[int], dtype: str | None, layout: str | None, direction: str
-) -> Estimate:
+def _ask(profile: Profile, kind: str, op: str, sizes: list[int], dtype: str, layout: str, direction: str) -> Estimate:
     """Queries the time of one shape. sizes: as in _QUERIES; op: name of the collective."""
     one: Estimate | Estimates
     if kind == "gemm":
-        m, n, k, *batch = sizes
-        one = profile.gemm(m, n, k, dtype=dtype, layout=layout, batch=batch[0] if batch else 1)
+        m, n, k, batch = (*sizes, 1)[:4]
+        one = profile.gemm(m, n, k, dtype=dtype or None, layout=layout or None, batch=batch)
     elif kind == "softmax":
         mask = "causal" if sizes[1] == sizes[2] else "none"
-        one = profile.softmax(*sizes, dtype=dtype, mask=mask, direction=direction)
+        one = profile.softmax(*sizes, dtype=dtype or None, mask=mask, direction=direction)
     elif kind == "attention":
-        batch_size, heads, seq, head_dim, *kv_heads = sizes
-        kv = kv_heads[0] if kv_heads else 0
-        one = profile.attention(batch_size, heads, seq, seq, head_dim, kv, dtype=dtype, direction=direction)
+        batch, heads, seq, head_dim, kv_heads = (*sizes, 0)[:5]
+        one = profile.attention(batch, heads, seq, seq, head_dim, kv_heads, dtype=dtype or None, direction=direction)
     else:
-        message_bytes, num_gpus, *nodes = sizes
-        one = profile.collective(op, message_bytes, num_gpus, num_nodes=nodes[0] if nodes else 1, dtype=dtype)
+        message_bytes, num_gpus, num_nodes = (*sizes, 1)[:3]
+        one = profile.collective(op, message_bytes, num_gpus, num_nodes=num_nodes, dtype=dtype or None)
     return one  # type: ignore[return-value]  # one shape was asked about, not arrays of them
 
 
@@ -371,7 +362,8 @@ def _find(run: Path, profile: Profile, asked: BlindspotOptions, as_json: bool) -
     # A profile's file has a model of its rows; for a run, one must be fitted.
     found = find(profile, asked.consumer, bound, target, asked.rows, own_model=os.path.isfile(run))
     if shapes is not None:
-        _write_shapes(shapes, found)
+        rows = [",".join(map(str, row)) for row in (("m", "n", "k"), *found.choice.rows)]
+        write_file(BLINDSPOTS, shapes, "\n".join(rows) + "\n", make_folder=True)
     fitted = f"fitted to {found.model_rows:,} rows" if found.model_rows else "of other GPUs"
     places, count = len(found.choice.before), len(found.choice.rows)
     lines = [
@@ -386,17 +378,6 @@ def _find(run: Path, profile: Profile, asked: BlindspotOptions, as_json: bool) -
         again = f"profile blindspots {run} --for {asked.consumer} --shapes extra.csv"
         lines.append(f"next: quantbench {again if shapes is None else f'sweep --shapes {shapes}'}")
     print_result(as_json, lambda: found_to_json(found, bound, target, _SHOWN), lines)
-
-
-def _write_shapes(path: Path, found: Blindspots) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(("m", "n", "k"))
-            writer.writerows(found.choice.rows)
-    except OSError as error:
-        raise StoreError(BLINDSPOTS, f"{path} ({error.strerror})", "a file that can be written") from None
 
 
 def _held_out(profile: Profile, asked: BlindspotOptions, as_json: bool) -> None:

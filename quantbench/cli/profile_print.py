@@ -19,8 +19,9 @@ from quantbench.cli.devices import device_line
 from quantbench.cli.output import plain_table
 from quantbench.errors import printable
 from quantbench.profile import Estimate, Profile, Table
-from quantbench.profile.parts import cliff_to_json, finding_to_json, provenance_to_json
 from quantbench.profile.table import INTEGER, LAYOUTS
+from quantbench.report.terminal import cliffs_table
+from quantbench.store.typed import encode
 from quantbench.units import latency, percent
 
 # Number of cliffs shown; --json has all cliffs of the profile.
@@ -122,21 +123,14 @@ def _cliffs_table(profile: Profile) -> RichTable:
     ordered = sorted(profile.cliffs, key=lambda cliff: (cliff.num_curves == 1, -cliff.ratio))
     more = profile.provenance.num_cliffs - min(len(ordered), _MOST_CLIFFS)
     title = "cliffs" if more <= 0 else f"the worst cliffs ({more:,} more)"
-    found = plain_table(("size", "time", "op", "why"), title=title)
-    for cliff in ordered[:_MOST_CLIFFS]:
-        held = "".join(f", {name} = {value}" for name, value in cliff.held.items())
-        found.add_row(
-            f"{cliff.axis} = {cliff.at} to {cliff.next}{held}",
-            f"{cliff.ratio:.2f}x ({cliff.low:.2f} to {cliff.high:.2f})", f"{cliff.op} {cliff.provider}",
-            f"{cliff.cause}: {cliff.why}" if cliff.why else cliff.cause,
-        )  # fmt: skip
-    return found
+    shown = ordered[:_MOST_CLIFFS]
+    return cliffs_table(((c, f"{c.cause}: {c.why}" if c.why else c.cause) for c in shown), title)
 
 
-def answers_table(answers: Iterable[tuple[str, Estimate]]) -> RichTable:
+def answers_table(shapes: Iterable[str], answers: Iterable[Estimate]) -> RichTable:
     """Tabulates queried shapes and their times."""
     found = plain_table(("shape", "time", "90 % interval", "source", "bound by", "note"))
-    for shape, one in answers:
+    for shape, one in zip(shapes, answers, strict=True):
         interval = f"{latency(one.low_us)} to {latency(one.high_us)}"
         found.add_row(
             shape, latency(one.latency_us), "a single figure" if one.low_us == one.high_us else interval,
@@ -150,13 +144,13 @@ def profile_to_json(profile: Profile) -> dict[str, Any]:
     return {
         "device": profile.device.name,
         "software": dict(profile.software),
-        "provenance": provenance_to_json(profile.provenance),
+        "provenance": encode(profile.provenance),
         "tables": [
             {"kind": kind, "format": words, "provider": provider, "rows": len(rows)}
             for table in profile.tables.values()
             for kind, words, provider, rows in _parts(table)
         ],
         "models": model_lines(profile),
-        "cliffs": [cliff_to_json(cliff) for cliff in profile.cliffs],
-        "findings": [finding_to_json(finding) for finding in profile.findings],
+        "cliffs": encode(profile.cliffs),
+        "findings": encode(profile.findings),
     }

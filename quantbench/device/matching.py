@@ -18,9 +18,6 @@ _MIG = re.compile(r"^(?P<card>.+?) MIG (?P<profile>\S+)$")
 _OLDEST = (7, 0)
 _GIB = 2**30
 _REPORTED = "reported by the card"
-# Of an AMD GPU that is not registered, upper bounds: MI355X' memory and clock (AMD at Hot Chips 2025), and MI300X'
-# Infinity Cache (AMD CDNA 3 white paper), which a cold measurement must flush.
-_AMD_MOST_GB_PER_S, _AMD_HIGHEST_MHZ, _AMD_LARGEST_CACHE_BYTES = 8000.0, 2400.0, 256 * 2**20
 # GeForce cards run these at half rate with fp32 accumulation (NVIDIA's Turing, GA102, Ada and RTX Blackwell
 # whitepapers).
 _GEFORCE_HALF = ("fp16", "bf16", "tf32", "fp8")
@@ -65,10 +62,11 @@ def match(properties: Properties) -> DeviceSpec:
     mig = _MIG.match(properties.name)
     card = mig["card"] if mig else properties.name
     entry = next((e for e in entries() if card.casefold() in map(str.casefold, e.names)), None)
-    if entry is not None and capability is None and entry.spec.kind == "rocm":
-        capability = entry.spec.compute_capability
-    if entry is None or entry.spec.compute_capability != capability:
-        return _unknown_amd(properties) if capability is None else _unknown(properties, capability)
+    if capability is None:
+        if entry is None or entry.spec.kind != "rocm":
+            return _unknown_amd(properties)
+    elif entry is None or entry.spec.compute_capability != capability:
+        return _unknown(properties, capability)
     least, most = (share * entry.spec.memory_bytes for share in _MEMORY_SHARE)
     whole = properties.sm_count == entry.spec.sm_count and least <= properties.memory_bytes <= most
     if mig is None and whole:
@@ -106,7 +104,7 @@ def _part_of(entry: Entry, properties: Properties, mig_profile: str | None) -> D
         name=f"{card.name}-{suffix}".replace(".", "-"),
         sm_count=properties.sm_count,
         memory_bytes=properties.memory_bytes,
-        l2_bytes=properties.l2_bytes or int(card.l2_bytes * memory_share),
+        l2_bytes=_last_level_bytes(card, properties) or int(card.l2_bytes * memory_share),
         memory_gb_per_s=card.memory_gb_per_s * memory_share,
         peak_tflops={dtype: peak * sm_share for dtype, peak in card.peak_tflops.items()},
         source={**card.source, **dict.fromkeys(reported, _REPORTED), **dict.fromkeys(shared, share)},
@@ -115,22 +113,28 @@ def _part_of(entry: Entry, properties: Properties, mig_profile: str | None) -> D
     return _with_reported_clock(part, properties)
 
 
+def _last_level_bytes(card: DeviceSpec, properties: Properties) -> int | None:
+    """Returns the reported last-level cache; None on an AMD GPU, which reports the L2 below its Infinity Cache."""
+    return None if card.kind == "rocm" else properties.l2_bytes
+
+
 def _unknown_amd(properties: Properties) -> DeviceSpec:
-    """Describes an unregistered AMD GPU: no peaks, and upper bounds of what it does not report."""
+    """Describes an unregistered AMD GPU: no peaks; what it does not report is the highest of the registered ones."""
+    known = [entry.spec for entry in entries() if entry.spec.kind == "rocm"]
     clock_mhz = properties.max_sm_clock_mhz
     bounds = ("l2_bytes", "memory_gb_per_s", *(() if clock_mhz else ("sm_clock_mhz", "max_sm_clock_mhz")))
     return DeviceSpec(
         name=slug_of(properties.name, properties.memory_bytes),
         kind="rocm",
         sm_count=properties.sm_count,
-        sm_clock_mhz=clock_mhz or _AMD_HIGHEST_MHZ,
-        l2_bytes=max(properties.l2_bytes or 0, _AMD_LARGEST_CACHE_BYTES),
+        sm_clock_mhz=clock_mhz or max(spec.max_sm_clock_mhz for spec in known),
+        l2_bytes=max(properties.l2_bytes or 0, *(spec.l2_bytes for spec in known)),
         smem_per_sm_bytes=properties.smem_per_sm_bytes or 0,
         memory_bytes=properties.memory_bytes,
-        memory_gb_per_s=_AMD_MOST_GB_PER_S,
+        memory_gb_per_s=max(spec.memory_gb_per_s for spec in known),
         peak_tflops={},
         source=dict.fromkeys(("sm_count", "memory_bytes", "sm_clock_mhz", "max_sm_clock_mhz"), _REPORTED)
-        | dict.fromkeys(bounds, "upper bound: the highest of AMD's GPUs")
+        | dict.fromkeys(bounds, "upper bound: the highest of the registered AMD GPUs")
         | {"peak_tflops": "unknown", "compute_capability": "an AMD GPU has none"},
         registered=False,
     )

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.errors import InputError, StoreError
-from quantbench.files import folders_with, open_binary, read_json, reason
+from quantbench.files import folders_with, open_binary, read_json, reason, write_file
 from quantbench.importers.megatron_log import COLUMNS, LARGEST_LOG_BYTES, Iterations
 from quantbench.stats import median_interval
 from quantbench.store.environment import installed_versions, relevant_environment
@@ -30,6 +30,7 @@ from quantbench.store.typed import decode
 
 TRAINING_FORMAT = "quantbench-training"
 TRAINING_VERSION = 1
+_WHO = "import megatron-log"
 _ROWS_AT_ONCE = 2**14
 # Whole numbers below this are exact as float64.
 _EXACT = 2**53
@@ -125,11 +126,11 @@ def write_training(
     results: Path, device: str, run_id: str, source: Path, found: Iterations, summary: TrainingSummary
 ) -> Path:
     """Writes the folder, or leaves it unchanged if it holds the same log. Raises StoreError if it holds another."""
-    folder = results / device / require_name("import megatron-log", run_id)
+    folder = results / device / require_name(_WHO, run_id)
     digest = _sha256(source)
     if os.path.exists(folder):
         if str(_load(folder)["source"]["sha256"]) != digest:
-            raise StoreError("import megatron-log", f"{folder} holds another log", "another --run-id")
+            raise StoreError(_WHO, f"{folder} holds another log", "another --run-id")
         return folder
     data: dict[str, Any] = {
         "format": TRAINING_FORMAT,
@@ -145,13 +146,10 @@ def write_training(
     try:
         folder.mkdir(parents=True)
         _write_iterations(folder / "iterations.csv", found)
-        temporary = folder / "training.json.new"
-        temporary.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, folder / "training.json")
     except OSError as error:
-        raise StoreError(
-            "import megatron-log", f"{folder} ({error.strerror})", "a folder that can be written"
-        ) from None
+        raise StoreError(_WHO, f"{folder} ({error.strerror})", "a folder that can be written") from None
+    text = json.dumps(data, indent=1) + "\n"
+    write_file(_WHO, folder / "training.json", text, expected="a folder that can be written")
     return folder
 
 
@@ -209,7 +207,7 @@ def _sha256(path: Path) -> str:
         with open_binary(path, most_bytes=LARGEST_LOG_BYTES) as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
     except OSError as error:
-        raise StoreError("import megatron-log", f"{path} ({error.strerror})", "a log that can be read") from None
+        raise StoreError(_WHO, f"{path} ({error.strerror})", "a log that can be read") from None
 
 
 def default_run_id(path: Path) -> str:
@@ -221,5 +219,5 @@ def default_run_id(path: Path) -> str:
     stem = path.name.split(".")[0]
     safe = "".join(c if c.isalnum() or c in "._-" else "-" for c in stem).strip("-.")
     if not safe:
-        raise InputError("import megatron-log", f"{path.name!r}", "--run-id for a file of that name")
+        raise InputError(_WHO, f"{path.name!r}", "--run-id for a file of that name")
     return f"megatron-{safe}"

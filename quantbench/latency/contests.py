@@ -218,10 +218,10 @@ def ideal_us(device: DeviceSpec, dtype: str, m: IntArray, n: IntArray, k: IntArr
     peak = device.peak(dtype)
     if peak is None:
         raise UnsupportedError("roofline", f"{dtype} on {device.name}", "one of " + ", ".join(device.peak_tflops))
-    width, output = DTYPES[dtype].element_bytes, DTYPES[DTYPES[dtype].output].element_bytes
+    kind, output = DTYPES[dtype], DTYPES[DTYPES[dtype].output].element_bytes
     a, b, c = m.astype(float), n.astype(float), k.astype(float)
     compute_us = 2.0 * a * b * c / (peak * 1e6)
-    memory_us = (width * (a * c + c * b) + output * a * b) / (device.memory_gb_per_s * 1e3)
+    memory_us = (kind.a_bytes * a * c + kind.b_bytes * c * b + output * a * b) / (device.memory_gb_per_s * 1e3)
     return np.asarray(np.maximum(compute_us, memory_us))
 
 

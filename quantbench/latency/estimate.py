@@ -4,7 +4,7 @@ Entry points: `Estimate` (one time), `Estimates` (arrays), `IntervalCalibration`
 `require_format`. Used by the other modules of `latency`, by `profile`, `advice` and by the commands `advise` and
 `profile`.
 
-Other types of results for arrays: the GEMM model's in `gemm.model`, those of profile queries in `profile.estimate`.
+Other types of results for arrays: the GEMM model's in `gemm.model`, those of profile queries in `profile.answers`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Estimates:
     waves: modelled waves of blocks.
     note: caveats of all the estimates.
 
-    `profile.estimate.Estimates` is the profile's counterpart.
+    `profile.answers.Estimates` is the profile's counterpart.
     """
 
     latency_us: FloatArray

@@ -1,7 +1,7 @@
 """Groups GPUs into architecture families, whose models share a prior because libraries run the same kernels on them.
 
-Entry points: `family`, `generation`, `family_of`. Used by the GEMM and attention models (`gemm`, `attention`,
-`attention_cost_model`) to select priors, and by `tools`.
+Entry points: `family`, `family_of`, `generation`, `unit`. Used by the GEMM and attention models (`gemm`, `attention`,
+`attention_cost_model`) to select priors, and by tools.
 """
 
 from __future__ import annotations
@@ -41,3 +41,20 @@ def generation(name: str) -> str:
     'blackwell'
     """
     return name.partition("-")[0]
+
+
+def unit(device: DeviceSpec, dtype: str) -> str:
+    """Returns which unit multiplies matrices of a dtype: tensor cores, CUDA cores or matrix cores (AMD).
+
+    CUDA cores: fp32, everything before Volta, and int8 on Volta, whose tensor cores have fp16 only.
+
+    >>> from quantbench.device import lookup
+    >>> unit(lookup("a100-sxm4-80gb"), "fp32"), unit(lookup("a100-sxm4-80gb"), "tf32")
+    ('CUDA cores', 'tensor cores')
+    """
+    if device.kind == "rocm":
+        return "matrix cores"
+    capability = device.compute_capability or (0, 0)
+    if dtype == "fp32" or capability < (7, 0) or (dtype == "int8" and capability < (7, 5)):
+        return "CUDA cores"
+    return "tensor cores"

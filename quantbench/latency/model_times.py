@@ -74,7 +74,7 @@ class ModelTimes:
     def _products(self, works: list[Gemm], model: GemmModel, note: str) -> list[Estimate]:
         self._notes[note] = None
         single = "" if model.rows else f"{works[0].dtype} products: none measured on {self.device.name}"
-        batched = single or "batched products: none measured"
+        batched = single or ("" if model.batched else "batched products: none measured")
         in_waves = model.in_waves
         out = []
         for found, work in zip(predict_within_reach(model, works), works, strict=True):
@@ -121,7 +121,7 @@ class BestTimes:
 
 def best_gemm_model(device: DeviceSpec, dtype: str) -> tuple[GemmModel, str]:
     """Returns the shipped GEMM model of a dtype, or its prior if none is shipped, and a note on its source."""
-    if dtype == "fp16" and device.peak("bf16") == device.peak("fp16"):
+    if dtype == "fp16" and device.peak("bf16") == device.peak("fp16") and shipped_model(device.name, dtype) is None:
         # fp16 and bf16 have the same bytes, peak and tiles.
         measured = shipped_model(device.name, "bf16")
         if measured is not None:

@@ -25,7 +25,7 @@ from quantbench.latency.estimate import Estimate
 from quantbench.latency.softmax import fallback_bytes
 from quantbench.launch import Launch, Tile
 from quantbench.megatron import softmax_objections
-from quantbench.quantization import quantize
+from quantbench.quantization import VECTOR_BYTES, quantize
 from quantbench.workload import Attention, Gemm, Op, Softmax, Workload
 from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.ops import Compute
@@ -41,8 +41,6 @@ UNMEASURED_CORRELATION = 1.0
 #: of ratios cover at least 90 % on each of the five tables, using priors without GPUs of the same architecture.
 UNMEASURED_COMMON = 0.8
 
-# Width of a vector load; rows that do not start at a multiple are unaligned.
-_ALIGNED_BYTES = 16
 # Interval of unaligned batched GEMMs: a guess, since their rate was fitted to whole training iterations only.
 _UNALIGNED_SPREAD = 1.5
 UNALIGNED_NOTE = "batched products of unaligned rows: at a rate fitted to whole iterations on A100s"
@@ -95,7 +93,7 @@ _CPU = AssumedTile(Tile(1, 64), 1, "columns in blocks of 64 (oneDNN) are assumed
 _COMPUTE_EFFICIENCY = 0.75
 _BANDWIDTH_EFFICIENCY = 0.8
 # Start and end of a kernel on the device, without the launch from the host.
-_KERNEL_OVERHEAD_US = {"cuda": 3.0, "rocm": 3.0, "cpu": 2.0}
+_KERNEL_OVERHEAD_US = {"cuda": 3.0, "cpu": 2.0}
 
 
 def assumed_tile(spec: DeviceSpec) -> AssumedTile:
@@ -173,7 +171,7 @@ def unaligned_us(work: Compute, device: DeviceSpec, share: float) -> float | Non
     """
     if not isinstance(work, Gemm) or work.batch == 1 or work.dtype not in ("fp16", "bf16"):
         return None
-    if all(DTYPES[work.dtype].row_bytes(size) % _ALIGNED_BYTES == 0 for size in (work.m, work.n, work.k)):
+    if all(DTYPES[work.dtype].row_bytes(size) % VECTOR_BYTES == 0 for size in (work.m, work.n, work.k)):
         return None
     peak = device.peak("fp32")
     return None if peak is None else work.flops / (peak * 1e6 * share)

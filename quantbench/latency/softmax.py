@@ -2,22 +2,25 @@
 
 Entry points: `SoftmaxModel`, used by `model_times`, by `profile` and by tools; `fallback_bytes`, used by `op_times`.
 
-The fused kernel reads and writes each element once. When its constraints are not met, Megatron falls back to separate
-kernels in fp32 (cast, mask, softmax, cast), which move 5 to 9 times the bytes forward and 3 to 4.5 times backward in
-16-bit formats. No public table measures softmax: before `fit`, intervals rest on reported bandwidths of fused kernels.
+Two libraries differ. Megatron's fused kernel applies scale and mask and reads and writes each element once. When its
+constraints are not met, Megatron falls back to separate kernels in fp32 (cast, mask, softmax, cast), which move 5 to 9
+times the bytes forward and 3 to 4.5 times backward in 16-bit formats. PyTorch's softmax has neither scale nor mask; it
+holds a row of up to 1024 columns in a warp's registers, and reads a wider one, a block per row, once more for each of
+maximum, sum and result (aten/src/ATen/native/cuda/SoftMax.cu, PersistentSoftmax.cuh, 2.1). The public tables that the
+packaged models are fitted to measure PyTorch's; for Megatron's, before `fit`, intervals rest on reported bandwidths.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError
+from quantbench.errors import InputError, require_choice
 from quantbench.latency.estimate import Estimates, bounded, name_bound, require_format
 from quantbench.workload import Softmax
 from quantbench.workload.dtypes import element_bytes
@@ -26,7 +29,8 @@ FloatArray = npt.NDArray[np.float64]
 
 _WHO = "SoftmaxModel"
 MODEL_FORMAT = "quantbench-softmax-model"
-MODEL_VERSION = 1
+MODEL_VERSION = 2
+LIBRARIES = ("megatron", "torch")
 
 # A block of 128 threads holds 4 rows of more than 128 columns (Megatron's scaled_masked_softmax.h: a warp per row),
 # and 16 such blocks fill the 2048 threads of an SM.
@@ -43,8 +47,15 @@ _PARAMETERS = {
     "log_launch_us": np.log((3.5, 2.0, 8.0)),
     "log_memory_efficiency": np.log((0.8, 0.93, 0.5)),
     "log_wave_us": np.log((0.7, 0.2, 3.0)),
+    # A time measured from Python is at least that of the host's launch, 30 to 60 µs; a timer on the GPU holds none.
+    "log_host_us": np.log((0.1, 0.1, 10.0)),
+    # Cost of a byte in rows that PyTorch does not hold in registers; the rereads mostly hit in L2.
+    "log_wide": np.log((1.0, 1.0, 2.0)),
 }
 _START, _FAST, _SLOW = (tuple(map(float, column)) for column in zip(*_PARAMETERS.values(), strict=True))
+_HOST = list(_PARAMETERS).index("log_host_us")
+_WIDEST_IN_REGISTERS = 1024
+_HOST_NORM = 8.0  # the host's launch hides behind the kernel: close to the larger of the two
 _FEWEST_ROWS = 6
 _NOISE = 0.05
 
@@ -57,6 +68,7 @@ class SoftmaxModel:
     half_width: half-width of the 90 % interval, log time; None before a fit, when the interval spans the times of the
         optimistic and the pessimistic parameters.
     note: source and caveats of predictions.
+    library: whose kernel runs, one of LIBRARIES.
 
     >>> from quantbench.device import lookup
     >>> model = SoftmaxModel.prior(lookup("a100-sxm4-80gb"))
@@ -69,56 +81,70 @@ class SoftmaxModel:
     half_width: float | None
     rows: int
     note: str
+    library: str = "megatron"
 
     @classmethod
-    def prior(cls, device: DeviceSpec) -> SoftmaxModel:
+    def prior(cls, device: DeviceSpec, *, library: str = "megatron") -> SoftmaxModel:
         """Returns an unfitted model from the spec sheet, with wide intervals."""
         note = f"softmax on {device.name}: from the spec sheet, nothing measured; the interval is a guess"
-        return cls(device, _START, None, 0, note)
+        return cls(device, _START, None, 0, note, require_choice(_WHO, "library", library, LIBRARIES))
 
     @classmethod
     def fit(
-        cls, device: DeviceSpec, works: Iterable[Softmax], latency_us: Iterable[float], *, fused: bool = True
+        cls,
+        device: DeviceSpec,
+        works: Iterable[Softmax],
+        latency_us: Iterable[float],
+        *,
+        fused: bool = True,
+        library: str = "megatron",
     ) -> SoftmaxModel:
-        """Fits measured times, µs, of the fused kernel or the fallback. Returns the prior for fewer than six rows."""
+        """Fits measured times, µs, of Megatron's fused kernel, its fallback (fused=False) or PyTorch's softmax
+        (library="torch"). Returns the prior for fewer than six rows."""
         from scipy.optimize import least_squares
 
         found, times_us = list(works), np.asarray(list(latency_us), dtype=float)
         if len(found) != len(times_us) or not (np.isfinite(times_us) & (times_us > 0)).all():
             raise InputError(_WHO, f"{len(times_us)} times for {len(found)} shapes", "a finite time above 0 for each")
-        prior = cls.prior(device)
+        prior = cls.prior(device, library=library)
         if len(found) < _FEWEST_ROWS:
             note = f"{prior.note} ({len(found)} rows are fewer than the {_FEWEST_ROWS} that a fit needs)"
-            return cls(device, prior.parameters, None, 0, note)
+            return replace(prior, note=note)
         start = np.array(prior.parameters)
         spread = np.abs(np.subtract(_SLOW, _FAST)) / 2
 
         def residuals(parameters: FloatArray) -> FloatArray:
-            error = np.log(_times(device, found, parameters, fused)[0] / times_us) / _NOISE
+            error = np.log(_times(device, found, parameters, fused, library)[0] / times_us) / _NOISE
             return np.concatenate([error, (parameters - start) / spread])
 
-        solved = least_squares(residuals, start, loss="soft_l1")
-        predicted = _times(device, found, solved.x, fused)[0]
+        first = start.copy()
+        first[_HOST] = np.log(times_us.min())  # far below every time, the host's would have no gradient
+        solved = least_squares(residuals, first, loss="soft_l1")
+        predicted = _times(device, found, solved.x, fused, library)[0]
         # Corrects for the degrees of freedom used by the parameters.
         left = max(1.0, len(found) - len(start)) / len(found)
         half_width = float(np.quantile(np.abs(np.log(predicted / times_us)), 0.9)) / left + 0.01
-        note = f"softmax on {device.name}: fitted on {len(found)} measured shapes"
-        return cls(device, tuple(float(p) for p in solved.x), half_width, len(found), note)
+        kernel = {"torch": "PyTorch's softmax"}.get(library, "softmax")
+        note = f"{kernel} on {device.name}: fitted on {len(found)} measured shapes"
+        return cls(device, tuple(float(p) for p in solved.x), half_width, len(found), note, library)
 
     def predict(self, works: Iterable[Softmax], *, fused: bool = True) -> Estimates:
         """Predicts the times of `works`. fused: whether one fused kernel runs them, or the fallback's kernels."""
         found = list(works)
         if not found:
             raise InputError(_WHO, "no shapes", "at least one Softmax")
-        latency_us, launch_us, memory_us, waves_us, waves = _times(self.device, found, self.parameters, fused)
+        latency_us, launch_us, memory_us, waves_us, waves = self._times(found, self.parameters, fused)
         nothing = np.zeros(len(found))
         if self.half_width is None:
-            fast, slow = (_times(self.device, found, extreme, fused)[0] for extreme in (_FAST, _SLOW))
+            fast, slow = (self._times(found, extreme, fused)[0] for extreme in (_FAST, _SLOW))
             below, above = np.log(latency_us / fast), np.log(slow / latency_us)
         else:
             below = above = np.full(len(found), self.half_width)
         bound = name_bound(launch_us + waves_us, nothing, memory_us)
         return Estimates(*bounded(latency_us, below, above, nothing), waves, bound, note=self.note)
+
+    def _times(self, works: list[Softmax], parameters: Iterable[float], fused: bool) -> tuple[FloatArray, ...]:
+        return _times(self.device, works, parameters, fused, self.library)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the model as a JSON object; the device is stored by its slug."""
@@ -126,14 +152,23 @@ class SoftmaxModel:
             "format": MODEL_FORMAT, "version": MODEL_VERSION, "device": self.device.name,
             "parameters": dict(zip(_PARAMETERS, self.parameters, strict=True)),
             "half_width": self.half_width, "rows": self.rows, "note": self.note,
+            "library": self.library,
         }  # fmt: skip
 
     @classmethod
     def from_json(cls, data: dict[str, Any], device: DeviceSpec) -> SoftmaxModel:
-        """Inverse of `to_json`. Raises InputError for another device, format or version."""
+        """Inverse of `to_json`. Raises InputError for another device, format or version.
+
+        Version 1 is read too: it was of Megatron's kernels, and knew neither the host nor wide rows.
+        """
+        if data.get("version") == 1:
+            added = {"log_host_us": _START[3], "log_wide": _START[4]}
+            parameters = {**data.get("parameters", {}), **added}
+            data = {**data, "version": MODEL_VERSION, "library": "megatron", "parameters": parameters}
         require_format(_WHO, data, MODEL_FORMAT, MODEL_VERSION, device)
         values = tuple(float(data["parameters"][name]) for name in _PARAMETERS)
-        return cls(device, values, data["half_width"], int(data["rows"]), data["note"])
+        library = require_choice(_WHO, "library", data["library"], LIBRARIES)
+        return cls(device, values, data["half_width"], int(data["rows"]), data["note"], library)
 
 
 def fallback_bytes(work: Softmax) -> int:
@@ -150,19 +185,25 @@ def fallback_bytes(work: Softmax) -> int:
 
 
 def _times(
-    device: DeviceSpec, works: list[Softmax], parameters: Iterable[float], fused: bool
-) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
+    device: DeviceSpec, works: list[Softmax], parameters: Iterable[float], fused: bool, library: str
+) -> tuple[FloatArray, ...]:
     """Returns the latency and its launch, memory and wave parts in µs, and the number of waves; all (n,)."""
-    log_launch, log_efficiency, log_wave = parameters
-    moved = np.array([w.min_bytes if fused else fallback_bytes(w) for w in works], dtype=float)
+    log_launch, log_efficiency, log_wave, log_host, log_wide = parameters
+    torch = library == "torch"
+    one_kernel = fused or torch
+    moved = np.array([w.min_bytes if one_kernel else fallback_bytes(w) for w in works], dtype=float)
     rows = np.array([w.batch * w.rows for w in works], dtype=float)
     columns = np.array([max(_LEAST_COLUMNS, w.cols) for w in works], dtype=float)
     # A row of more than 1024 columns counts as several.
     per_block = np.maximum(1.0, _ROWS_PER_BLOCK / np.maximum(1.0, columns / 1024.0))
     waves = np.ceil(rows / per_block / (device.sm_count * _BLOCKS_PER_SM))
-    kernels = 1.0 if fused else float(_FALLBACK_KERNELS)
+    kernels = 1.0 if one_kernel else float(_FALLBACK_KERNELS)
     launch_us = np.full(len(works), kernels * np.exp(log_launch))
     memory_us = moved / (device.memory_gb_per_s * 1e3 * np.exp(log_efficiency))
+    if torch:
+        memory_us *= np.where(columns > _WIDEST_IN_REGISTERS, np.exp(log_wide), 1.0)
     waves_us = kernels * waves * np.exp(log_wave)
     busy_us = (memory_us**3 + waves_us**3) ** (1.0 / 3.0)
-    return launch_us + busy_us, launch_us, memory_us, waves_us, waves
+    host_us = kernels * np.exp(log_host)
+    latency_us = ((launch_us + busy_us) ** _HOST_NORM + host_us**_HOST_NORM) ** (1.0 / _HOST_NORM)
+    return latency_us, np.maximum(launch_us, host_us), memory_us, waves_us, waves

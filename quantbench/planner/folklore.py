@@ -116,6 +116,8 @@ def judge_folklore(job: Job, found: Found) -> list[Judged]:
     fullest = max(found.ranked, key=lambda p: p.memory.total)
     bubble = f"{percent(best.iteration.bubble_share)} bubble"
     batches = f"{best.layout.micro_batches(job.gbs)} micro-batches for {best.layout.pp} stages"
+    head_dim, unaligned = job.shape.head_dim, job.shape.head_dim % ALIGNED_ELEMENTS
+    distance = f"{f'{unaligned} over ' if unaligned else ''}a multiple of {ALIGNED_ELEMENTS}"
     past_edges = f"{hidden % 128} over a multiple of 128, {hidden % 108} over one of 108"
     return [
         _best_of(_DATA_PARALLEL, found, lambda p: p.layout.dp == most, f"with the most DP ({most})"),
@@ -126,7 +128,7 @@ def judge_folklore(job: Job, found: Found) -> list[Judged]:
         _eighteen_bytes(job, found),
         Judged(_FEW_MICRO_BATCHES, "note", f"the best has {batches}: {bubble}"),
         Judged(_WAVES, "note", f"hidden {hidden}: {past_edges}"),
-        _aligned_heads(job.shape.head_dim),
+        Judged(_ALIGNED_HEADS, "costs time" if unaligned else "holds", f"head_dim {head_dim} is {distance}"),
     ]
 
 
@@ -161,10 +163,3 @@ def _eighteen_bytes(job: Job, found: Found) -> Judged:
     else:
         finding = f"{sizes} says that one GPU is enough; activations leave no room"
     return Judged(_EIGHTEEN_BYTES, "fails", finding)
-
-
-def _aligned_heads(head_dim: int) -> Judged:
-    over = head_dim % ALIGNED_ELEMENTS
-    distance = f"{over} over a multiple" if over else "a multiple"
-    finding = f"head_dim {head_dim} is {distance} of {ALIGNED_ELEMENTS}"
-    return Judged(_ALIGNED_HEADS, "costs time" if over else "holds", finding)

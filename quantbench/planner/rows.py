@@ -43,7 +43,7 @@ NOT_TOLD = "not stated: the smallest"
 _USUAL_ASPECT = 128
 # column names that differ from the field's name
 _COLUMNS = {
-    "date": "date_note", "calculator": "tflops_calculator", "async_launch": "async", "layers": "nlayers",
+    "date": "date_note", "calculator": "tflops_calculator", "layers": "nlayers",
     "hidden": "nhidden", "heads": "nheads", "seq": "seq_len", "zero": "zero_stage", "tflops": "tflops_reported",
 }  # fmt: skip
 
@@ -73,7 +73,6 @@ class TableRow:
     status: str = ""
     notes: str = ""
     source_error: str = ""
-    async_launch: str = ""
     recompute: str = ""
     optimizer: str = ""
     attention: str = ""

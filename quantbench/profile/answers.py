@@ -1,14 +1,15 @@
-"""Answers profile queries, for one shape or for arrays of shapes.
+"""Answers profile queries, for one shape, for arrays of shapes or for a transformer layer.
 
-Entry points: `Asker` for GEMMs, softmax and attention, `ask_collective` for collectives. Used by `profile.profile`,
-whose query methods call them.
+Entry points: `Asker` for GEMMs, softmax and attention, `ask_collective` for collectives, `layer_of` for a layer; their
+results `Estimates` and `LayerEstimate`. Used by `profile.profile`; the exporters and `tools` use the results.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from math import exp, log
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +20,19 @@ from quantbench.errors import InputError, UnsupportedError, require_choice, requ
 from quantbench.latency.estimate import Estimate
 from quantbench.latency.gemm.model import LARGEST_SIDE
 from quantbench.latency.model_times import require_reach
-from quantbench.profile.estimate import INTERPOLATED, MEASURED, MODELLED, Estimates
+from quantbench.latency.op_times import CORRELATION, OpEstimate, ShapeEstimate, total
+from quantbench.profile.interpolation import INTERPOLATED, MEASURED, MODELLED, SOURCES
 from quantbench.profile.sources import (
     ALIKE,
     SIZES,
     Chosen,
     by_provider,
-    choose_attention,
     choose_gemm,
-    choose_softmax,
+    choose_vector,
     roofline_parts,
 )
 from quantbench.profile.table import LARGEST, Table
+from quantbench.workload import Op
 from quantbench.workload.ops import COLLECTIVE_DTYPES, COLLECTIVE_OPS, LARGEST_MESSAGE_BYTES, Compute
 
 if TYPE_CHECKING:
@@ -40,15 +42,108 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 _REMEMBERED = 2**16  # most cached answers for single shapes
-_CHOOSE: dict[str, Callable[..., Chosen]] = {
-    "gemm": choose_gemm, "softmax": choose_softmax, "attention": choose_attention,
-}  # fmt: skip
 # Workload fields that `Asker.ask` takes as `format_asked`; the provider is its last element.
 _FORMATS = {
     "gemm": ("dtype", "layout"), "softmax": ("dtype", "mask", "direction"),
     "attention": ("dtype", "causal", "direction"),
 }  # fmt: skip
 _MAIN_FORMAT = {"gemm": (None, None, None), "softmax": (None, "causal", "forward", None)}
+
+
+# If neither arithmetic nor bytes explain this share of the time, the bound is latency.
+_EXPLAINED = 1.0 / 3.0
+_BOUNDS = ("compute", "memory", "latency")
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Times of many shapes (not `latency.estimate.Estimates`); arrays have the broadcast shape of the query's sizes.
+
+    low_us, high_us: interval of each time. source_code: index in SOURCES.
+    outside: True if the shape is outside the measured range.
+    compute_us, memory_us: time of the arithmetic alone and of the memory traffic alone, at the device's peaks.
+    note: one note for all shapes.
+    what: the estimated operation, named in the reason why a shape has no measured row.
+    """
+
+    latency_us: FloatArray
+    low_us: FloatArray
+    high_us: FloatArray
+    source_code: npt.NDArray[np.int8]
+    outside: npt.NDArray[np.bool_]
+    compute_us: FloatArray = field(repr=False)
+    memory_us: FloatArray = field(repr=False)
+    note: str = ""
+    what: str = ""
+
+    @cached_property
+    def source(self) -> npt.NDArray[np.str_]:
+        """Source of each time: measured, interpolated or modelled."""
+        return np.array(SOURCES)[self.source_code]
+
+    @cached_property
+    def bound(self) -> npt.NDArray[np.str_]:
+        """Bound of each time: compute, memory or latency, whichever explains most of it."""
+        most = np.maximum(self.compute_us, self.memory_us)
+        busy = np.where(self.compute_us >= self.memory_us, 0, 1)
+        return np.array(_BOUNDS)[np.where(most < _EXPLAINED * self.latency_us, 2, busy)]
+
+    def __len__(self) -> int:
+        return len(self.latency_us)
+
+    def reshape(self, *shape: int) -> Estimates:
+        """Returns these estimates with all arrays reshaped."""
+        arrays: dict[str, Any] = {
+            name: value.reshape(shape) for name, value in vars(self).items() if isinstance(value, np.ndarray)
+        }
+        return replace(self, **arrays)
+
+    def __getitem__(self, row: int) -> Estimate:
+        outside = bool(self.outside[row])
+        beyond = self.source_code[row] == MODELLED and (outside or bool(self.note))
+        return Estimate(
+            float(self.latency_us[row]), float(self.low_us[row]), float(self.high_us[row]), str(self.source[row]),
+            str(self.bound[row]), outside, self.note,
+            unmeasured=f"{self.what}: beyond the rows of the profile" if beyond else "",
+        )  # fmt: skip
+
+    def __iter__(self) -> Iterator[Estimate]:
+        return (self[row] for row in range(len(self)))
+
+
+@dataclass(frozen=True)
+class LayerEstimate(Estimate):
+    """Time of one transformer layer.
+
+    source: least certain source among the operations. bound: the bound that accounts for the most time.
+    parts: estimates of the operations.
+    """
+
+    parts: ShapeEstimate | None = None
+
+    @property
+    def ops(self) -> tuple[OpEstimate, ...]:
+        """Operations of the layer with their estimates."""
+        return () if self.parts is None else self.parts.ops
+
+
+def layer_of(ops: Sequence[Op], found: Sequence[Estimate]) -> LayerEstimate:
+    """Sums the estimates `found` of a layer's operations, which must have count 1."""
+    works = [OpEstimate(op, one) for op, one in zip(ops, found, strict=True)]
+    parts = total(works, CORRELATION)
+    by_bound: dict[str, float] = {}
+    for one in found:
+        by_bound[one.bound] = by_bound.get(one.bound, 0.0) + one.latency_us
+    return LayerEstimate(
+        parts.latency_us,
+        parts.low_us,
+        parts.high_us,
+        max((one.source for one in found), key=SOURCES.index),
+        max(by_bound, key=lambda bound: by_bound[bound]),
+        any(one.outside for one in found),
+        "; ".join(parts.notes),
+        parts=parts,
+    )
 
 
 def broadcast_sizes(
@@ -130,7 +225,8 @@ class Asker:
     def _choice(self, kind: str, format_asked: tuple[Any, ...]) -> Chosen:
         key = (kind, *format_asked)
         if key not in self._chosen:
-            self._chosen[key] = _CHOOSE[kind](self.profile, *format_asked)
+            choose = choose_gemm if kind == "gemm" else partial(choose_vector, kind)
+            self._chosen[key] = choose(self.profile, *format_asked)
         return self._chosen[key]
 
     def _many(self, chosen: Chosen, given: tuple[Any, ...]) -> Estimate | Estimates:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from quantbench import __version__
 from quantbench.analysis.check import Check, check_run
 from quantbench.analysis.cliffs import Cliff, CommonCliff
-from quantbench.analysis.rules import rule_named
+from quantbench.analysis.verdict import Verdict
 from quantbench.errors import InputError
 from quantbench.measurement import GRADES
 from quantbench.profile.fit import models_of
-from quantbench.profile.parts import KnownCliff, Provenance, RuleFinding, RunSource
+from quantbench.profile.parts import KnownCliff, Provenance, RunSource
 from quantbench.profile.table import LAYOUTS, Table
 from quantbench.stats import typical_interval, typical_us
 from quantbench.store.folder import Run
@@ -163,20 +164,12 @@ def _edge(cliff: Cliff | CommonCliff) -> dict[str, Any]:
     return {name: getattr(cliff, name) for name in names}
 
 
-def findings_of(checks: Iterable[Check]) -> tuple[RuleFinding, ...]:
+def findings_of(checks: Iterable[Check]) -> tuple[Verdict, ...]:
     """Returns, for each rule, the verdict from the run with the most pairs."""
-    best: dict[str, RuleFinding] = {}
-    for check in checks:
-        for verdict in check.rules:
-            rule = rule_named(verdict.rule)
-            found = RuleFinding(
-                rule=rule.id, predicate=rule.predicate, claim=rule.claim, verdict=verdict.verdict,
-                effect=verdict.effect, low=verdict.low, high=verdict.high, num_pairs=verdict.num_pairs,
-                predicted=verdict.predicted, evidence=verdict.evidence[:_MOST_EVIDENCE],
-                evidence_total=len(verdict.evidence), reason=verdict.reason,
-            )  # fmt: skip
-            if rule.id not in best or found.num_pairs > best[rule.id].num_pairs:
-                best[rule.id] = found
+    best: dict[str, Verdict] = {}
+    for verdict in (verdict for check in checks for verdict in check.rules):
+        if verdict.rule not in best or verdict.num_pairs > best[verdict.rule].num_pairs:
+            best[verdict.rule] = replace(verdict, evidence=verdict.evidence[:_MOST_EVIDENCE])
     return tuple(best.values())
 
 

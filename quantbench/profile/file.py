@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.errors import InputError, StoreError, UnsupportedError
-from quantbench.files import read_bytes, reason
-from quantbench.profile.parts import StoredFile, table_from_json, table_to_json
+from quantbench.files import read_bytes, reason, write_file
+from quantbench.profile.parts import StoredFile
 from quantbench.profile.schema import PROFILE_FORMAT, PROFILE_VERSION
 from quantbench.profile.schema import schema as schema
 from quantbench.profile.table import FLAG, INTEGER, LAYOUTS, NUMBER, TEXT, Table
@@ -61,9 +60,19 @@ def upgrade(
 #: larger tables are written to a Parquet file beside the JSON
 MOST_ROWS_INLINE = 2000
 
+# Types of a column's values in JSON.
+_TYPES: dict[str, tuple[type, ...]] = {INTEGER: (int,), NUMBER: (int, float), FLAG: (bool,), TEXT: (str,)}
 _PARTS = ("device", "software", "provenance", "tables", "models", "cliffs", "findings")
 # Parts with one line per entry, so that two profiles can be compared with `diff`.
 _LINES = ("cliffs", "findings")
+
+
+@dataclass(frozen=True)
+class _StoredTable:
+    """Table in a profile's JSON; `StoredFile` is its counterpart for a Parquet file."""
+
+    columns: tuple[str, ...]
+    rows: tuple[list[Any], ...]
 
 
 def write_document(path: Path, parts: Json, tables: dict[str, Table]) -> None:
@@ -72,7 +81,8 @@ def write_document(path: Path, parts: Json, tables: dict[str, Table]) -> None:
     files: list[tuple[Path, bytes]] = []
     for kind, table in tables.items():
         if len(table) <= MOST_ROWS_INLINE:
-            stored[kind] = table_to_json(table)
+            columns = (values.tolist() for values in table.columns.values())
+            stored[kind] = {"columns": list(table.columns), "rows": list(map(list, zip(*columns, strict=True)))}
             continue
         beside = path.with_name(f"{path.stem}.{kind}.parquet")
         content = to_parquet(table)
@@ -83,20 +93,8 @@ def write_document(path: Path, parts: Json, tables: dict[str, Table]) -> None:
     data = {"format": PROFILE_FORMAT, **parts, "tables": stored}
     data = {"format": data.pop("format"), "version": data.pop("version"), "sha256": digest(data), **data}
     data["sha256"] = digest(data)
-    files.append((path, document_text(data).encode()))
-    for target, content in files:
-        _replace(target, content)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(path.name + ".new")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise StoreError("write profile", f"{path} ({error.strerror})", "a folder that can be written") from None
+    for target, content in (*files, (path, document_text(data).encode())):
+        write_file("write profile", target, content, expected="a folder that can be written")
 
 
 def digest(data: Json) -> str:
@@ -196,7 +194,7 @@ def _no_constant(name: str) -> float:
 def _table(path: Path, kind: str, data: Any) -> Table:
     who = f"profile table {kind}"
     if isinstance(data, dict) and "rows" in data:
-        return table_from_json(kind, data, who)
+        return _inline_table(kind, decode(_StoredTable, data, who), who)
     stored = decode(StoredFile, data, who)
     name = stored.file
     if not name or Path(name).name != name:
@@ -214,6 +212,20 @@ def _table(path: Path, kind: str, data: Any) -> Table:
     if stored.num_rows != len(table) or stored.columns != tuple(table.columns):
         raise InputError(who, f"{len(table)} rows in {name}", f"{stored.num_rows} rows of {stored.columns}"[:200])
     return table
+
+
+def _inline_table(kind: str, stored: _StoredTable, who: str) -> Table:
+    names = LAYOUTS[kind].names
+    if stored.columns != names:
+        raise InputError(who, f"columns {stored.columns!r}"[:120], ", ".join(names))
+    if not all(len(row) == len(names) for row in stored.rows):
+        raise InputError(who, "rows of another length", f"lists of {len(names)} values")
+    columns: dict[str, list[Any]] = dict(zip(names, map(list, zip(*stored.rows, strict=True)), strict=False))
+    for column in LAYOUTS[kind].columns:
+        for value in columns.setdefault(column.name, []):
+            if type(value) not in _TYPES[column.kind]:  # numpy would take true for 1, and 1 for "1"
+                raise InputError(who, f"{column.name} = {value!r}"[:100], f"{column.kind} values")
+    return Table(kind, columns)  # type: ignore[arg-type]
 
 
 def from_parquet(kind: str, content: bytes, shown: str) -> Table:

@@ -1,7 +1,8 @@
 """Interpolates times between measured shapes with a model that knows the tile and wave edges.
 
 Entry points: `Surface`, whose `many` returns the times of many shapes; `Base`, the model below a surface; the types
-`Sizes`, `Predicted` and `FloatArray`. Used by `sources`, which builds surfaces.
+`Sizes`, `Predicted` and `FloatArray`; the sources of a time, `MEASURED`, `INTERPOLATED` and `MODELLED`, with their
+names `SOURCES`. Used by `sources`, which builds surfaces, and `answers`.
 
 A measured shape returns its own row (found by `RowIndex`). Otherwise the model predicts, and its time is multiplied by
 the ratio of measured to modelled time, which is smooth across edges. The ratio is interpolated between the two nearest
@@ -21,13 +22,16 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.latency.estimate import bounded
-from quantbench.profile.estimate import INTERPOLATED, MEASURED, MODELLED
 
 IntArray = npt.NDArray[np.int64]
 Sizes = tuple[IntArray, ...]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 IntpArray = npt.NDArray[np.intp]
+
+#: sources of a time, and their codes: indices in SOURCES
+SOURCES = ("measured", "interpolated", "modelled")
+MEASURED, INTERPOLATED, MODELLED = range(3)
 
 # Odd multipliers of well-mixed bits: the golden ratio, and a constant of MurmurHash3's 64-bit finaliser.
 _STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -296,7 +300,8 @@ class Surface:
     def _unmeasured(self, asked: Sizes) -> tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.int8], BoolArray]:
         model_us, below, above, floor_us = self.base(asked)
         between, ratio = self.lines.between(asked) if len(self.latency_us) else (np.zeros(len(model_us), bool), below)
-        outside = self._outside(asked)
+        spans = zip(asked, self.range, strict=True)
+        outside = np.logical_or.reduce([(size < low) | (size > high) for size, (low, high) in spans])
         shift = np.where(between, self.bias + self.trust.share * (ratio - self.bias), self.bias)
         wider = np.where(outside, OUTSIDE_WIDER, 1.0)
         half_below = np.where(between, self.trust.half_width, below * wider)
@@ -315,12 +320,6 @@ class Surface:
         if not len(self.latency_us):
             return tuple((1, 0) for _ in self.sizes)
         return tuple((int(size.min()), int(size.max())) for size in self.sizes)
-
-    def _outside(self, asked: Sizes) -> BoolArray:
-        out = np.zeros(len(asked[0]), dtype=bool)
-        for size, (low, high) in zip(asked, self.range, strict=True):
-            out |= (size < low) | (size > high)
-        return out
 
     @cached_property
     def _log_ratio(self) -> FloatArray:

@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from quantbench.analysis.verdict import Verdict
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.estimate import Estimate
 from quantbench.profile import file
-from quantbench.profile import parts as codec
-from quantbench.profile.answers import Asker, ask_collective
-from quantbench.profile.estimate import Estimates, LayerEstimate, layer_of
+from quantbench.profile.answers import Asker, Estimates, LayerEstimate, ask_collective, layer_of
 from quantbench.profile.models import Models, models_from_json, models_to_json
-from quantbench.profile.parts import KnownCliff, Provenance, RuleFinding
+from quantbench.profile.parts import KnownCliff, Provenance
 from quantbench.profile.schema import PROFILE_VERSION
 from quantbench.profile.table import LAYOUTS, Table, check_table
 from quantbench.store.typed import decode, encode
@@ -51,7 +50,7 @@ class Profile:
     tables: Mapping[str, Table]
     models: Models = field(default_factory=Models)
     cliffs: tuple[KnownCliff, ...] = ()
-    findings: tuple[RuleFinding, ...] = ()
+    findings: tuple[Verdict, ...] = ()
 
     def __post_init__(self) -> None:
         for kind, table in self.tables.items():
@@ -74,15 +73,9 @@ class Profile:
 
     def save(self, path: str | Path) -> None:
         """Writes a JSON file, and a Parquet file beside it for each large table."""
-        parts = {
-            "version": PROFILE_VERSION,
-            "device": encode(self.device),
-            "software": dict(self.software),
-            "provenance": codec.provenance_to_json(self.provenance),
-            "models": models_to_json(self.models),
-            "cliffs": [codec.cliff_to_json(cliff) for cliff in self.cliffs],
-            "findings": [codec.finding_to_json(finding) for finding in self.findings],
-        }
+        encoded = {name: encode(getattr(self, name)) for name in ("device", "software", "provenance")}
+        encoded |= {"models": models_to_json(self.models), "cliffs": encode(self.cliffs)}
+        parts = {"version": PROFILE_VERSION, **encoded, "findings": encode(self.findings)}
         file.write_document(Path(path), parts, dict(self.tables))
 
     @classmethod
@@ -93,16 +86,12 @@ class Profile:
         """
         where = Path(path)
         parts, tables = file.read_document(where / "profile.json" if os.path.isdir(where) else where)
-        device = decode(DeviceSpec, parts["device"], "profile device", whole=True)
-        return cls(
-            device,
-            codec.software_from_json(parts["software"]),
-            codec.provenance_from_json(parts["provenance"]),
-            tables,
-            models_from_json(parts["models"], device),
-            codec.cliffs_from_json(parts["cliffs"]),
-            codec.findings_from_json(parts["findings"]),
-        )
+        try:
+            device = decode(DeviceSpec, parts["device"], whole=True)
+            models = models_from_json(parts["models"], device)
+            return decode(cls, {**parts, "device": device, "models": models, "tables": tables}, whole=True)
+        except InputError as error:
+            raise InputError(f"profile {path}: {error.operation}", error.value, error.expected) from None
 
     @cached_property
     def _asker(self) -> Asker:

@@ -6,8 +6,9 @@ quantbench.profile.schema` prints the schema.
 
 import json
 
+from quantbench.analysis.verdict import VERDICTS, Verdict
 from quantbench.device.spec import DEVICE_KINDS, DeviceSpec
-from quantbench.profile.parts import VERDICTS, KnownCliff, Provenance, RuleFinding, RunSource, StoredFile
+from quantbench.profile.parts import KnownCliff, Provenance, RunSource, StoredFile
 from quantbench.profile.table import FLAG, INTEGER, LAYOUTS, NUMBER, ROW_GRADES, TEXT, TableLayout
 from quantbench.store.record import ORIGINS
 from quantbench.store.typed import Json, json_schema
@@ -31,8 +32,8 @@ _LIMITS: dict[tuple[type, str], Json] = {
     (KnownCliff, "before"): _OPTIONAL_WORKLOAD,
     (KnownCliff, "after"): _OPTIONAL_WORKLOAD,
     **{(KnownCliff, name): _POSITIVE for name in ("ratio", "low", "high")},
-    (RuleFinding, "verdict"): {"enum": list(VERDICTS)},
-    **{(RuleFinding, name): _OPTIONAL_RATIO for name in ("effect", "low", "high", "predicted")},
+    (Verdict, "verdict"): {"enum": list(VERDICTS)},
+    **{(Verdict, name): _OPTIONAL_RATIO for name in ("effect", "low", "high", "predicted")},
     (StoredFile, "file"): {"pattern": r"^[^/\\]+\.parquet$", "description": "Name of a file beside this one."},
     (StoredFile, "num_rows"): _COUNT,
     (StoredFile, "sha256"): _SHA256 | {"description": "Of that file."},
@@ -54,7 +55,7 @@ def schema() -> Json:
         "provenance": _whole(Provenance),
         "models": _models(),
         "cliffs": _list(_whole(KnownCliff)),
-        "findings": _list(_whole(RuleFinding)),
+        "findings": _list(_whole(Verdict)),
         "tables": _object({kind: _table(layout) for kind, layout in LAYOUTS.items()}),
     })  # fmt: skip
     head = {

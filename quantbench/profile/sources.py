@@ -1,6 +1,6 @@
 """Selects the rows and the model of a profile that answer a query.
 
-Entry points: `choose_gemm`, `choose_softmax` and `choose_attention`, which return a `Chosen`; `by_provider`,
+Entry points: `choose_gemm` and `choose_vector` (softmax and attention), which return a `Chosen`; `by_provider`,
 `roofline_parts`; the names of columns `SIZES` and `ALIKE`. Used by `answers`.
 
 If there is no exact match, the closest dtype or layout is used, with a wider interval and a note.
@@ -193,48 +193,37 @@ def _product_base(profile: Profile, dtype: str) -> tuple[Base, str]:
     return partial(_roofline, device=device, kind="gemm", fixed=(("dtype", dtype),)), note
 
 
-def choose_softmax(profile: Profile, dtype: str | None, mask: str, direction: str, provider: str | None) -> Chosen:
-    """Selects rows and model for softmax; None selects the dtype or provider with the most rows."""
-    who = "profile.softmax"
-    table, model, device = profile.tables["softmax"], profile.models.softmax, profile.device
-    asked = table.most("dtype") or "bf16" if dtype is None else dtype
-    require_choice(who, "dtype", asked, VECTOR_DTYPES)
-    require_choice(who, "mask", mask, MASKS)
-    require_choice(who, "direction", direction, DIRECTIONS)
-    rows, of, note, wider = _of_format(table, asked, (table["mask"] == mask) & (table["direction"] == direction))
-    rows, name = by_provider(table, rows, provider)
-    fixed = (("dtype", asked), ("mask", mask), ("direction", direction), ("provider", name))
-    base: Base
-    if model is None:
-        base = partial(_roofline, device=device, kind="softmax", fixed=fixed)
-        model_note = f"no model of softmax on {device.name}: from its spec sheet"
-    else:
-        fused = profile.models.softmax_fused
-        base = partial(_softmax, model=model, fused=fused, dtype=of, mask=mask, direction=direction)
-        model_note = model.note
-    return Chosen("softmax", _surface(table, rows, base), fixed, note, wider, model_note)
+def choose_vector(
+    kind: str, profile: Profile, dtype: str | None, mask: str | bool, direction: str, provider: str | None
+) -> Chosen:
+    """Selects rows and model for softmax or attention; None selects the dtype or provider with the most rows.
 
-
-def choose_attention(profile: Profile, dtype: str | None, causal: bool, direction: str, provider: str | None) -> Chosen:
-    """Selects rows and model for attention; None selects the dtype or provider with the most rows."""
-    who = "profile.attention"
-    table, model, device = profile.tables["attention"], profile.models.attention, profile.device
-    asked = dtype
-    if asked is None:
-        asked = table.most("dtype") or ("bf16" if model is None else model.dtype)
+    mask: the mask of softmax; of attention, whether it is causal.
+    """
+    who, table, device = f"profile.{kind}", profile.tables[kind], profile.device
+    softmax, attention = profile.models.softmax, profile.models.attention
+    usual = attention.dtype if kind == "attention" and attention is not None else "bf16"
+    asked = table.most("dtype") or usual if dtype is None else dtype
     require_choice(who, "dtype", asked, VECTOR_DTYPES)
     require_choice(who, "direction", direction, DIRECTIONS)
-    rows, of, note, wider = _of_format(table, asked, (table["causal"] == causal) & (table["direction"] == direction))
+    if kind == "softmax":
+        require_choice(who, "mask", mask, MASKS)
+    column = "mask" if kind == "softmax" else "causal"
+    rows, of, note, wider = _of_format(table, asked, (table[column] == mask) & (table["direction"] == direction))
     rows, name = by_provider(table, rows, provider)
-    fixed = (("dtype", asked), ("causal", causal), ("direction", direction), ("provider", name))
+    fixed = (("dtype", asked), (column, mask), ("direction", direction), ("provider", name))
     base: Base
-    if model is None or device.peak(of) is None:
-        base = partial(_roofline, device=device, kind="attention", fixed=fixed)
-        model_note = f"no model of {of} attention on {device.name}: from its spec sheet"
+    if kind == "softmax" and softmax is not None:
+        fused, model_note = profile.models.softmax_fused, softmax.note
+        base = partial(_softmax, model=softmax, fused=fused, dtype=of, mask=str(mask), direction=direction)
+    elif kind == "attention" and attention is not None and device.peak(of) is not None:
+        model_note = attention.note
+        base = partial(_attention, model=attention, dtype=of, causal=bool(mask), direction=direction)
     else:
-        base = partial(_attention, model=model, dtype=of, causal=causal, direction=direction)
-        model_note = model.note
-    return Chosen("attention", _surface(table, rows, base), fixed, note, wider, model_note)
+        base = partial(_roofline, device=device, kind=kind, fixed=fixed)
+        what = kind if kind == "softmax" else f"{of} {kind}"
+        model_note = f"no model of {what} on {device.name}: from its spec sheet"
+    return Chosen(kind, _surface(table, rows, base), fixed, note, wider, model_note)
 
 
 def _of_format(table: Table, asked: str, rows: BoolArray) -> tuple[BoolArray, str, str, float]:

@@ -249,8 +249,10 @@ def min_bytes(kind: str, columns: Columns) -> FloatArray:
         return c["message_bytes"]
     width = _element_bytes(columns["dtype"]).astype(np.float64)
     if kind == "gemm":
+        a = _by_name(columns["dtype"], lambda name: DTYPES[name].a_bytes)
+        b = _by_name(columns["dtype"], lambda name: DTYPES[name].b_bytes)
         out = _by_name(columns["dtype"], lambda name: DTYPES[DTYPES[name].output].element_bytes)
-        return c["batch"] * ((c["m"] * c["k"] + c["k"] * c["n"]) * width + c["m"] * c["n"] * out)
+        return c["batch"] * (np.round(c["m"] * c["k"] * a + c["k"] * c["n"] * b) + c["m"] * c["n"] * out)
     if kind == "attention":
         q = c["batch"] * c["heads"] * c["seq_q"] * c["head_dim"] * width
         kv = 2.0 * c["batch"] * c["kv_heads"] * c["seq_k"] * c["head_dim"] * width
@@ -321,7 +323,9 @@ def _check_times(table: Table, device: DeviceSpec) -> None:
     times_us = table["latency_us"]
     _refuse(table, times_us < _SHORTEST_US, f"at least {_SHORTEST_US} µs (is it in milliseconds?)", "latency_us")
     moved, arithmetic = min_bytes(table.kind, table.columns), flops(table.kind, table.columns)
-    peak = _peak_tflops(table, device)
+    # The peak at the highest clock; infinite if unknown, and for softmax, which does not use tensor cores.
+    softmax = table.kind == "softmax"
+    peak = _by_name(table["dtype"], lambda name: np.inf if softmax else device.ceiling(name) or np.inf)
     if table.kind != "collective":
         with np.errstate(invalid="ignore"):
             tflops = arithmetic / times_us / 1e6
@@ -360,11 +364,3 @@ def _shown(table: Table, row: int) -> str:
     """Formats the number and key of a row for errors."""
     keys = ", ".join(f"{name} {table[name][row]}" for name in LAYOUTS[table.kind].keys if name != "provider")
     return f"row {row} ({keys})"[:160]
-
-
-def _peak_tflops(table: Table, device: DeviceSpec) -> FloatArray:
-    """Returns peak TFLOP/s at the device's highest clock, (rows,); infinite if unknown, and for softmax, which does not
-    use tensor cores."""
-    if table.kind == "softmax":
-        return np.full(len(table), np.inf)
-    return _by_name(table["dtype"], lambda name: device.ceiling(name) or np.inf)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from quantbench import __version__
 from quantbench.launch import Launch, Tile
 from quantbench.providers.kernel_names import KernelName, parse
-from quantbench.quantization import WARP_THREADS, cdiv, resident_blocks
+from quantbench.quantization import cdiv, resident_blocks
 from quantbench.workload import Attention, Gemm
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def launch_of(kernels: Sequence[KernelEvent], workload: Workload, device: Device
         registers=kernel.registers,
         shared_memory_bytes=kernel.shared_memory_bytes,
         blocks_per_sm=blocks_per_sm(kernel, device),
-        tile=_tile(kernel, name, workload, splitting=splitting),
+        tile=_tile(kernel, name, workload, device.warp_threads, splitting=splitting),
     )
 
 
@@ -179,12 +179,14 @@ def blocks_per_sm(kernel: KernelEvent, device: DeviceSpec) -> int | None:
     return blocks or None  # it ran, so 0 would only mean that the limits do not fit this device
 
 
-def _tile(kernel: KernelEvent, name: KernelName, workload: Workload, *, splitting: bool) -> Tile | None:
+def _tile(
+    kernel: KernelEvent, name: KernelName, workload: Workload, warp_threads: int, *, splitting: bool
+) -> Tile | None:
     tile = name.tile
     if tile is None:
         return None
     if kernel.threads is not None and tile.num_warps is None:
-        tile = replace(tile, num_warps=cdiv(kernel.threads, WARP_THREADS))
+        tile = replace(tile, num_warps=cdiv(kernel.threads, warp_threads))
     if not isinstance(workload, Gemm) or kernel.grid is None:
         return None if name.split_k_unknown else tile
     split_k = split_k_of(kernel.grid, name, workload, splitting=splitting)

@@ -110,7 +110,7 @@ def _no_format(gemm: Gemm, device: DeviceSpec) -> str | None:
     if gemm.dtype not in MEASURED_DTYPES:
         return f"{gemm.dtype} products are imported, not measured"
     capability = device.compute_capability
-    if capability is None:
+    if device.kind != "cuda" or capability is None:
         return f"{gemm.dtype} products need a CUDA device" if gemm.dtype in ("tf32", "fp8") else None
     first = _FIRST_CAPABILITY.get(gemm.dtype)
     if first is None or capability >= first:

@@ -52,7 +52,7 @@ class _TritonProvider(BuiltInProvider[_W]):
         if INTERPRETER:
             return interpreter
         capability = device.compute_capability
-        if capability is None:
+        if device.kind != "cuda" or capability is None:
             return f"{self.id} needs a CUDA GPU, or TRITON_INTERPRET=1 set to run in triton's interpreter"
         return next(filter(None, (reason(capability) for reason in reasons)), None)
 
@@ -69,7 +69,8 @@ def _task(work: Plan, inputs: tuple[torch.Tensor, ...], forward: Plan | None = N
 
 
 class _TritonGemm(_TritonProvider[Gemm]):
-    """Base of the four GEMM schedules. fp8 operands have no scale."""
+    """Base of the four GEMM schedules. fp8 operands have no scale, and on Hopper their sums keep 14 bits over the whole
+    reduction, as with torch's use_fast_accum."""
 
     schedule: str
     kind = "gemm"
@@ -163,9 +164,10 @@ class TritonFlash(_TritonProvider[Attention]):
     def refusal(self, work: Attention, device: DeviceSpec) -> str | None:
         if not MIN_HEAD_DIM <= work.head_dim <= MAX_HEAD_DIM:
             return f"{self.id} takes head_dim from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {work.head_dim}"
+        kernels = "attention" if work.direction == "forward" else "attention backward"
         return self._no_gpu(
             device, wrong_in_interpreter(work.dtype), too_old, unsupported_architecture,
-            lambda c: badly_compiled(self.kind),
+            lambda c: badly_compiled(kernels),
         )  # fmt: skip
 
     def task(self, work: Attention, device: DeviceSpec, inputs: Inputs) -> LaunchTask:

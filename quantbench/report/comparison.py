@@ -14,14 +14,14 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from quantbench.analysis.compare import FIGURES_METHOD, METHOD, VERDICTS, Compared, Comparison
+from quantbench.analysis.compare import FIGURES_METHOD, METHOD, VERDICTS, Compared, Comparison, Matched
 from quantbench.analysis.summary import floor_lines
 from quantbench.errors import printable
 from quantbench.junit import Case, write_suite
 from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, figure
 from quantbench.report.source import dashed, picture_caption
 from quantbench.report.terminal import terminal_table
-from quantbench.store.record import Place
+from quantbench.store.record import Failed, Place
 from quantbench.units import latency, percent
 
 _STYLE = {"slower": "bold red", "faster": "green", "same": "", "unclear": "yellow"}
@@ -73,13 +73,17 @@ def result_lines(comparison: Comparison) -> list[str]:
     if comparison.lost:
         lines.append(f"measured in A and failing in B: {len(comparison.lost)}")
         lines += [
-            f"  {place_words(lost.place)}: {lost.kind}: {printable(lost.message)}"
-            for lost in comparison.lost[:_MOST_LOST_SHOWN]
+            f"  {place_words(lost.place)}: {printable(_failure(lost))}" for lost in comparison.lost[:_MOST_LOST_SHOWN]
         ]
     for number, there, elsewhere in ((comparison.only_a, "A", "B"), (comparison.only_b, "B", "A")):
         if number:
             lines.append(f"of {there}, without a partner in {elsewhere}: {number}")
     return lines
+
+
+def _failure(lost: Matched) -> str:
+    assert isinstance(lost.b.outcome, Failed)
+    return f"{lost.b.outcome.kind}: {lost.b.outcome.message}"
 
 
 def _ratio_words(ratio: float) -> str:
@@ -143,15 +147,15 @@ def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
             {
                 "op": point.place.op, "axes": point.place.axes, "workload": str(point.b.workload),
                 "key_a": point.a.key, "key_b": point.b.key, "provider_a": point.a.provider,
-                "provider_b": point.b.provider, "a_us": point.a_us, "b_us": point.b_us, "ratio": point.ratio,
-                "low": point.low, "high": point.high, "p": point.p, "verdict": point.verdict, "why": point.why,
+                "provider_b": point.b.provider,
+                **{name: value for name, value in vars(point).items() if name not in ("a", "b")},
             }
             for point in comparison.points
         ],
         "lost": [
             {
-                "op": lost.place.op, "axes": lost.place.axes, "key": lost.record.key,
-                "provider": lost.record.provider, "kind": lost.kind, "message": lost.message,
+                "op": lost.place.op, "axes": lost.place.axes, "key": lost.b.key, "provider": lost.b.provider,
+                **asdict(lost.b.outcome),
             }
             for lost in comparison.lost
         ],
@@ -246,8 +250,8 @@ def write_junit(comparison: Comparison, path: Path) -> None:
         provider, name = f"quantbench.{point.b.provider}", place_words(point.place)
         cases.append(Case(provider, name, text, point.b_us / 1e6, failure, skipped))
     for lost in comparison.lost:
-        text = f"measured before, fails now: {lost.kind}: {lost.message}"
-        provider, name = f"quantbench.{lost.record.provider}", place_words(lost.place)
+        text = f"measured before, fails now: {_failure(lost)}"
+        provider, name = f"quantbench.{lost.b.provider}", place_words(lost.place)
         cases.append(Case(provider, name, text, failure="lost"))
     properties = [("a", comparison.a.folder), ("b", comparison.b.folder), ("tolerance", comparison.tolerance)]
     differences = [("difference", difference) for difference in comparison.differences]

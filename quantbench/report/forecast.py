@@ -84,7 +84,8 @@ def odds_in_words(rows: Sequence[ForecastRow], odds: Sequence[float | None]) -> 
     if all(probability is None for probability in odds):
         return ""
     likely = [
-        f"{' '.join(f'{name} = {size}' for name, size in row.axes.items())} ({_odds(probability)})"
+        f"{' '.join(f'{name} = {size}' for name, size in row.axes.items())} "
+        f"({f'>{percent(_SURE)}' if probability > _SURE else percent(probability)})"
         for row, probability in zip(rows, odds, strict=True)
         if probability is not None and probability >= LIKELY
     ]
@@ -93,10 +94,6 @@ def odds_in_words(rows: Sequence[ForecastRow], odds: Sequence[float | None]) -> 
     unnamed = len(likely) - _MOST_LIKELY
     shown = ", ".join(likely[:_MOST_LIKELY]) + (f" and {unnamed} more" if unnamed > 0 else "")
     return f"one row more costs over 10 %, and how probably: {shown}"
-
-
-def _odds(probability: float) -> str:
-    return f">{percent(_SURE)}" if probability > _SURE else percent(probability)
 
 
 def forecast_to_json(

@@ -14,15 +14,12 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from quantbench.analysis.blocks import IdleReason, idle_reasons, tile_in_use
+from quantbench.analysis.blocks import IdleReason, idle_reasons
+from quantbench.analysis.check import Check
 from quantbench.analysis.cliffs import Cause, Cliff
-from quantbench.analysis.curves import curve_family
 from quantbench.analysis.neighbours import NEAR, BadSize, against_doubles, bad_sizes_on, curves_of_rows
-from quantbench.analysis.periods import Period
 from quantbench.analysis.summary import Point, Row
-from quantbench.device.spec import DeviceSpec
 from quantbench.errors import printable
-from quantbench.launch import Launch
 from quantbench.quantization import kernel_change_words
 from quantbench.report import canvas
 from quantbench.report.source import dashed
@@ -89,7 +86,11 @@ def lead_of(rows: Sequence[Row], axes: Sequence[str], why: Causes) -> Lead:
     bad, curves = by_axis[axis], curves_by_axis[axis]
     name = dashed(axis)
     sizes = sorted({row.axes[axis] for curve in curves for row in curve})
-    near = bool(bad) or any(_close(a, b) for curve in curves for a, b in pairwise(curve))
+    near = bool(bad) or any(
+        all(b.axes[name] * (1 - NEAR) <= value for name, value in a.axes.items())
+        for curve in curves
+        for a, b in pairwise(curve)
+    )
     if not near and len(sizes) == 1:
         return Lead(axis, f"{name}: only {sizes[0]} was measured; a comparison needs a second size")
     if not near:
@@ -120,11 +121,6 @@ def lead_of(rows: Sequence[Row], axes: Sequence[str], why: Causes) -> Lead:
     several_providers = len({row.provider for row in rows}) > 1
     lines = tuple(_row(s, why, varied, several_providers, bad[0].loss) for s in shown)
     return Lead(axis, sentence, lines, len(stretches) - len(shown), bad=bad)
-
-
-def _close(a: Row, b: Row) -> bool:
-    """Returns whether `a` is at most NEAR below `b` on every axis."""
-    return all(b.axes[name] * (1 - NEAR) <= value for name, value in a.axes.items())
 
 
 def _stretches(bad: Sequence[BadSize], curves: Sequence[tuple[Row, ...]]) -> list[list[BadSize]]:
@@ -204,23 +200,12 @@ def _over_shapes(axis: str, bad: Sequence[BadSize], curves: int, why: Causes) ->
 
 
 class Causes:
-    """Finder of a bad size's cause: that of the cliff between it and the better size, else its tile's idle blocks.
+    """Finder of a bad size's cause: that of the cliff between it and the better size, else its tile's idle blocks."""
 
-    spec: device of the run.
-    cliffs, periods: results of `analysis.check` for the run.
-    """
-
-    def __init__(self, spec: DeviceSpec, cliffs: Sequence[Cliff], periods: Sequence[Period]) -> None:
-        self._spec = spec
-        self._tiles = {
-            period.family: Launch(
-                period.tile_words, tile=period.chosen.tile, blocks_per_sm=period.chosen.per_sm(period.sm_count)
-            )
-            for period in periods
-            if period.clear and period.chosen is not None
-        }
+    def __init__(self, check: Check) -> None:
+        self._check = check
         self._cliffs: dict[tuple[object, ...], list[Cliff]] = {}
-        for cliff in cliffs:
+        for cliff in check.cliffs:
             curve = (cliff.axis, cliff.op, cliff.provider, frozenset(cliff.held.items()))
             self._cliffs.setdefault(curve, []).append(cliff)
 
@@ -239,7 +224,7 @@ class Causes:
             return self._arithmetic(bad)
         if cliff.cause.kind in ("tile edge", "wave edge") and cliff.cause.evidence == "arithmetic":
             # The edge was computed from a tile; an assumed tile supports no conclusion.
-            return cliff.cause if self._known(cliff.after) is not None else self._arithmetic(bad)
+            return cliff.cause if self._idle(cliff.after) is not None else self._arithmetic(bad)
         return cliff.cause
 
     def _between(self, bad: BadSize) -> Cliff | None:
@@ -264,18 +249,11 @@ class Causes:
         return Cause("unexplained", "unexplained", "arithmetic")
 
     def _idle(self, point: Point) -> tuple[IdleReason, ...] | None:
-        """Returns what the point's tile leaves idle; None if the tile is unknown."""
-        launch = self._known(point)
-        if launch is None:
+        """Returns what the point's tile leaves idle; None if the tile is neither recorded nor recovered."""
+        used = self._check.tile_of(point)
+        if used is None or used.source == "assumed":
             return None
-        used = tile_in_use(self._spec, point.workload.dtype, launch)
-        return idle_reasons(point.workload, self._spec, used, point.peak_share)
-
-    def _known(self, point: Point) -> Launch | None:
-        """Returns the point's launch if its tile is recorded, else one recovered from the run's steps."""
-        if point.launch is not None and point.launch.tile is not None:
-            return point.launch
-        return self._tiles.get(curve_family(point))
+        return idle_reasons(point.workload, self._check.run.info.device, used, point.peak_share)
 
 
 _MOST_CURVES = 4

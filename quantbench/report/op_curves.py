@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from quantbench.analysis.check import Check
 from quantbench.analysis.cliffs import Cliff, CommonCliff
 from quantbench.analysis.curves import Curve
-from quantbench.analysis.periods import tile_finder
 from quantbench.analysis.sawtooth import sawtooth
 from quantbench.analysis.summary import Point, op_order
 from quantbench.errors import printable
@@ -159,7 +158,6 @@ def _draw_curves(panel: Axes, curves: Sequence[Curve], check: Check) -> list[flo
     """Draws the curves and their sawteeth. Returns the y values that must be inside the panel."""
     heights = []
     spec = check.run.info.device
-    tile_of = tile_finder(spec, check.periods)
     line, interval = {"markersize": 3.4, "linewidth": 1.1, "zorder": 3}, {"color": "0.25", "linewidth": 1.0}
     for i, (curve, name) in enumerate(zip(curves, canvas.curve_names(curves), strict=True)):
         y = canvas.draw_curve(panel, curve, i, name, line, interval)
@@ -167,7 +165,7 @@ def _draw_curves(panel: Axes, curves: Sequence[Curve], check: Check) -> list[flo
         # Only for the last curves: small GEMMs run other tiles than the one recovered from the steps.
         teeth = None
         if len(curves) - i <= _MOST_SAWTEETH:
-            teeth = sawtooth(curve.points, curve.axis, spec, tile_of(curve.family))
+            teeth = sawtooth(curve.points, curve.axis, spec, check.tile_of)
         if teeth is not None:
             per_tflops = y[-1] / curve.points[-1].tflops
             what = "tiles" if spec.kind == "cpu" else "tiles and waves"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from quantbench.analysis.curves import Curve, curves_of
 from quantbench.analysis.neighbours import curves_of_rows, rows_by_dtype
 from quantbench.analysis.summary import Point, Row, are_parts, floor_lines, layer_rows, points_of
 from quantbench.errors import StoreError, printable
+from quantbench.files import write_file
 from quantbench.report.content import Gallery, Picture, Section
 from quantbench.report.lead import Causes, Lead, draw_lead, lead_of
 from quantbench.report.op_curves import axis_section
@@ -104,14 +105,7 @@ def write_page(output: Path, make: Callable[[Gallery], Page]) -> Written:
     with TemporaryDirectory() if alone else nullcontext(output) as folder:
         gallery = Gallery(Path(folder))
         page = make(gallery)
-    temporary = path.with_name(path.name + ".new")
-    try:
-        temporary.write_text(render(page), encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise StoreError("report", f"{path} ({error.strerror})", "a file that can be written") from None
+    write_file("report", path, render(page))
     return Written(path, tuple(file for file in gallery.files if os.path.exists(file)), page.lead)
 
 
@@ -135,7 +129,7 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
     explanation, all_sizes = "", None
     if points and axes:
         check = check_run(run, points=None if where else points)
-        lead = lead_of(layers, axes, Causes(spec, check.cliffs, check.periods))
+        lead = lead_of(layers, axes, Causes(check))
         explanation = ". ".join(
             [*map(period_words, check.periods[:_MOST_EXPLAINED]), *floor_lines((p.latency_us, p) for p in points)]
         )

@@ -1,7 +1,7 @@
 """Builds the report's text and table sections: causes of steps, rules of thumb, trust, all sizes, and method.
 
 Entry points: `steps_section`, `rules_section`, `trust_section`, `sizes_section`, `how_section`, `period_words`, and
-`facts_of` (the foot of the page). Used by `page`.
+`facts_of` (the foot of the page). Used by `page` and the command `check`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any
 
 from quantbench.analysis.check import Check
 from quantbench.analysis.cliffs import CommonCliff
-from quantbench.analysis.periods import Period, explanation_words
-from quantbench.analysis.rules import RULES, VERDICTS, Verdict, untested_lines
+from quantbench.analysis.periods import Period
+from quantbench.analysis.rules import untested_lines
 from quantbench.analysis.summary import Row, floor_lines
+from quantbench.analysis.verdict import VERDICTS, Verdict
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import printable
 from quantbench.measurement import GRADES, Grade
@@ -55,10 +56,12 @@ def period_words(period: Period) -> str:
         return f"{where}: the times show no waves"
     if recovered.verdict == "no single tile":
         return f"{where}: no single tile explains the steps; the best {accounts}"
-    explanations = [explanation_words(explanation, period.sm_count) for explanation in recovered.best]
+    explanations = list(map(period.words_of, recovered.best))
     named = period.tile_words or explanations[0]
     alike = [words for words in explanations if words != named]
     sure = f"{period.sure_words}, {accounts}"
+    if period.spacing is not None:
+        sure += f"; a step every {period.spacing:.4g} of {dashed(period.axis)}"
     if alike:
         more = f" and {len(alike) - _MOST_ALIKE} more" if len(alike) > _MOST_ALIKE else ""
         sure += f"; the same staircase: {', '.join(alike[:_MOST_ALIKE])}{more}"
@@ -88,12 +91,8 @@ def rules_section(verdicts: Sequence[Verdict], spec: DeviceSpec) -> Section | No
     """Builds the section of verdicts on the rules of thumb, with the untested rules listed; None without any."""
     if not verdicts:
         return None
-    rules = {rule.id: rule for rule in RULES}
     tested = sorted((v for v in verdicts if v.num_pairs), key=lambda v: VERDICTS.index(v.verdict))
-    rows = tuple(
-        (rules[v.rule].predicate, v.verdict, _effect(v), str(v.num_pairs), v.reason or rules[v.rule].claim)
-        for v in tested
-    )
+    rows = tuple((v.predicate, v.verdict, _effect(v), str(v.num_pairs), v.reason or v.claim) for v in tested)
     head = ("rule", "verdict", "breaking it costs", "pairs", "claim, or why there is no verdict")
     table = Table(head, rows, frozenset({3}), whole=frozenset({1})) if rows else None
     note = "From pairs of points that differ only in the rule's condition; cost in time per unit of work."

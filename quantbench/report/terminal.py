@@ -1,17 +1,24 @@
 """Builds frameless tables for the terminal.
 
-Entry points: `plain_table` from column names and rows, used by most commands; `terminal_table` from columns of cells,
-and `share_cell`, used by this package. Imports nothing heavy, because `cli.output` imports it.
+Entry points: `plain_table` from column names and rows, used by most commands; `section_lines` from a section of the
+report's page, used by the command `check`; `cliffs_table`, used by `check` and `profile_print`; `terminal_table` from
+columns of cells, and `share_cell`, used by this package. Imports nothing heavy, because `cli.output` imports it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
 from quantbench.units import percent
+
+if TYPE_CHECKING:
+    from quantbench.analysis.cliffs import Cliff
+    from quantbench.profile.parts import KnownCliff
+    from quantbench.report.content import Section
 
 # Shares of peak below this fraction of the best one in their table are shown in red.
 _STANDS_OUT = 0.8
@@ -58,6 +65,30 @@ def terminal_table(
     """
     names = [name if name in left or name in folded else f">{name}" for name in columns]
     return plain_table(names, zip(*columns.values(), strict=True), fold=folded, narrowest=narrowest)
+
+
+def section_lines(section: Section, styles: Mapping[str, str]) -> Iterator[str | Table]:
+    """Yields a section of the report's page, without its plots, for the terminal. styles: styles of cells by text."""
+    if section.table is None:
+        yield section.title
+    else:
+        numeric = section.table.numeric
+        names = [f">{name}" if i in numeric else name for i, name in enumerate(section.table.head)]
+        rows = [[Text(cell, style=styles.get(cell, "")) for cell in row] for row in section.table.rows]
+        yield plain_table(names, rows, title=section.title)
+    yield from filter(None, (section.note, *section.lines))
+
+
+def cliffs_table(cliffs: Iterable[tuple[Cliff | KnownCliff, str]], title: str) -> Table:
+    """Tabulates cliffs, each given with the text on its cause."""
+    table = plain_table((">size", ">time", "op", "why"), title=title)
+    for cliff, why in cliffs:
+        held = "".join(f", {name.replace('_', '-')} = {value}" for name, value in cliff.held.items())
+        table.add_row(
+            f"{cliff.axis.replace('_', '-')} = {cliff.at} to {cliff.next}{held}",
+            f"{cliff.ratio:.2f}x ({cliff.low:.2f} to {cliff.high:.2f})", f"{cliff.op} {cliff.provider}", why,
+        )  # fmt: skip
+    return table
 
 
 def share_cell(share: float | None, best: float) -> Text:

@@ -1,8 +1,8 @@
 """Defines `RunInfo`, the contents of run.json: device, options, software versions and how the run ended.
 
 Entry points: `RunInfo`, `read_run_info`, `write_run_info`, `now_text`, `require_name`, `ENDINGS`, `RUN_FORMAT`,
-`RUN_VERSION`. Used by `folder`, `schema`, `sweep`, `cluster`, `importers`, `analysis.compare`, `report.source`, tools
-and the commands `comm` and `sweep`.
+`RUN_VERSION`. Used by `folder`, `schema`, `sweep`, `cluster`, `importers`, `report.source`, tools and the commands
+`comm` and `sweep`.
 
 History of the format:
 1  first version.
@@ -12,7 +12,6 @@ History of the format:
 import json
 import os
 import re
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError, StoreError, require_choice
-from quantbench.files import read_json, reason
+from quantbench.files import read_json, reason, write_file
 from quantbench.store.record import ORIGINS
 from quantbench.store.typed import decode, encode
 
@@ -83,15 +82,8 @@ class RunInfo:
 def write_run_info(folder: Path, info: RunInfo) -> None:
     """Writes run.json atomically, so that readers never see a partial file."""
     data = {"format": RUN_FORMAT, "version": RUN_VERSION, **encode(info)}
-    path = (folder / "run.json").resolve()  # keeps a symbolic link
-    temporary = path.with_name("run.json.new")
-    try:
-        temporary.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise StoreError("write run", f"{folder} ({error.strerror})", "a results folder that can be written") from None
+    text = json.dumps(data, indent=1) + "\n"
+    write_file("write run", folder / "run.json", text, expected="a results folder that can be written")
 
 
 def read_run_info(folder: Path) -> RunInfo:

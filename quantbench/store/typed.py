@@ -77,12 +77,22 @@ def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) 
 
 
 def encode(value: Any) -> Any:
-    """Encodes a dataclass, mapping, list or tuple as JSON, recursively. Returns other values unchanged."""
+    """Encodes a dataclass, mapping, list or tuple as JSON, recursively. Returns other values unchanged.
+
+    A class with a constant `kind`, such as a workload, is encoded with it.
+    """
     if is_dataclass(value):
-        return {one.name: encode(getattr(value, one.name)) for one in fields(value)}
+        kind = {} if _kind_of(type(value)) is None else {"kind": _kind_of(type(value))}
+        return kind | {one.name: encode(getattr(value, one.name)) for one in fields(value)}
     if isinstance(value, Mapping):
         return {key: encode(item) for key, item in value.items()}
     return [encode(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _kind_of(option: Any) -> str | None:
+    """Returns the constant `kind`, which tells the classes of a union apart; None if the class has none."""
+    kind = getattr(option, "kind", None)
+    return kind if isinstance(kind, str) and "kind" not in option.__dataclass_fields__ else None
 
 
 def _wrong_names(known: _Fields, data: Json, who: str) -> InputError:
@@ -159,8 +169,9 @@ def _instance(kind: type) -> _Convert:
 
 
 def _union(options: tuple[Any, ...], whole: bool) -> _Convert:
-    """Converts a union. Of several dataclasses only instances pass, because a JSON object is ambiguous."""
+    """Converts a union. Of several dataclasses, instances pass, and JSON objects that name the class by its `kind`."""
     classes = [option for option in options if is_dataclass(option)]
+    by_kind = {_kind_of(option): option for option in classes if _kind_of(option) is not None}
     others = [_converter(option, whole) for option in options if not is_dataclass(option)]
 
     def convert(value: Any) -> Any:
@@ -174,6 +185,9 @@ def _union(options: tuple[Any, ...], whole: bool) -> _Convert:
                 continue
         if len(classes) == 1 and isinstance(value, dict):
             return decode(classes[0], value, whole=whole)  # type: ignore[arg-type]
+        if isinstance(value, dict) and isinstance(value.get("kind"), str) and value["kind"] in by_kind:
+            rest = {name: item for name, item in value.items() if name != "kind"}
+            return decode(by_kind[value["kind"]], rest, f"workload {value['kind']}")  # type: ignore[arg-type]
         raise _WrongTypeError
 
     return convert

@@ -22,7 +22,7 @@ from quantbench.device import default_attention, default_dtype
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.workload import Gemm, Op, TransformerShape
-from quantbench.workload.dtypes import MEASURED_DTYPES
+from quantbench.workload.dtypes import GEMM_DTYPES
 from quantbench.workload.ops import LAYOUTS
 from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 
@@ -213,7 +213,7 @@ class Held:
             if op not in MODEL_OPS:
                 raise InputError("--ops", repr(op), "one of " + ", ".join(MODEL_OPS))
         require_choice("--direction", "direction", self.direction, DIRECTIONS)
-        require_choice("--dtype", "dtype", self.dtype, ("", *MEASURED_DTYPES))
+        require_choice("--dtype", "dtype", self.dtype, ("", *GEMM_DTYPES))
         require_choice("--layout", "layout", self.layout, LAYOUTS)
         require_choice("--attention", "attention", self.attention, ("", *SWEPT_ATTENTIONS))
         require_choice("--softmax", "softmax", self.softmax, SOFTMAXES)

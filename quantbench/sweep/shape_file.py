@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from quantbench.errors import InputError, StoreError
-from quantbench.files import open_text, read_text, reason
+from quantbench.errors import InputError
+from quantbench.files import open_text, read_text, reason, write_file
 from quantbench.store.typed import decode
 from quantbench.units import signed_percent
 from quantbench.workload import TransformerShape
@@ -66,10 +66,7 @@ class NamedShape:
 def write_shape_file(path: Path, shapes: Sequence[NamedShape]) -> None:
     """Writes a file of transformer shapes. Raises StoreError if it cannot be written."""
     data = {"format": _SHAPES_FORMAT, "version": _SHAPES_VERSION, "shapes": [asdict(shape) for shape in shapes]}
-    try:
-        path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise StoreError("write shapes", f"{path} ({error.strerror})", "a file that can be written") from None
+    write_file("write shapes", path, json.dumps(data, indent=1) + "\n")
 
 
 def read_shape_file(path: Path) -> tuple[NamedShape, ...]:

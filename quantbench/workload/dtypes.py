@@ -31,6 +31,16 @@ class Dtype:
     scale_a_bytes: float = 0.0
     scale_b_bytes: float = 0.0
 
+    @property
+    def a_bytes(self) -> float:
+        """Bytes per element of a GEMM's a, with its scales."""
+        return self.element_bytes / self.packed + self.scale_a_bytes
+
+    @property
+    def b_bytes(self) -> float:
+        """Bytes per element of a GEMM's b, with its scales."""
+        return self.element_bytes / self.packed + self.scale_b_bytes
+
     def row_bytes(self, length: int) -> int:
         """Returns the bytes of `length` elements in a row, without scales."""
         return length * self.element_bytes // self.packed

@@ -76,8 +76,7 @@ class Gemm:
     def min_bytes(self) -> int:
         """Minimum traffic to device memory in bytes: each input and scale read once, each output written once."""
         kind = DTYPES[self.dtype]
-        a, b = self.m * self.k, self.k * self.n
-        inputs = kind.row_bytes(a) + kind.row_bytes(b) + round(a * kind.scale_a_bytes + b * kind.scale_b_bytes)
+        inputs = round(self.m * self.k * kind.a_bytes + self.k * self.n * kind.b_bytes)
         return self.batch * (inputs + self.m * self.n * element_bytes(self.output_dtype))
 
     def __str__(self) -> str:

@@ -200,7 +200,7 @@ def test_a_point_that_fails_now_is_a_regression_and_a_skipped_one_is_not() -> No
     b[1] = replace(b[1], outcome=Failed("out_of_memory", "8 GiB asked for"))
     b[2] = replace(b[2], outcome=Skipped("fp8 needs a newer GPU"))
     compared = compare_runs(a, run(b[:3]))
-    assert [(lost.place.axes["n"], lost.kind) for lost in compared.lost] == [(128, "out_of_memory")]
+    assert [(lost.place.axes["n"], lost.b.outcome) for lost in compared.lost] == [(128, b[1].outcome)]
     assert compared.regressions == 1
     assert (compared.only_a, compared.only_b) == (2, 0)
 

@@ -14,8 +14,9 @@ from quantbench.analysis.check import fit_all
 from quantbench.analysis.curves import LEAST_ERROR
 from quantbench.analysis.periods import find_periods, tile_finder
 from quantbench.analysis.rule_pairs import Material, RulePair
-from quantbench.analysis.rules import RULES, Verdict, judge_all, rule_named, untested_lines, verdict_on
+from quantbench.analysis.rules import RULES, judge_all, rule_named, untested_lines, verdict_on
 from quantbench.analysis.summary import points_of
+from quantbench.analysis.verdict import Verdict
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, UnsupportedError
@@ -36,7 +37,7 @@ def material(records: list[Record], spec: DeviceSpec) -> Material:
 
 
 def verdict(rule: str, records: list[Record], spec: DeviceSpec = A100) -> Verdict:
-    return verdict_on(rule, rule_named(rule).find(material(records, spec)))
+    return verdict_on(rule_named(rule), rule_named(rule).find(material(records, spec)))
 
 
 def record(workload: Workload, us: float, axes: dict[str, int], op: str, provider: str = "torch.mm") -> Record:
@@ -52,7 +53,7 @@ def hidden_sweep(time_us: Callable[[int], float], values: list[int]) -> list[Rec
 
 def test_verdicts_follow_the_interval() -> None:
     def of(*effects: float, error: float = 0.002) -> str:
-        return verdict_on("x", [RulePair(("a", "b"), log(effect), error) for effect in effects]).verdict
+        return verdict_on(RULES[0], [RulePair(("a", "b"), log(effect), error) for effect in effects]).verdict
 
     assert of(1.30) == "CONFIRMED"
     assert of(1.00) == "REFUTED"
@@ -63,12 +64,13 @@ def test_verdicts_follow_the_interval() -> None:
     assert of(*[1.05] * 10) == "CONFIRMED"
     assert of(1.3, 0.8) == "INCONCLUSIVE"  # two pairs at odds tell nothing
     assert of(1.3, 1.15, 1.1) == "CONFIRMED"  # these differ in how much, not in whether
-    assert verdict_on("x", "why not") == Verdict("x", "NOT TESTED", reason="why not")
+    about = (RULES[0].id, RULES[0].predicate, RULES[0].claim)
+    assert verdict_on(RULES[0], "why not") == Verdict(*about, "NOT TESTED", reason="why not")
 
 
 def test_a_verdict_has_effect_interval_and_the_records_behind_it() -> None:
     found = verdict_on(
-        "x", [RulePair((f"a{i}", f"b{i}"), log(1.1) + 0.001 * i, 0.001, predicted=log(1.2)) for i in range(-4, 5)]
+        RULES[0], [RulePair((f"a{i}", f"b{i}"), log(1.1) + 0.001 * i, 0.001, predicted=log(1.2)) for i in range(-4, 5)]
     )
     assert found.effect == pytest.approx(1.1)
     assert found.low is not None

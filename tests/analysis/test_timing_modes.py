@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from quantbench.analysis.check import check_run, find_gaps
 from quantbench.analysis.compare import compare_runs
-from quantbench.analysis.neighbours import bad_sizes
+from quantbench.analysis.neighbours import bad_sizes_on, curves_of_rows
 from quantbench.analysis.rules import RULES
 from quantbench.analysis.summary import floor_lines, points_of, rows_of
 from quantbench.cli.app import app
@@ -81,8 +81,10 @@ def test_a_size_is_not_called_bad_because_of_its_mode() -> None:
     records = records_of(GPU, GEMMS, noise=0.003, seed=3)
     records = [timed_as(r, "graph") for r in records[:20]] + [timed_as(records[20], "events", offset_us=20.0)]
     points = points_of(records, GPU.spec())
-    assert bad_sizes(rows_of(points), "n") == ()
-    assert bad_sizes(rows_of([replace(point, mode="graph") for point in points]), "n") != ()
+    alike = [replace(point, mode="graph") for point in points]
+    mixed, same = (bad_sizes_on(curves_of_rows(rows_of(each), "n"), "n") for each in (points, alike))
+    assert mixed == ()
+    assert same != ()
 
 
 # ---- the floor

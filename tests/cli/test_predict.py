@@ -162,7 +162,7 @@ def test_picture(tmp_path: Path) -> None:
     said = run("--gpu", "a100-sxm4-80gb", "--dim", "hidden=2048:2560:64", "--plot", str(plot))
     assert plot.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert f"picture: {plot}" in said
-    with pytest.raises(InputError, match=r"--plot saw.svg; expected a name that ends in .png"):
+    with pytest.raises(InputError, match=r"--plot: saw.svg; expected a name that ends in .png"):
         run("--gpu", "a100-sxm4-80gb", "--dim", "hidden=2048", "--plot", "saw.svg")
 
 

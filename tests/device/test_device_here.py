@@ -127,6 +127,18 @@ def test_a_gpu_of_amd_gets_no_peak_and_nothing_of_nvidia(gpus: Any) -> None:
     assert isinstance(device.open_nvml(), Absent)
 
 
+def test_a_registered_gpu_of_amd_is_found_by_name_size_and_units(gpus: Any) -> None:
+    """torch through ROCm gives no compute capability; a partition of the card keeps its Infinity Cache."""
+    card = {**vars(AMD), "name": "AMD Instinct MI300X"}
+    gpus(SimpleNamespace(**card), hip="6.2")
+    spec = device.current()
+    assert (spec.name, spec.registered, spec.architecture) == ("mi300x-192gb", True, "gfx942")
+    gpus(SimpleNamespace(**{**card, "multi_processor_count": 38}), hip="6.2")
+    part = device.current()
+    assert (part.name, part.registered, part.sm_count) == ("mi300x-192gb-38sm", False, 38)
+    assert part.l2_bytes == spec.l2_bytes > AMD.L2_cache_size
+
+
 def test_a_run_through_rocm_says_that_it_is_untested(gpus: Any) -> None:
     gpus(AMD, hip="6.2")
     spec = device.current()

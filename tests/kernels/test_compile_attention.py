@@ -13,12 +13,17 @@ from ahead_of_time import (
 )
 from quantbench.kernels.attention.menu import WITH_DESCRIPTORS, Loads, Setting, backward_tiles, forward_menu
 from quantbench.kernels.attention.operands import aligned
-from quantbench.kernels.launching import badly_compiled
+from quantbench.kernels.launching import TRITON, badly_compiled
+
+from quantbench.quantization import TENSOR_MEMORY_COLUMNS
 
 #: Opcodes of 16-bit matrix products by architecture.
 TENSOR_CORES = {80: "HMMA", 86: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}
 
 pytestmark = pytest.mark.skipif(badly_compiled("attention") is not None, reason=str(badly_compiled("attention")))
+needs_good_backward = pytest.mark.skipif(
+    badly_compiled("attention backward") is not None, reason=str(badly_compiled("attention backward"))
+)
 
 
 def loads_of(arch: int, head_dim: int) -> Loads:
@@ -31,6 +36,8 @@ def is_well_compiled(code: KernelResources, tensor_cores: str | None = None) -> 
     assert code.spills == 0
     assert code.stack_bytes == 0
     assert code.shared_memory_bytes <= SHARED_MEMORY_LIMIT_BYTES[code.arch]
+    assert code.tensor_memory_columns <= TENSOR_MEMORY_COLUMNS
+    assert code.scratch_bytes == 0
     assert code.count(tensor_cores or TENSOR_CORES[code.arch]) > 0
     assert code.warning == ""
 
@@ -54,11 +61,14 @@ def entries(*places: tuple[int, int]) -> list[tuple[int, int, Setting]]:
     ids=str,
 )  # fmt: skip
 def test_the_menu_of_forward(arch: int, head_dim: int, setting: Setting) -> None:
+    if TRITON == (3, 5) and (setting.schedule, setting.tile.block_n) == ("overlapped", 64) and head_dim == 192:
+        pytest.skip("triton 3.5 serialises products of this schedule with blocks of 64 columns")
     loads = loads_of(arch, head_dim)
     is_well_compiled(compile_forward(setting, head_dim, arch, descriptors=loads.descriptors))
 
 
 @pytest.mark.slow
+@needs_good_backward
 @pytest.mark.parametrize("arch", [80, 90, 100])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_backward(arch: int, head_dim: int) -> None:
@@ -71,6 +81,7 @@ def test_backward(arch: int, head_dim: int) -> None:
 
 
 @pytest.mark.slow
+@needs_good_backward
 def test_delta_and_rows_that_no_descriptor_can_address() -> None:
     assert compile_delta(100, 90).spills == 0
     kv_tile, q_tile = backward_tiles(90, 150, Loads(4))

@@ -18,10 +18,11 @@ from interpreter import ACTIVE
 from quantbench.kernels.gemm import kernels as gemm_kernels
 from quantbench.kernels.gemm.config import align_bytes, configure, contiguous
 from quantbench.kernels.gemm.menu import tiles
-from quantbench.kernels.launching import HAS_TENSOR_DESCRIPTOR, badly_compiled
+from quantbench.kernels.launching import HAS_TENSOR_DESCRIPTOR, TRITON, badly_compiled
 
 from quantbench.errors import InputError
 from quantbench.launch import Tile
+from quantbench.quantization import TENSOR_MEMORY_COLUMNS
 from quantbench.workload import Gemm
 
 pytestmark = pytest.mark.skipif(ACTIVE, reason="compiling needs a process without the interpreter")
@@ -68,6 +69,8 @@ def menu_cases(arch: int, dtypes: tuple[str, ...], size: int) -> list[Case]:
 
 
 def compiled(case: Case) -> KernelResources:
+    if TRITON == (3, 4) and (case.schedule, case.gemm.dtype, case.gemm.layout) == ("persistent", "fp8", "tn"):
+        pytest.skip("triton 3.4 spills registers (sm_90) or fails (sm_100)")
     operands = contiguous(case.gemm)
     capability = (case.arch // 10, case.arch % 10)
     config = configure(operands, case.schedule, case.tile, capability, descriptors_available=HAS_TENSOR_DESCRIPTOR)
@@ -80,6 +83,8 @@ def check_fits(built: KernelResources) -> None:
     assert built.registers <= 255
     assert built.registers * built.threads <= 65_536
     assert built.shared_memory_bytes <= SHARED_MEMORY_LIMIT_BYTES[built.arch]
+    assert built.tensor_memory_columns <= TENSOR_MEMORY_COLUMNS
+    assert built.scratch_bytes == 0
     assert built.warning == ""
 
 

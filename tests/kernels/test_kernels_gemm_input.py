@@ -148,7 +148,11 @@ def test_which_triton_an_architecture_needs(
 
 @pytest.mark.parametrize(
     ("what", "good", "bad"),
-    [("attention", [(3, 4), (3, 7)], [(3, 2), (3, 3)]), ("stream_k", [(3, 2), (3, 4)], [(3, 3)])],
+    [
+        ("attention", [(3, 4), (3, 7)], [(3, 2), (3, 3)]),
+        ("attention backward", [(3, 6), (3, 7)], [(3, 4), (3, 5)]),
+        ("stream_k", [(3, 2), (3, 5)], [(3, 3), (3, 4)]),
+    ],
 )
 def test_what_an_old_triton_compiles_badly(what: str, good: list[tuple[int, int]], bad: list[tuple[int, int]]) -> None:
     assert [badly_compiled(what, version) for version in good] == [None] * len(good)

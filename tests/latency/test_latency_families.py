@@ -8,7 +8,7 @@ from quantbench.device import lookup
 from quantbench.latency import families
 from quantbench.latency.attention import knowledge
 from quantbench.latency.attention_cost_model import assumed_family
-from quantbench.latency.families import family, family_of, generation
+from quantbench.latency.families import family, family_of, generation, unit
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.gemm.training import choose, known_in_waves, shipped_pool
 
@@ -35,16 +35,31 @@ def test_a_card_of_the_generation_with_other_kernels_is_no_kin() -> None:
     near, _ = choose(data_centre, "bf16", shipped_pool(), family_out=False)
     far, _ = choose(rtx, "bf16", shipped_pool(), family_out=False)
     assert near.source == "b200-sxm-180gb"
-    assert far.source == "pooled over " + ", ".join(sorted(k.device for k in shipped_pool()))
+    assert far.source == "pooled over " + ", ".join(sorted(k.device for k in shipped_pool() if k.dtype == "bf16"))
     assert knowledge(data_centre, family_out=False).family.name == "fmha_sm100"
     assert knowledge(rtx, family_out=False).family.name == assumed_family(rtx).name == "fa2_dense"
 
 
 def test_products_run_in_waves_where_measurements_say_so() -> None:
     # docs/choosing-shapes.md has the correlations of the same tables: confirmed on the A100, refuted on the others.
-    assert [k.device for k in shipped_pool() if known_in_waves(lookup(k.device), "bf16")] == ["a100-sxm4-80gb"]
-    assert [k.device for k in shipped_pool() if GemmModel.best(k.device).in_waves] == ["a100-sxm4-80gb"]
+    measured = [k.device for k in shipped_pool() if k.dtype == "bf16"]
+    assert [slug for slug in measured if known_in_waves(lookup(slug), "bf16")] == ["a100-sxm4-80gb"]
+    assert [slug for slug in measured if GemmModel.best(slug).in_waves] == ["a100-sxm4-80gb"]
     assert known_in_waves(lookup("a30-24gb"), "fp16")  # of the A100's family
     assert not known_in_waves(lookup("a100-sxm4-80gb"), "fp32")
     assert not known_in_waves(lookup("v100-sxm2-32gb"), "fp16")
     assert not GemmModel.best("a100-sxm4-80gb", dtype="fp32").in_waves
+
+
+def test_the_unit_is_that_which_multiplies_the_dtype() -> None:
+    units = {
+        ("p100-pcie-16gb", "fp16"): "CUDA cores", ("v100-sxm2-16gb", "fp16"): "tensor cores",
+        ("v100-sxm2-16gb", "fp32"): "CUDA cores", ("v100-sxm2-16gb", "int8"): "CUDA cores",
+        ("a100-sxm4-80gb", "tf32"): "tensor cores", ("mi300x-192gb", "fp32"): "matrix cores",
+    }  # fmt: skip
+    assert {pair: unit(lookup(pair[0]), pair[1]) for pair in units} == units
+    # Tensor cores teach nothing of CUDA cores, and the other way round.
+    for dtype in ("fp32", "bf16"):
+        prior, _ = choose(lookup("a30-24gb"), dtype, shipped_pool(), family_out=True)
+        taught_by = {k.device for k in shipped_pool() if k.dtype == dtype and k.family != "ampere"}
+        assert prior.source == "pooled over " + ", ".join(sorted(taught_by))

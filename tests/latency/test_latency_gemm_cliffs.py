@@ -42,7 +42,7 @@ def test_a_rise_that_comes_true_in_part_must_be_larger() -> None:
 
 
 def test_every_measured_family_is_calibrated_without_itself() -> None:
-    assert {known.family for known in shipped_pool()} == set(CALIBRATIONS)
+    assert {known.family for known in shipped_pool() if known.dtype == "bf16"} == set(CALIBRATIONS)
     assert calibration_of(GemmModel.prior("v100-sxm2-16gb", dtype="fp16")) is CALIBRATION_ELSEWHERE
     for calibration in (*CALIBRATIONS.values(), CALIBRATION_ELSEWHERE):
         assert 0.0 < calibration.share <= 1.2

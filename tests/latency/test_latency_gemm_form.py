@@ -20,7 +20,7 @@ from quantbench.latency.gemm.cost_model import (
     log_latency,
 )
 from quantbench.latency.gemm.model import LARGEST_SIDE
-from quantbench.latency.gemm.training import fit_parameters, pooled
+from quantbench.latency.gemm.training import Prior, fit_parameters
 from quantbench.latency.gemm.trees import Measured, Member, watched_columns
 from quantbench.launch import Tile
 from quantbench.quantization import quantize
@@ -141,12 +141,12 @@ def test_misaligned_rows_cost_more_and_aligned_ones_nothing() -> None:
 
 @pytest.mark.slow
 def test_a_fit_recovers_what_made_the_data() -> None:
-    prior = pooled(())
+    prior = Prior(*hand_prior(), "the hand prior")
     rng = np.random.default_rng(5)
     truth = prior.mean + 0.5 * prior.sd * rng.standard_normal(len(prior.mean))
     m, n, k = sizes(150, seed=6)
     log_us = log_latency(Values(truth), Shapes(MACHINE, MENU, m, n, k))[0]
-    rows = Measured(m, n, k, log_us, np.full(len(m), -1))
+    rows = Measured(m, n, k, log_us, np.full(len(m), -1), np.ones(len(m)), np.zeros(len(m)))
     found = fit_parameters(MACHINE, MENU, rows, prior)
     held = Shapes(MACHINE, MENU, *sizes(300, seed=7))
     error = np.abs(log_latency(Values(found), held)[0] - log_latency(Values(truth), held)[0])
@@ -157,7 +157,7 @@ def test_a_fit_recovers_what_made_the_data() -> None:
 
 def test_recorded_kernels_teach_the_choice() -> None:
     """A library that always takes 64 × 64, which the prior would not: only its kernels' names tell."""
-    prior = pooled(())
+    prior = Prior(*hand_prior(), "the hand prior")
     index = MENU.nearest(64, 64, 1)
     m, n, k = sizes(80, seed=8)
     big = m * n > 2**20
@@ -165,7 +165,9 @@ def test_recorded_kernels_teach_the_choice() -> None:
     shapes = Shapes(MACHINE, MENU, m, n, k)
     log_us = log_latency(Values(prior.mean), shapes)[1].log_time[index]
     vectors = [
-        fit_parameters(MACHINE, MENU, Measured(m, n, k, log_us, np.full(len(m), kernel)), prior)
+        fit_parameters(
+            MACHINE, MENU, Measured(m, n, k, log_us, np.full(len(m), kernel), np.ones(len(m)), np.zeros(len(m))), prior
+        )
         for kernel in (-1, index)
     ]
     taken = [(log_latency(Values(z), shapes)[1].log_time.argmin(axis=0) == index).mean() for z in vectors]

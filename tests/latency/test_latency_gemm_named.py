@@ -42,16 +42,15 @@ def measured() -> Rows:
     return m, n, k, np.array([float(row["latency_ms"]) for row in rows]) * 1e3, launches
 
 
-def test_fp32_that_nobody_measured_is_predicted_from_the_cuda_cores() -> None:
+def test_fp32_that_nobody_measured_is_predicted_from_other_cuda_cores() -> None:
     m, n, k, latency_us, _ = measured()
-    model = GemmModel.best(A100, dtype="fp32")
+    model = GemmModel.prior(A100, dtype="fp32", family_out=True)
     assert f"nobody measured fp32 on {A100}" in model.note
-    assert "CUDA cores" in model.note
+    assert "pooled over p100-pcie-16gb, t4-16gb, v100-pcie-32gb, v100-sxm2-16gb" in model.note
     found = model.predict(m, n, k)
-    # These tables set no parameter, only (with others) the width of the interval.
-    assert 0.8 < np.median(found.latency_us / latency_us) < 1.25
+    assert 0.7 < np.median(found.latency_us / latency_us) < 1.43
     assert coverage(latency_us, found.low_us, found.high_us) > 0.85
-    assert found.high_us[0] / found.latency_us[0] < 2
+    # No GPU measured tf32, which runs on tensor cores: fp32's tables say nothing of it.
     tf32 = GemmModel.best(A100, dtype="tf32")
     assert f"nobody measured tf32 on {A100}" in tf32.note
     assert "tensor cores" in tf32.note

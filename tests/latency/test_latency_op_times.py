@@ -31,6 +31,7 @@ class Gemms:
     dtype: str = "bf16"
     rows: int = 100
     in_waves: bool = True
+    batched: bool = False
     asked: list[Gemm] = field(default_factory=list)
 
     def predict_gemms(self, gemms: Sequence[Gemm]) -> list[Estimate]:

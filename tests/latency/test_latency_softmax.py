@@ -44,7 +44,7 @@ def test_the_fallback_takes_several_times_as_long() -> None:
 
 def test_fit_recovers_a_device() -> None:
     rng = np.random.default_rng(0)
-    parameters = (np.log(2.4), np.log(0.9), np.log(0.5))
+    parameters = (np.log(2.4), np.log(0.9), np.log(0.5), np.log(0.1), 0.0)
     truth = SoftmaxModel(A100, parameters, 0.0, 0, "")
     times = truth.predict(WORKS).latency_us * np.exp(rng.normal(0, 0.02, len(WORKS)))
     model = SoftmaxModel.fit(A100, WORKS, times)
@@ -56,6 +56,34 @@ def test_fit_recovers_a_device() -> None:
     assert (predicted.high_us / predicted.low_us < 1.3).all()
     again = SoftmaxModel.from_json(json.loads(json.dumps(model.to_json())), A100)
     assert again.predict(unseen).latency_us.tolist() == predicted.latency_us.tolist()
+
+
+def test_a_time_from_python_holds_the_launch_and_wide_rows_cost_more() -> None:
+    parameters = (np.log(20.0), np.log(0.8), np.log(0.7), np.log(40.0), np.log(1.5))
+    truth = SoftmaxModel(V100, parameters, 0.0, 0, "", "torch")
+    works = [Softmax(1, rows, cols, dtype="fp32", mask="none") for rows in (64, 1024, 8192, 16384) for cols in (
+        64, 512, 1000, 1100, 2048, 4096
+    )]  # fmt: skip
+    times = truth.predict(works).latency_us
+    assert 40.0 <= times.min() < 41.0
+    model = SoftmaxModel.fit(V100, works, times, library="torch")
+    unseen = [Softmax(1, 12000, cols, dtype="fp32", mask="none") for cols in (700, 1024, 1025, 3000)]
+    assert model.predict(unseen).latency_us == pytest.approx(truth.predict(unseen).latency_us, rel=0.05)
+    registers, wide = model.predict([Softmax(1, 16384, cols, dtype="fp32", mask="none") for cols in (1024, 1025)])
+    assert wide.latency_us > 1.2 * registers.latency_us
+    assert "PyTorch's softmax" in model.note
+    again = SoftmaxModel.from_json(json.loads(json.dumps(model.to_json())), V100)
+    assert again == model
+    with pytest.raises(InputError, match=r"library = 'jax'; expected one of"):
+        SoftmaxModel.prior(V100, library="jax")
+
+
+def test_a_model_of_version_1_predicts_as_it_did() -> None:
+    model = SoftmaxModel.prior(A100)
+    old = model.to_json()
+    del old["library"], old["parameters"]["log_host_us"], old["parameters"]["log_wide"]
+    again = SoftmaxModel.from_json({**old, "version": 1}, A100)
+    assert again.predict(WORKS).latency_us.tolist() == model.predict(WORKS).latency_us.tolist()
 
 
 def test_errors() -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import math
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from known_profile import GEMMS, gemm_row, known_profile, table
 
-from quantbench.errors import InputError
-from quantbench.profile.exporters import calculon, export_profile
+from quantbench.profile.exporters import export_profile
 from quantbench.profile.exporters.rates import curve
 from quantbench.workload import Collective, Gemm
 
@@ -116,19 +118,9 @@ def test_a_curve_descends_in_steps_and_ends_at_zero() -> None:
     assert found == [[16.0, 0.7], [4.0, 0.2], [0.0, 0.1]]
 
 
-@pytest.mark.parametrize(
-    ("points", "said"),
-    [
-        ([[4, 0.5], [4, 0.4], [0, 0.1]], "sizes that descend strictly and end at 0"),
-        ([[4, 0.5], [1, 0.4]], "sizes that descend strictly and end at 0"),
-        ([], "sizes that descend strictly and end at 0"),
-        ([[4, 1.5], [0, 0.4]], "efficiency 1.5 at 4; expected above 0 and at most 1"),
-        ([[4, 0.5], [0, 0.0]], "efficiency 0.0 at 0; expected above 0 and at most 1"),
-    ],
-)
-def test_a_wrong_curve_is_one_clear_line(points: list[list[float]], said: str, tmp_path: Path) -> None:
-    system = written(tmp_path)
-    system["mem1"]["MB_efficiency"] = points
-    with pytest.raises(InputError, match="calculon mem1") as caught:
-        calculon.check(system)
-    assert said in str(caught.value)
+@given(st.lists(st.tuples(st.floats(1e-3, 1e12), st.floats(1e-3, 2.0)), min_size=1))
+def test_sizes_descend_strictly_to_zero_with_shares_that_calculon_asserts(points: list[tuple[float, float]]) -> None:
+    found = curve(*np.array(points).T)
+    assert all(a[0] > b[0] for a, b in pairwise(found))
+    assert found[-1][0] == 0
+    assert all(0 < share <= 1 for _, share in found)

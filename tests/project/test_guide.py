@@ -17,7 +17,8 @@ from quantbench.errors import StoreError
 from quantbench.launch import Tile
 from quantbench.store.record import Record
 from quantbench.workload import Attention, Gemm
-from tools.guide.markers import fill, table
+from tools.guide.kernels import named_kernels
+from tools.guide.markers import fill, kept, table
 from tools.guide.products import edges_of, prices, rates
 from tools.guide.rules import CONFIRMED, INCONCLUSIVE, REFUTED, Effect, effect_of, words
 from tools.guide.shapes import (
@@ -35,6 +36,8 @@ from tools.guide.shapes import (
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGE = DOCS / "choosing-shapes.md"
+# Kept beside the checkout, not in it.
+NEUSIGHT = ROOT.parent / "shared" / "data" / "neusight_fp32.parquet"
 SEARCHES = ROOT / "tests" / "data" / "bloom_tables.csv"
 A100 = lookup("a100-sxm4-80gb")
 
@@ -78,7 +81,14 @@ def test_the_page_says_what_the_tables_say(tmp_path: Path) -> None:
     from tools.guide.page import texts
 
     text = PAGE.read_text(encoding="utf-8")
-    assert fill(text, texts(find(evidence(), SEARCHES))) == text
+    kernels = {"named-kernels": kept(text, "named-kernels")}  # from a table that no package has
+    assert fill(text, {**texts(find(evidence(), SEARCHES)), **kernels}) == text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not NEUSIGHT.exists(), reason="no ../shared beside the checkout")
+def test_the_page_says_what_the_named_kernels_say() -> None:
+    assert kept(PAGE.read_text(encoding="utf-8"), "named-kernels") == named_kernels(NEUSIGHT)
 
 
 def test_places_are_filled_in_a_line_or_over_lines() -> None:

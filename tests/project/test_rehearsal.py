@@ -10,7 +10,6 @@ from rehearse import false_cliffs, rehearse
 
 from quantbench.device import lookup
 from quantbench.stats import median
-from quantbench.timing import cuda
 from quantbench.timing.cuda import CudaTimer
 from quantbench.timing.cuda_samplers import EventSampler
 from quantbench.timing.options import TimingOptions
@@ -89,8 +88,5 @@ def test_a_sweep_that_was_killed_packs_every_point_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    hasattr(cuda, "choose_method"), reason="points below 20 µs are replayed, those above timed by events", strict=True
-)
 def test_a_curve_from_12_to_40_us_has_no_cliff_that_is_not_in_the_truth(tmp_path: Path) -> None:
     assert not false_cliffs(tmp_path, "n=1024:4096:64", "12:40")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +33,8 @@ def cuda(major: int, minor: int) -> DeviceSpec:
 
 
 V100, A100, L40S, H100 = cuda(7, 0), cuda(8, 0), cuda(8, 9), cuda(9, 0)
+# gfx942, whose 9.4 is no compute capability
+MI300X = dataclasses.replace(cuda(9, 4), kind="rocm")
 
 GEMMS = [
     Gemm(m, n, k, batch=batch, dtype=dtype, layout=layout)
@@ -111,6 +114,8 @@ def test_fp8_operands_count_as_they_are_stored() -> None:
         ("torch.flash", Gemm(8, 8, 8), CPU, "torch.flash runs attention, not gemm"),
         ("torch.mm", Gemm(8, 8, 8, dtype="tf32"), CPU, "tf32 products need a CUDA device"),
         ("torch.mm", Gemm(8, 8, 8, dtype="fp8"), CPU, "fp8 products need a CUDA device"),
+        ("torch.mm", Gemm(8, 8, 8, dtype="tf32"), MI300X, "tf32 products need a CUDA device"),
+        ("torch.mm", Gemm(16, 16, 16, dtype="fp8", layout="nt"), MI300X, "fp8 products need a CUDA device"),
         ("torch.mm", Gemm(8, 8, 8), V100, "bf16 products need compute capability 8.0, and some-gpu has 7.0"),
         ("torch.mm", Gemm(32, 8, 8, dtype="int8"), V100,
          "int8 products need compute capability 7.5, and some-gpu has 7.0"),

@@ -47,6 +47,14 @@ def test_by_hand(capability: tuple[int, int], threads: int, registers: int, smem
     assert found == blocks
 
 
+@pytest.mark.parametrize(("columns", "blocks"), [(0, 3), (128, 3), (256, 2), (512, 1)])
+def test_tensor_memory_limits_blocks_too(columns: int, blocks: int) -> None:
+    found = resident_blocks(
+        (10, 0), threads=128, registers=64, shared_memory_bytes=66_560, tensor_memory_columns=columns
+    )
+    assert found == blocks
+
+
 def test_an_unknown_capability_is_not_guessed() -> None:
     assert resident_blocks((6, 1), threads=128, registers=32, shared_memory_bytes=0) is None
 

@@ -24,7 +24,7 @@ from typing import Any
 import device_double
 
 from quantbench.store.folder import find_runs, read_run
-from quantbench.store.record import Failed
+from quantbench.store.record import Failed, record_from_json
 from quantbench.sweep.options import options_from_json, plan_sweep
 from quantbench.workload import Gemm
 from tools.evidence.plan import COMMANDS, RANDOM_SWEEP
@@ -34,7 +34,7 @@ KILLS = {"a": 4, "b": 9, "c": 7}
 #: seconds of a start in which the longest sweep cannot be complete
 SHORT_S = 30
 # Rows of a complete table: sizes of the timers' comparison, shapes of the cost comparison.
-_ROWS = {"timer-truth.json": 12, "timer-nvbench.json": 12, "cost.json": 50}
+_ROWS = {"timer-truth": 12, "timer-nvbench": 12, "cost": 50}
 
 
 class Rehearsal:
@@ -122,18 +122,22 @@ class Rehearsal:
                 (Path(name) / path).parent.mkdir(parents=True, exist_ok=True)
                 (Path(name) / path).write_bytes(content)
             home = Path(name) / self.command
-            points = sum(self._check_sweep(home / part.name) for part in self.parts if part.is_sweep)
-            if (home / "capture.json").exists():
-                rows = json.loads((home / "capture.json").read_text())["kernels"]
-                assert len([row for row in rows if "error" in row]) <= self.asked_deaths
-                assert len({(row["provider"], row["workload"]) for row in rows}) == len(rows) > 50
-            tables = [file for file in home.glob("*.json") if file.name in _ROWS]
-            for file in tables:
-                rows = json.loads(file.read_text())["rows"]
-                assert len(rows) == _ROWS[file.name], f"{file.name}: {len(rows)} rows"
-                repeats = {len(us) for row in rows for us in row["medians_us"].values()}
-                assert repeats <= {0, 3}, f"{file.name}: {repeats} repeats; expected 3, or 0 where a timer refuses"
-        return points
+            for part in self.parts:
+                if part.words[0].startswith("tools."):
+                    self._check_table(part.name, json.loads((home / f"{part.name}.json").read_text()))
+            return sum(self._check_sweep(home / part.name) for part in self.parts if part.is_sweep)
+
+    def _check_table(self, name: str, table: dict[str, Any]) -> None:
+        if name == "capture":
+            rows = table["kernels"]
+            assert len([row for row in rows if "error" in row]) <= self.asked_deaths
+            assert len({(row["provider"], row["workload"]) for row in rows}) == len(rows) > 50
+        elif name in _ROWS:
+            assert len(table["rows"]) == _ROWS[name], f"{name}: {len(table['rows'])} rows"
+            repeats = {len(us) for row in table["rows"] for us in row["medians_us"].values()}
+            assert repeats <= {0, 3}, f"{name}: {repeats} repeats; expected 3, or 0 where a timer refuses"
+        else:
+            assert table["samples_us"], f"{name}: no samples"
 
     def _check_sweep(self, home: Path) -> int:
         (folder,) = find_runs(home)
@@ -143,8 +147,12 @@ class Rehearsal:
         assert run.info.software["simulator"], "a simulated run that does not say so"
         _, plan = plan_sweep(options_from_json({**run.info.options, "budget_s": None}), run.info.device)
         points = [record for record in run.records if record.role == "point"]
-        lines = (folder / "records.jsonl").read_text().splitlines()
-        assert len(lines) <= len(run.records) + self.asked_deaths, f"{home.name}: points were measured twice"
+        measured: set[str] = set()
+        for line in (folder / "records.jsonl").read_text().splitlines():
+            record = record_from_json(json.loads(line))
+            if record.role == "point" and not isinstance(record.outcome, Failed):
+                assert record.key not in measured, f"{home.name}: {record.workload} was measured twice"
+                measured.add(record.key)
         assert {point.key for point in plan.points} == {point.key for point in points}, f"{home.name}: points are lost"
         failed = [point.outcome for point in points if isinstance(point.outcome, Failed)]
         assert len(failed) <= self.asked_deaths, f"{home.name}: {failed[0]}"

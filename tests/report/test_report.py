@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from made_runs import HOSTILE, SPEC, STATE, measurement, record, reference, run, samples, staircase, stairs, write
 
-from quantbench.analysis.neighbours import BadSize, bad_sizes, rows_by_dtype
+from quantbench.analysis.check import check_run
+from quantbench.analysis.neighbours import BadSize, bad_sizes_on, curves_of_rows, rows_by_dtype
 from quantbench.analysis.summary import are_parts, layer_rows, points_of
 from quantbench.device.spec import DeviceState
 from quantbench.errors import InputError
@@ -94,7 +95,7 @@ def test_a_name_that_ends_in_html_is_the_page_itself(tmp_path: Path) -> None:
 def test_a_size_past_a_wave_edge_loses_against_the_edge() -> None:
     made = run(stairs(range(2048, 6144, 64)))
     rows = rows_by_dtype(points_of(made.records, SPEC))
-    bad = bad_sizes(rows, "n")
+    bad = bad_sizes_on(curves_of_rows(rows, "n"), "n")
     worst = bad[0]
     # One wave more for 64 columns more: 3 / 2 waves times 3328 / 3392 of the work.
     assert (worst.size, worst.better.axes["n"]) == (3392, 3328)
@@ -113,7 +114,7 @@ def test_noise_alone_makes_no_bad_size() -> None:
         for n in range(2048, 4096, 64)
     ]
     rows = rows_by_dtype(points_of(run(flat).records, SPEC))
-    assert bad_sizes(rows, "n") == ()
+    assert bad_sizes_on(curves_of_rows(rows, "n"), "n") == ()
 
 
 @pytest.mark.slow
@@ -138,7 +139,7 @@ def test_a_row_that_lacks_a_failed_op_is_not_held_against_whole_ones() -> None:
         if n != 1024:
             made.append(record(Gemm(512, n, 1024), (200.0,) * 6 + (200.5,), {"n": n}, op="proj"))
     rows = rows_by_dtype(points_of(run(made).records, SPEC))
-    assert bad_sizes(rows, "n") == ()
+    assert bad_sizes_on(curves_of_rows(rows, "n"), "n") == ()
 
 
 def test_formats_of_one_table_are_not_mixed() -> None:
@@ -475,6 +476,6 @@ def test_a_cause_is_counted_by_its_kind(
     ]
     before, after = rows_by_dtype(points_of(run(made).records, SPEC))
     bad = BadSize("n", after, before, 0.3, None, None, None, after.points[0], before.points[0])
-    causes = Causes(SPEC, (), ())
+    causes = Causes(replace(check_run(run(made), rules=()), cliffs=(), periods=()))
     assert causes.kind(bad) == kind
     assert words in causes.words(bad)

@@ -63,7 +63,7 @@ def test_a_nested_dataclass_is_taken_as_it_is() -> None:
         ({"texts": "xy"}, "Part: texts = 'xy'; expected a list of texts"),
         ({"pair": [1]}, "Part: pair = (1,); expected a list of 2 integers or null"),
         ({"held": {"m": "4"}}, "Part: held = {'m': '4'}; expected an object of integers"),
-        ({"work": {"kind": "gemm"}}, "Part: work = {'kind': 'gemm'}; expected Gemm or Softmax or null"),
+        ({"work": {"kind": "gem"}}, "Part: work = {'kind': 'gem'}; expected Gemm or Softmax or null"),
         ({"odd": 1}, "Part: field 'odd' is unknown; expected no field but name, size"),
     ],
 )
@@ -125,3 +125,19 @@ def test_the_schema_takes_what_the_decoder_takes() -> None:
     for wrong in ({"size": 0}, {"size": "2"}, {"pair": [1]}, {"held": {"m": "4"}}, {"texts": "xy"}, {"odd": 1}):
         assert not validator.is_valid({"part": part | wrong})
     assert not validator.is_valid({"part": {"name": "a"}})
+
+
+@dataclass(frozen=True)
+class Side:
+    work: Gemm | Softmax | None = None
+
+
+def test_classes_with_a_kind_are_told_apart_by_it() -> None:
+    side = Side(Softmax(2, 64, 64))
+    data = encode(side)
+    assert data["work"]["kind"] == "softmax"
+    assert decode(Side, data, whole=True) == side
+    with pytest.raises(InputError, match="workload gemm: field 'k' is missing"):
+        decode(Side, {"work": {"kind": "gemm", "m": 1, "n": 2}})
+    with pytest.raises(InputError, match=r"Side: work = .*; expected Gemm or Softmax or null"):
+        decode(Side, {"work": {"kind": "attention"}})

@@ -63,7 +63,7 @@ def _kernels(provider_id: str, work: Workload, spec: DeviceSpec) -> dict[str, An
         task = provider.prepare(work, spec)
         for _ in range(2):  # loads and compiles
             task.run()
-        kernels = identity.kernel_events(identity.trace_events(task.run)) if spec.kind == "cuda" else ()
+        kernels = identity.kernel_events(identity.trace_events(task.run))
     except (QuantbenchError, RuntimeError) as error:  # RuntimeError: CUDA's and torch's errors, out of memory too
         return row | {"error": str(error)[:300], "lost": context_lost(error)}
     launch = task.launch() or identity.launch_of(kernels, work, spec)

@@ -16,21 +16,20 @@ from tools.evidence.other_methods import METHODS
 from tools.evidence.plan import random_shapes
 from tools.evidence.side_by_side import measure_rows
 
-#: number of shapes to compare, by kind of device
-COST_SHAPES = {"cuda": 50, "cpu": 6}
-_METHODS = ("mamf", "graph6", "loop")
+#: number of shapes to compare
+COST_SHAPES = 50
+_METHODS = ("mamf", "graph6")
 
 
 def main() -> None:
     """Measures the missing rows of the table and writes it."""
     out = Path(sys.argv[1])
     spec = device.current()
-    options = TimingOptions() if spec.kind == "cuda" else TimingOptions(half_width=0.01, max_time_s=0.2)
-    timers = {"quantbench": make_timer(spec, options)}
-    methods = {name: method for name, method in METHODS[spec.kind].items() if name in _METHODS}
+    timers = {"quantbench": make_timer(spec, TimingOptions())}
+    methods = {name: METHODS[name] for name in _METHODS}
     dtype = device.default_dtype(spec)
     # A different seed than for the shapes that the model is tested on.
-    shapes = random_shapes(spec.kind, seed=1)[: COST_SHAPES[spec.kind]]
+    shapes = random_shapes(seed=1)[:COST_SHAPES]
     measure_rows(out, spec, [Gemm(m, n, k, dtype=dtype, layout="nt") for m, n, k in shapes], timers, methods)
 
 

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from quantbench.stats import median
+from quantbench.stats import typical_us
 from quantbench.workload import Gemm
 from tools.evidence.side_by_side import write_json
 
@@ -69,7 +69,7 @@ def merge_nvbench(rows: list[dict[str, Any]], file: Path) -> None:
     for row in rows:
         found = samples_us.get(str(row["sizes"][0]))
         if found:
-            row["medians_us"].setdefault("nvbench", []).append(median(found))
+            row["medians_us"].setdefault("nvbench", []).append(typical_us(found))
 
 
 if __name__ == "__main__":

@@ -99,24 +99,20 @@ COMMANDS: dict[str, tuple[Part, ...]] = {
     ),
 }
 
-#: what `--on-cpu` runs in place of each sweep: two small products, to try the commands without a GPU
+#: what `--on-cpu` runs in place of each sweep: two small products; it leaves the other parts out
 ON_CPU = ("--dim", "n=64,128", "-m", "64", "-k", "64", "--dtype", "fp32", "--max-time", "20ms", "--half-width", "0.2")
 
 RANDOM_SHAPES = 500
-_RANGES = {
-    "cuda": {"m": (1, 16384), "n": (64, 16384), "k": (64, 16384)},
-    "cpu": {"m": (1, 256), "n": (16, 256), "k": (16, 256)},
-}
+_RANGES = {"m": (1, 16384), "n": (64, 16384), "k": (64, 16384)}
 
 
-def random_shapes(kind: str, seed: int = 0) -> list[tuple[int, int, int]]:
-    """Draws RANDOM_SHAPES times (m, n, k), log-uniform in the ranges for a kind of device; n and k are multiples of 8,
-    three in four of 64."""
+def random_shapes(seed: int = 0) -> list[tuple[int, int, int]]:
+    """Draws RANDOM_SHAPES times (m, n, k), log-uniform; n and k are multiples of 8, three in four of 64."""
     random = np.random.default_rng(seed)
     shapes = []
     for _ in range(RANDOM_SHAPES):
         sizes = []
-        for name, (low, high) in _RANGES[kind].items():
+        for name, (low, high) in _RANGES.items():
             value = int(np.exp(random.uniform(np.log(low), np.log(high))))
             step = 1 if name == "m" else 64 if random.random() < 0.75 else 8
             sizes.append(max(step, round(value / step) * step))
@@ -127,4 +123,4 @@ def random_shapes(kind: str, seed: int = 0) -> list[tuple[int, int, int]]:
 def write_shapes(folder: Path) -> None:
     """Writes random GEMMs as `random-shapes.csv`, which `quantbench sweep --shapes` reads."""
     with (folder / "random-shapes.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("m", "n", "k"), *random_shapes("cuda")])
+        csv.writer(file).writerows([("m", "n", "k"), *random_shapes()])

@@ -48,15 +48,16 @@ def main(
     seconds: Annotated[float, typer.Option(min=0, help="Limit of the command; 0 for its own.")] = 0,
     only: Annotated[str, typer.Option(help="Run this part alone.")] = "",
     pack_every: Annotated[float, typer.Option(min=1, help="Seconds between two packings.")] = 60,
-    on_cpu: Annotated[bool, typer.Option(help="Try the command with small sweeps on the CPU.")] = False,
+    on_cpu: Annotated[bool, typer.Option(help="Try the command on the CPU: its sweeps alone, and small.")] = False,
 ) -> None:
     """Runs the missing parts of a command within its time."""
     start_s = time.monotonic()
     if command not in COMMANDS:
         sys.exit(f"evidence: {command!r}; expected one of {', '.join(COMMANDS)}")
-    parts = tuple(part for part in COMMANDS[command] if only in ("", part.name))
+    parts = tuple(part for part in COMMANDS[command] if only in ("", part.name) and (part.is_sweep or not on_cpu))
     if not parts:
-        sys.exit(f"evidence: --only {only}; expected one of {', '.join(part.name for part in COMMANDS[command])}")
+        found = f"--only {only}" if only else "--on-cpu, where it has no part"
+        sys.exit(f"evidence: {command} {found}; expected one of {', '.join(part.name for part in COMMANDS[command])}")
     device = _device()
     if device["kind"] != "cuda" and not on_cpu:
         sys.exit(f"evidence: the device is {device['name']}; expected a CUDA GPU (or --on-cpu, to try the command)")
@@ -66,10 +67,12 @@ def main(
     running.open(device)
     try:
         running.run_parts()
+        running.run_parts()  # what failed or was stopped early gets the time that is left
     finally:
         running.pack()
-    done = sum(map(running.done, parts))
-    print(f"{command}: {done} of {len(parts)} parts complete after {time.monotonic() - start_s:.0f} s")
+    missing = ", ".join(part.name for part in parts if not running.done(part))
+    rest = f"; run it again to finish {missing}" if missing else ", complete"
+    print(f"{command}: {time.monotonic() - start_s:.0f} s{rest}")
 
 
 def _device() -> dict[str, Any]:
@@ -131,7 +134,6 @@ class Running:
             later_s = scale * sum(later.seconds for later in missing[number + 1 :])
             limit_s = min(left_s, max(scale * part.seconds, left_s - later_s))
             if limit_s < _LEAST_S:
-                print(f"{part.name}: no time left; run the command again to finish", flush=True)
                 continue
             self._keep(part, "started")
             began_s = time.monotonic()
@@ -208,10 +210,13 @@ class Running:
                     entry = tarfile.TarInfo(str(file.relative_to(self.folder.parent)))
                     entry.size, entry.mtime = len(data), int(time.time())
                     archive.addfile(entry, io.BytesIO(data))
-        for path in (packed, *([_made(self.copy_to) / packed.name] if self.copy_to else ())):
-            temporary = path.with_suffix(".tmp")
-            temporary.write_bytes(content.getvalue())
-            os.replace(temporary, path)
+        for path in (packed, *([self.copy_to / packed.name] if self.copy_to else ())):
+            try:
+                temporary = _made(path.parent) / f"{packed.name}.tmp"
+                temporary.write_bytes(content.getvalue())
+                os.replace(temporary, path)
+            except OSError as error:  # measuring goes on
+                print(f"{path} ({error.strerror}): not packed", flush=True)
         if len(content.getvalue()) > _LARGEST_BYTES:
             print(f"{packed.name} is {len(content.getvalue()) / 2**20:.0f} MiB, which may be too large to copy out")
 

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.analysis.check import Check
-from quantbench.analysis.rules import rule_named
 from quantbench.analysis.summary import Point
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.gemm.model import GemmModel, shipped_model
@@ -261,12 +260,11 @@ def rule_section(found: Check) -> list[str]:
         "|---|---|---|---:|---:|",
     ]
     for verdict in sorted(found.rules, key=lambda v: v.verdict == "NOT TESTED"):
-        rule = rule_named(verdict.rule)
         effect = "–"
         if verdict.effect is not None:
             effect = f"{verdict.effect:.3f} ({verdict.low:.3f} to {verdict.high:.3f})"
-        words = verdict.reason if verdict.verdict == "NOT TESTED" else f"{rule.predicate}: {rule.claim}"
-        lines.append(f"| {rule.id} | {words} | {verdict.verdict} | {effect} | {verdict.num_pairs or '–'} |")
+        words = verdict.reason if verdict.verdict == "NOT TESTED" else f"{verdict.predicate}: {verdict.claim}"
+        lines.append(f"| {verdict.rule} | {words} | {verdict.verdict} | {effect} | {verdict.num_pairs or '–'} |")
     lines += [
         "",
         f"{len(found.cliffs)} cliffs on {found.num_curves} curves" + ("; the largest:" if found.cliffs else "."),

@@ -17,7 +17,7 @@ from typing import Any
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import UnsupportedError
 from quantbench.providers import catalog
-from quantbench.stats import median
+from quantbench.stats import typical_us
 from quantbench.sweep.worker import copies_of
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.session import Timer
@@ -48,7 +48,7 @@ def measure_row(gemm: Gemm, spec: DeviceSpec, timers: dict[str, Timer], methods:
             found = medians.setdefault(name, [])
             with suppress(UnsupportedError):  # a graph with a cold cache and too few copies to rotate over
                 measured = timer.measure(task.run, rotate=copies, min_bytes=gemm.min_bytes)
-                found.append(median(measured.samples_us))
+                found.append(typical_us(measured.samples_us))
             wall_s.setdefault(name, []).append(time.perf_counter() - start_s)
         for name, method in methods.items():
             _once(method, task.run, spec, medians.setdefault(name, []), wall_s.setdefault(name, []))
@@ -63,7 +63,7 @@ def _once(method: Method, run: Run, spec: DeviceSpec, medians_us: list[float], w
     start_s = time.perf_counter()
     samples = method(run, spec)
     if samples:
-        medians_us.append(median(samples))
+        medians_us.append(typical_us(samples))
     wall_s.append(time.perf_counter() - start_s)
 
 

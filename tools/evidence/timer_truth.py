@@ -23,11 +23,8 @@ from tools.evidence.nvbench import merge_nvbench
 from tools.evidence.other_methods import METHODS
 from tools.evidence.side_by_side import REPEATS, add_method, measure_rows, write_table
 
-# Sizes of square GEMMs: from a few microseconds to about 20 ms on an H200; smaller ones for a CPU core.
-_SIZES = {
-    "cuda": (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384),
-    "cpu": (64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768),
-}
+# Sizes of square GEMMs: from a few microseconds to about 20 ms on an H200.
+_SIZES = (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384)
 _NVBENCH_LIMIT_S = 60.0
 _LAST = "profiler"
 
@@ -36,18 +33,15 @@ def main() -> None:
     """Measures the missing rows of the table and writes it."""
     out = Path(sys.argv[1])
     spec = device.current()
-    options = TimingOptions(max_time_s=1.0 if spec.kind == "cuda" else 0.2)
-    modes = ("events", "graph") if spec.kind == "cuda" else ("auto",)
-    timers = {f"quantbench {mode}": make_timer(spec, replace(options, mode=mode)) for mode in modes}
-    gemms = [Gemm(n, n, n, dtype=device.default_dtype(spec)) for n in _SIZES[spec.kind]]
-    with_nvbench = "--nvbench" in sys.argv
-    others = {} if with_nvbench else METHODS[spec.kind]
-    methods = {name: method for name, method in others.items() if name != _LAST}
-    rows = measure_rows(out, spec, gemms, timers, methods)
-    if _LAST in others:
-        add_method(out, spec, gemms, rows, _LAST, others[_LAST])
-    if with_nvbench:
+    options = TimingOptions(max_time_s=1.0)
+    timers = {f"quantbench {mode}": make_timer(spec, replace(options, mode=mode)) for mode in ("events", "graph")}
+    gemms = [Gemm(n, n, n, dtype=device.default_dtype(spec)) for n in _SIZES]
+    if "--nvbench" in sys.argv:
+        rows = measure_rows(out, spec, gemms, timers, {})
         _add_nvbench(rows, out, spec)
+    else:
+        rows = measure_rows(out, spec, gemms, timers, {name: METHODS[name] for name in METHODS if name != _LAST})
+        add_method(out, spec, gemms, rows, _LAST, METHODS[_LAST])
     for row in rows:
         medians = ", ".join(f"{name} {us[0]:.2f}" for name, us in row["medians_us"].items() if us)
         print(f"{row['workload']}: {medians} µs")
@@ -63,7 +57,7 @@ def _add_nvbench(rows: list[dict[str, Any]], out: Path, spec: DeviceSpec) -> Non
         row["medians_us"].pop("nvbench", None)  # read again from the repeats' files
     for repeat in range(REPEATS):
         file = out.with_name(f"nvbench-{repeat}.json")
-        words = [sys.executable, "-m", "tools.evidence.nvbench", str(file), *map(str, _SIZES[spec.kind])]
+        words = [sys.executable, "-m", "tools.evidence.nvbench", str(file), *map(str, _SIZES)]
         try:
             if not file.exists():
                 subprocess.run(words, timeout=_NVBENCH_LIMIT_S, check=True, capture_output=True, text=True)

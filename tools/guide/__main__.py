@@ -1,6 +1,6 @@
 """Writes docs/choosing-shapes.md and its figures from the packaged public tables.
 
-Entry point: `write_guide`, or `python -m tools.guide [docs]`. Run by `make docs`.
+Entry point: `write_guide`, or `python -m tools.guide [docs [NeuSight's table]]`. Run by `make docs`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from quantbench.errors import QuantbenchError, StoreError
 from quantbench.launch import Tile
 from tools.guide import figures
 from tools.guide.evidence import DTYPE, GuideResults, evidence, find, sources_caption
-from tools.guide.markers import fill
+from tools.guide.kernels import named_kernels
+from tools.guide.markers import fill, kept
 from tools.guide.page import texts
 from tools.guide.products import SMALLEST_M, TOKENS
 from tools.guide.shapes import shares
@@ -22,15 +23,19 @@ _SEARCHES = Path("tests/data/bloom_tables.csv")
 _STEPS_DRAWN = (64, 128, 192, 256, 512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 3584, 4096, 4352)
 
 
-def write_guide(docs: Path) -> list[Path]:
-    """Fills docs/choosing-shapes.md and draws docs/figures/choosing-*.png. Returns the written paths."""
+def write_guide(docs: Path, neusight: Path | None = None) -> list[Path]:
+    """Fills docs/choosing-shapes.md and draws docs/figures/choosing-*.png. Returns the written paths.
+
+    neusight: NeuSight's table, which no package has; without it, what the page says of it is kept.
+    """
     page = docs / PAGE
     try:
         before = page.read_text(encoding="utf-8")
     except OSError as error:
         raise StoreError("guide", f"{page} ({error.strerror})", "the docs folder of a checkout") from None
     found = find(evidence(), docs.parent / _SEARCHES)
-    page.write_text(fill(before, texts(found)), encoding="utf-8")
+    kernels = kept(before, "named-kernels") if neusight is None else named_kernels(neusight)
+    page.write_text(fill(before, {**texts(found), "named-kernels": kernels}), encoding="utf-8")
     return [page, *draw_figures(found, docs / "figures")]
 
 
@@ -62,9 +67,9 @@ def draw_figures(found: GuideResults, folder: Path) -> list[Path]:
 
 def main() -> None:
     """Writes the page and prints the written paths."""
-    docs = Path(sys.argv[1] if len(sys.argv) > 1 else "docs")
+    given = [Path(text) for text in sys.argv[1:]] or [Path("docs")]
     try:
-        for path in write_guide(docs):
+        for path in write_guide(*given):
             print(path)
     except QuantbenchError as error:
         print(f"quantbench: {error}", file=sys.stderr)

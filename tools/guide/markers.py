@@ -1,7 +1,7 @@
 """Replaces the text between the markers `<!-- name:begin -->` and `<!-- name:end -->` of a Markdown page.
 
-Entry points: `fill`, and `table`, which formats a Markdown table. Used by `tools.guide`, `tools.advice_examples` and
-`tools.planner_accuracy`. Markers may be within a line or around several lines.
+Entry points: `fill`, `kept`, and `table`, which formats a Markdown table. Used by `tools.guide`,
+`tools.advice_examples` and `tools.planner_accuracy`. Markers may be within a line or around several lines.
 """
 
 from __future__ import annotations
@@ -37,6 +37,14 @@ def fill(text: str, found: Mapping[str, str]) -> str:
         return f"{match[1]}{inner}{match[4]}"
 
     return _PLACE.sub(put, text)
+
+
+def kept(text: str, name: str) -> str:
+    """Returns what the page has between the markers of `name`. Raises StoreError if it has no such markers."""
+    found = next((match["old"] for match in _PLACE.finditer(text) if match["name"] == name), None)
+    if found is None:
+        raise StoreError("guide", f"no place for {name}", "its markers in the page")
+    return found.lstrip("\n")
 
 
 def table(head: list[str], rows: list[list[str]], *, numeric: bool = True) -> str:

@@ -1,16 +1,16 @@
 """Computes the GEMM cost model: the time of every kernel that a library may choose, and of its choice.
 
 Entry points: `log_latency`, the time of the kernel that a library chooses from a `Menu` on a `Machine`, for `Shapes`
-and parameter `Values`. Its parts: `kernel_parts`, which returns `Parts`; `chosen_time`, `hand_prior`,
-`resident_blocks`, `runs_in_waves`, `keep_freed_memory`. Types of arrays: `Array`, `FloatArray`, `IndexArray`.
-Constants: `TILES`, `SPLITS`, `FIRST_TILE`, `INDEX`, `LEAST_K`, `ROUNDING`. Used by the other modules of `latency.gemm`,
-by `model_times`, `profile.models` and `tools.ship_gemm`.
+and parameter `Values`. Its parts: `kernel_parts`, which returns `Parts`; `chosen_time`, `clock_loss`, `hand_prior`,
+`upgraded`, `resident_blocks`, `runs_in_waves`, `keep_freed_memory`. Types of arrays: `Array`, `FloatArray`,
+`IndexArray`. Constants: `TILES`, `SPLITS`, `FIRST_TILE`, `INDEX`, `ADDED`, `LEAST_K`, `ROUNDING`. Used by the other
+modules of `latency.gemm`, by `model_times`, `profile.models` and tools.
 
-A kernel runs ceil(m / block_m) · ceil(n / block_n) · split_k blocks in waves. Its time is a launch, plus the p-norm of
-arithmetic (quantised by waves, softened by a fluid share), memory reads (each operand cold or hot in L2) and traffic
-between L2 and the SMs, combined by a second norm with writing c (near a sum for kernels that do not overlap tiles),
-plus costs per wave, per step of k and of the split-k reduction. The library is assumed to choose nearly the fastest
-kernel: a soft minimum over the menu. Every term rises with k, and so does the total.
+A kernel runs batch · ceil(m / block_m) · ceil(n / block_n) · split_k blocks in waves. Its time is a launch, plus the
+p-norm of arithmetic (quantised by waves, softened by a fluid share), memory reads (each operand cold or hot in L2) and
+traffic between L2 and the SMs, combined by a second norm with writing c (near a sum for kernels that do not overlap
+tiles), plus costs per wave, per step of k and of the split-k reduction. The library is assumed to choose nearly the
+fastest kernel: a soft minimum over the menu. Every term rises with k, and so does the total.
 
 Units: µs, bytes, FLOP. Arrays are (kernels, rows) unless stated otherwise, because numpy is faster on long rows.
 """
@@ -170,11 +170,24 @@ PARAMETERS = (
     Parameter("vector_launch", "log launch of the matrix-vector kernel over that of a GEMM", 0.0, 0.3),
     Parameter("vector_flow", "log bandwidth of the matrix-vector kernel over that of a GEMM", np.log(0.7), 0.3),
     Parameter("misaligned", "log factor of arithmetic per halving of alignment below 16 bytes", 0.25, 0.15),
+    # A table timed from Python holds the host's launch: 30 to 100 µs. It is no property of the GPU.
+    Parameter("host", "log µs of the host's work that the measured times include", np.log(0.05), 2.5),
+    # Every row of a long operand begins on another page, and the TLB holds few.
+    Parameter("far", "log bytes of k in a row from which arithmetic waits for address translation", np.log(64e3), 0.7),
+    Parameter("far_growth", "exponent of k in that wait", 0.0, 0.3),
 )  # fmt: skip
 INDEX = {p.name: i for i, p in enumerate(PARAMETERS)}
 #: the tiles' efficiencies come after the named parameters in a vector
 FIRST_TILE = len(PARAMETERS)
 _TILE_SD = 0.3
+#: indices of the parameters that version 2 of models and pools lacks
+ADDED = [INDEX["host"], INDEX["far"], INDEX["far_growth"]]
+_NEUTRAL = (-20.0, PARAMETERS[INDEX["far"]].mean, 0.0)
+
+
+def upgraded(vector: FloatArray) -> FloatArray:
+    """Returns a parameter vector of version 2 with values in ADDED that leave its times as they are."""
+    return np.concatenate([vector[: ADDED[0]], _NEUTRAL, vector[ADDED[0] :]])
 
 
 def hand_prior(tiles: tuple[tuple[int, int], ...] = TILES) -> tuple[FloatArray, FloatArray]:
@@ -222,6 +235,7 @@ _LONG_US = 1000.0
 # Doubling k halves a misalignment and multiplies the steps by at least 1.5: below log(1.5) it is never faster.
 _MOST_MISALIGNED = 0.4
 _POWER_SLOPE = 1.0 / 0.7
+_FAR_SLOPE = 3.0
 #: smallest k that the trees see: one step of a main loop; smaller k are corrected like this one
 LEAST_K = 32.0
 #: upper bound on the error of single precision, log time
@@ -236,19 +250,21 @@ class Machine:
     flop_per_us: float
     bytes_per_us: float
     l2_bytes: float
-    element_bytes: int
+    element_bytes: float
     output_bytes: int
 
     @classmethod
     def of(cls, device: DeviceSpec, dtype: str) -> Machine:
         """Builds the constants for GEMMs of `dtype`, which the device must support."""
-        kind = DTYPES[dtype]
+        kind, peak = DTYPES[dtype], device.peak(dtype)
+        if peak is None:
+            raise InputError("Machine.of", f"{device.name} has no peak for {dtype}", "a dtype that it supports")
         return cls(
             sm_count=device.sm_count,
-            flop_per_us=device.peak_tflops[dtype] * 1e6,
+            flop_per_us=peak * 1e6,
             bytes_per_us=device.memory_gb_per_s * 1e3,
             l2_bytes=float(device.l2_bytes),
-            element_bytes=kind.element_bytes,
+            element_bytes=kind.element_bytes / kind.packed,
             output_bytes=DTYPES[kind.output].element_bytes,
         )
 
@@ -256,8 +272,9 @@ class Machine:
 class Shapes:
     """Terms of the cost model for kernels × rows that do not depend on parameters.
 
-    dtype: float type of the arrays; counts of blocks and waves are rounded to it last. float32 is faster and changes a
-    log time by less than ROUNDING. (`attention_cost_model.AttentionShapes` is attention's counterpart.)
+    m, n, k, batch: (rows,) each; batch is 1 by default. layout: index in `LAYOUTS`, 0 by default. dtype: float type of
+    the arrays; counts of blocks and waves are rounded to it last. float32 is faster and changes a log time by less than
+    ROUNDING. (`attention_cost_model.AttentionShapes` is attention's counterpart.)
     """
 
     def __init__(
@@ -267,6 +284,8 @@ class Shapes:
         m: FloatArray,
         n: FloatArray,
         k: FloatArray,
+        batch: FloatArray | None = None,
+        layout: FloatArray | None = None,
         *,
         dtype: type[np.floating[Any]] = np.float64,
     ) -> None:
@@ -275,10 +294,12 @@ class Shapes:
 
         self.machine, self.dtype = machine, dtype
         self.log_bandwidth = math.log(machine.bytes_per_us)  # a float, which makes no array wider
-        self.m, self.n, self.k = m, n, k
+        batch = np.ones(len(m)) if batch is None else batch
+        self.m, self.n, self.k, self.batch = m, n, k, batch
+        self.layout = np.zeros(len(m)) if layout is None else layout  # which only the trees know
         of = menu.each if isinstance(menu, Menu) else menu
         self.tile_index = of.tile_index
-        tiles = np.ceil(m / of.block_m) * np.ceil(n / of.block_n)
+        tiles = batch * np.ceil(m / of.block_m) * np.ceil(n / of.block_n)
         blocks = tiles * of.split_k
         resident = machine.sm_count * of.blocks_per_sm
         fluid = blocks / resident
@@ -305,15 +326,17 @@ class Shapes:
         self.is_split = rounded((of.split_k > 1).astype(np.float64))
         self.split_doublings = rounded(np.log2(of.split_k))
 
-        a_bytes, b_bytes = machine.element_bytes * m * k, machine.element_bytes * k * n
-        c_bytes = machine.output_bytes * m * n
+        element_bytes = machine.element_bytes * batch
+        a_bytes, b_bytes = element_bytes * m * k, element_bytes * k * n
+        c_bytes = machine.output_bytes * batch * m * n
         self.a_bytes, self.b_bytes, self.c_bytes = rounded(a_bytes), rounded(b_bytes), rounded(c_bytes)
         log_l2 = np.log(machine.l2_bytes)
         self.reuse_a = rounded(np.log(a_bytes + b_bytes + c_bytes) - log_l2)
         self.reuse_b = rounded(np.log(a_bytes + _COPIES * b_bytes + c_bytes) - log_l2)
         self.reuse_c = rounded(np.log(a_bytes + b_bytes + _COPIES * c_bytes) - log_l2)
         self.is_vector = rounded(((m == 1) | (n == 1)).astype(np.float64))
-        self.log_compute = rounded(np.log(2.0 * m * n * k / machine.flop_per_us / _LONG_US))
+        self.log_row_bytes = rounded(np.log(k * machine.element_bytes))
+        self.log_compute = rounded(np.log(2.0 * batch * m * n * k / machine.flop_per_us / _LONG_US))
         by_n, by_k = _halvings(n * machine.output_bytes), _halvings(k * machine.element_bytes)
         # A part of k shorter than a step is padded to one, whatever its alignment.
         self.halvings: Array | None = None
@@ -373,7 +396,8 @@ def kernel_parts(p: Values, s: Shapes) -> Parts:
     depth = s.k_part
     if s.halvings is not None:
         depth = depth * exp(minimum(p["misaligned"], _MOST_MISALIGNED) * s.halvings)
-    arithmetic = waves * (depth + exp(p["fill"])) * (s.wave_flop / rate)
+    far = exp(maximum(p["far_growth"], 0.0) * soft_plus((s.log_row_bytes - p["far"]) * _FAR_SLOPE) / _FAR_SLOPE)
+    arithmetic = far * (waves * (depth + exp(p["fill"])) * (s.wave_flop / rate))
 
     log_bandwidth = p["dram"] + s.log_bandwidth
     l2_speed = exp(log_bandwidth + p["l2_speed"])
@@ -394,17 +418,23 @@ def kernel_parts(p: Values, s: Shapes) -> Parts:
         + exp(p["split_serial"]) * (s.split_k - 1.0)
     )
     per_wave = exp(p["wave"]) + exp(p["epilogue"]) * (s.area * s.held)
-    once = exp(p["launch"]) + exp(p["prologue"]) * s.area - exp(p["wave"])  # the first wave waits for none
+    once = (
+        exp(p["launch"]) + exp(p["host"]) + exp(p["prologue"]) * s.area - exp(p["wave"])
+    )  # the first wave waits for none
     per_k = exp(p["step"] + p["step_growth"] * s.growth) / _STEP_K
     time = joined + reduction + (per_wave * s.waves + once) + per_k * s.k_part
     log_time = log(time) + exp(p["small_tile"]) * s.smallness
     return Parts(log_time, arithmetic, memory, l2, write, joined, reduction)
 
 
+def clock_loss(p: Values, s: Shapes) -> Any:
+    """Computes the log slowdown of each shape by a lower clock, (rows,), whichever kernel runs."""
+    return 0.1 * (maximum(p["power"], 0.0) * sigmoid((s.log_compute - p["power_after"]) * _POWER_SLOPE))
+
+
 def chosen_time(p: Values, s: Shapes, log_time: Any) -> Any:
     """Computes log µs of each shape, (rows,): soft minimum over kernels, clock loss, matrix-vector kernels."""
-    least = soft_minimum(log_time, exp(p["choice"]))
-    least = least + 0.1 * (maximum(p["power"], 0.0) * sigmoid((s.log_compute - p["power_after"]) * _POWER_SLOPE))
+    least = soft_minimum(log_time, exp(p["choice"])) + clock_loss(p, s)
     if not s.is_vector.any():
         return least
     read, read_l2, written, written_l2 = _traffic(p, s)

@@ -24,8 +24,11 @@ from quantbench.latency.gemm.cost_model import (
     keep_freed_memory,
 )
 from quantbench.latency.gemm.trees import Measured, Member, chunks, watched_columns
+from quantbench.workload.ops import LAYOUTS
 
 IntArray = npt.NDArray[np.int64]
+#: m, n, k, batch and layout (index in `LAYOUTS`), (rows,) each
+Sizes = tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]
 
 
 @dataclass(frozen=True)
@@ -41,19 +44,25 @@ class Reference:
     keys: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     residual: FloatArray = field(default_factory=lambda: np.zeros(0))
 
-    def at(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
-        """Returns the residual at shapes, (rows,), log time."""
+    def at(self, m: FloatArray, n: FloatArray, k: FloatArray, batch: FloatArray, layout: FloatArray) -> FloatArray:
+        """Returns the residual at shapes, (rows,), log time. The measured shapes have no batch."""
         out = np.empty(len(m))
         found = np.zeros(len(m), dtype=bool)
         if len(self.keys):
             wanted = shape_keys(m, n, k)
             place = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
-            found = self.keys[place] == wanted
+            found = (self.keys[place] == wanted) & (batch == 1)
             out[found] = self.residual[place[found]]
         if not found.all():
             rest = ~found
-            out[rest] = self.ensemble.correction(m[rest], n[rest], k[rest])
+            out[rest] = self.ensemble.correction(*(x[rest] for x in (m, n, k, batch, layout)))
         return out
+
+
+def _all_sizes(
+    m: FloatArray, n: FloatArray, k: FloatArray, batch: FloatArray | None = None, layout: FloatArray | None = None
+) -> Sizes:
+    return m, n, k, np.ones(len(m)) if batch is None else batch, np.zeros(len(m)) if layout is None else layout
 
 
 def shape_keys(m: FloatArray, n: FloatArray, k: FloatArray) -> IntArray:
@@ -65,18 +74,27 @@ def shape_keys(m: FloatArray, n: FloatArray, k: FloatArray) -> IntArray:
 class _Seen:
     """Cache of log µs by shape: half of one row's k is often another row's k."""
 
-    def __init__(self, keys: IntArray, log_us: FloatArray) -> None:
-        self._keys, first = np.unique(keys, return_index=True)
+    def __init__(self, ensemble: Ensemble, sizes: Sizes, log_us: FloatArray) -> None:
+        m, n, k, batch, layout = self._sizes = sizes
+        self._ensemble = ensemble
+        line = np.unique(shape_keys(m, n, batch), return_inverse=True)[1].ravel()
+        self._line = len(LAYOUTS) * line + layout.astype(np.int64)
+        self._keys, first = np.unique(self._key(slice(None), k), return_index=True)
         self._log_us = log_us[first]
 
-    def or_ask(self, ensemble: Ensemble, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
-        """Returns log µs of shapes, (rows,), evaluating each unknown shape once."""
-        wanted, first, place = np.unique(shape_keys(m, n, k), return_index=True, return_inverse=True)
+    def _key(self, rows: IndexArray | slice, k: FloatArray) -> IntArray:
+        """Returns one integer per shape of k and the other sizes of the rows."""
+        return np.asarray((self._line[rows] << 21) | k.astype(np.int64))
+
+    def or_ask(self, rows: IndexArray, k: FloatArray) -> FloatArray:
+        """Returns log µs of the rows' shapes with another k, evaluating each unknown shape once."""
+        wanted, first, place = np.unique(self._key(rows, k), return_index=True, return_inverse=True)
         at = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
         new = self._keys[at] != wanted
         log_us = self._log_us[at]
         ask = first[new]
-        log_us[new] = ensemble.raw(m[ask], n[ask], k[ask]).log_us
+        m, n, _, *others = (x[rows[ask]] for x in self._sizes)
+        log_us[new] = self._ensemble.raw(m, n, k[ask], *others).log_us
         keys = np.concatenate([self._keys, wanted[new]])
         order = np.argsort(keys, kind="stable")
         self._keys, self._log_us = keys[order], np.concatenate([self._log_us, log_us[new]])[order]
@@ -139,44 +157,50 @@ class Ensemble:
         """Largest correction of the members' mean, log time."""
         return float(np.mean([member.most for member in self.members]))
 
-    def monotone(self, m: FloatArray, n: FloatArray, k: FloatArray) -> RawPrediction:
-        """Predicts at m, n, k, (rows,) each, such that doubling k is never faster (`hold_rising`)."""
-        answer = self.raw(m, n, k)
+    def monotone(self, *asked: FloatArray) -> RawPrediction:
+        """Predicts at m, n, k and optionally batch and layout, (rows,) each, such that doubling k is never faster
+        (`hold_rising`)."""
+        sizes = m, n, k, *others = _all_sizes(*asked)
+        answer = self.raw(*sizes)
         if self.most == 0.0:
             return answer
-        seen = _Seen(shape_keys(m, n, k), answer.log_us)
         best = hold_rising(
             answer.log_us,
             k,
-            lambda rows, half: self._at_most(answer.kernels[:, rows], m[rows], n[rows], half) + self.most,
-            lambda rows, half: seen.or_ask(self, m[rows], n[rows], half),
+            lambda rows, half: (
+                self._at_most(answer.kernels[:, rows], m[rows], n[rows], half, *(x[rows] for x in others)) + self.most
+            ),
+            _Seen(self, sizes, answer.log_us).or_ask,
         )
         return replace(answer, log_us=best)
 
-    def _at_most(self, kernels: IndexArray, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
+    def _at_most(self, kernels: IndexArray, *sizes: FloatArray) -> FloatArray:
         """Returns a cheap upper bound on the cost model's log time, (rows,): that of one kernel per member."""
-        total = np.zeros(len(m))
+        total = np.zeros(len(sizes[0]))
         for member, kernel in zip(self.members, kernels, strict=True):
-            shapes = Shapes(self.machine, self.menu.by_row(kernel), m, n, k)
+            shapes = Shapes(self.machine, self.menu.by_row(kernel), *sizes)
             total += member.physics(shapes)[0]
         return total / len(self.members)
 
-    def raw(self, m: FloatArray, n: FloatArray, k: FloatArray) -> RawPrediction:
-        """Predicts at m, n, k, (rows,) each, without that constraint on k."""
+    def raw(self, *asked: FloatArray) -> RawPrediction:
+        """Predicts at m, n, k and optionally batch and layout, (rows,) each, without that constraint on k."""
+        sizes = m, *_ = _all_sizes(*asked)
         keep_freed_memory()
         log_us, variance = np.empty(len(m)), np.empty(len(m))
         kernels = np.empty((len(self.members), len(m)), dtype=np.intp)
         for part in chunks(len(m)):
-            log_us[part], variance[part], kernels[:, part] = self._raw(m[part], n[part], k[part])
+            log_us[part], variance[part], kernels[:, part] = self._raw(*(x[part] for x in sizes))
         return RawPrediction(log_us, variance, kernels)
 
-    def _raw(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[FloatArray, FloatArray, IndexArray]:
+    def _raw(
+        self, m: FloatArray, n: FloatArray, k: FloatArray, *others: FloatArray
+    ) -> tuple[FloatArray, FloatArray, IndexArray]:
         if len(m) == 1:  # numpy sums a single column in another order; batching must not change a prediction
-            alone = self._raw(*(np.repeat(x, 2) for x in (m, n, k)))
+            alone = self._raw(*(np.repeat(x, 2) for x in (m, n, k, *others)))
             return alone[0][:1], alone[1][:1], alone[2][:, :1]
         deep = np.maximum(k, LEAST_K)
-        shapes = self._shapes(m, n, deep)
-        reference = None if self.reference is None else self.reference.at(m, n, deep)
+        shapes = self._shapes(m, n, deep, *others)
+        reference = None if self.reference is None else self.reference.at(m, n, deep, *others)
         watched = watched_columns(shapes)
         log_us, within, kernels = [], [], []
         for member in self.members:
@@ -191,21 +215,21 @@ class Ensemble:
         log_time, variance = _combined(log_us, within)
         short = k < LEAST_K
         if short.any():
-            log_time[short] += self._physics(m[short], n[short], k[short]) - self._physics(
-                m[short], n[short], deep[short]
-            )
+            shallow, floor = (self._physics(*(x[short] for x in (m, n, depth, *others))) for depth in (k, deep))
+            log_time[short] += shallow - floor
         return log_time, variance, np.stack(kernels)
 
-    def _shapes(self, m: FloatArray, n: FloatArray, k: FloatArray) -> Shapes:
+    def _shapes(self, *sizes: FloatArray) -> Shapes:
         """Builds terms in single precision if `monotone` corrects the order in k, else in double precision."""
-        return Shapes(self.machine, self.menu, m, n, k, dtype=np.float32 if self.most else np.float64)
+        return Shapes(self.machine, self.menu, *sizes, dtype=np.float32 if self.most else np.float64)
 
-    def named(self, m: FloatArray, n: FloatArray, k: FloatArray, kernel: IndexArray) -> FloatArray:
-        """Predicts log µs of shapes, (rows,), for known kernels. kernel: (rows,) index in the menu."""
-        log_us = np.empty(len(m))
-        for part in chunks(len(m)):
-            rows = Measured(m[part], n[part], k[part], np.zeros(len(m[part])), kernel[part])
-            known = None if self.reference is None else self.reference.at(rows.m, rows.n, rows.k)
+    def named(self, kernel: IndexArray, *sizes: FloatArray) -> FloatArray:
+        """Predicts log µs of shapes, (rows,), for known kernels. kernel: (rows,) index in the menu. sizes: `Sizes`."""
+        log_us = np.empty(len(kernel))
+        for part in chunks(len(kernel)):
+            m, n, k, *others = (x[part] for x in sizes)
+            rows = Measured(m, n, k, np.zeros(len(m)), kernel[part], *others)
+            known = None if self.reference is None else self.reference.at(*rows.sizes)
             found, within = [], []
             for member in self.members:
                 own, x = member.named(self.machine, self.menu, rows, known)
@@ -229,7 +253,7 @@ class Ensemble:
     def _by_tree(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
         """Returns log µs by tree, (members · trees, rows)."""
         shapes = self._shapes(m, n, k)
-        reference = None if self.reference is None else self.reference.at(m, n, k)
+        reference = None if self.reference is None else self.reference.at(m, n, k, shapes.batch, shapes.layout)
         watched = watched_columns(shapes)
         log_time = []
         for member in self.members:
@@ -238,15 +262,15 @@ class Ensemble:
             log_time.append(physics + member.by_tree(x, reference))
         return np.concatenate(log_time)
 
-    def physics(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
-        """Returns the mean log µs of the members' cost models, without trees, (rows,)."""
-        found = [self._physics(m[part], n[part], k[part]) for part in chunks(len(m))]
+    def physics(self, *sizes: FloatArray) -> FloatArray:
+        """Returns the mean log µs of the members' cost models, without trees, (rows,). sizes: as `raw`."""
+        found = [self._physics(*(x[part] for x in sizes)) for part in chunks(len(sizes[0]))]
         return np.concatenate(found) if found else np.zeros(0)
 
-    def _physics(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
-        shapes = Shapes(self.machine, self.menu, m, n, k)
+    def _physics(self, *sizes: FloatArray) -> FloatArray:
+        shapes = Shapes(self.machine, self.menu, *sizes)
         return np.asarray(np.mean([member.physics(shapes)[0] for member in self.members], axis=0))
 
-    def correction(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
-        """Returns the trees' correction of the cost model, (rows,), log time."""
-        return self.raw(m, n, k).log_us - self.physics(m, n, k)
+    def correction(self, *sizes: FloatArray) -> FloatArray:
+        """Returns the trees' correction of the cost model, (rows,), log time. sizes: as `raw`."""
+        return self.raw(*sizes).log_us - self.physics(*sizes)

@@ -7,6 +7,8 @@ by `model` and `profile.models`.
 History of the format "quantbench-gemm-model":
 1: initial version.
 2: the cost model has a parameter for serial split-k.
+3: it has parameters for the host's work in a time and for address translation (`cost_model.ADDED`), and a member says
+   whether products of several batches and layouts were fitted. Version 2 is read too.
 """
 
 from __future__ import annotations
@@ -22,13 +24,14 @@ import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, StoreError
-from quantbench.latency.gemm.cost_model import FIRST_TILE, FloatArray, Machine, Menu, Shapes
+from quantbench.latency.gemm.cost_model import ADDED, FIRST_TILE, FloatArray, Machine, Menu, Shapes, upgraded
 from quantbench.latency.gemm.distilled import FastGemm, features
 from quantbench.latency.gemm.ensemble import Ensemble, Reference
 from quantbench.latency.gemm.trees import Forest, Member, watched_columns
 
 MODEL_FORMAT = "quantbench-gemm-model"
-MODEL_VERSION = 2
+MODEL_VERSION = 3
+_READ = (2, MODEL_VERSION)
 _ARRAY_DTYPES = ("<f2", "<f4", "<f8", "<i2", "<i4", "<i8")
 
 
@@ -81,6 +84,8 @@ def ensemble_to_json(ensemble: Ensemble) -> dict[str, Any]:
             "parameters": [float(z) for z in member.parameters],
             "slope": member.slope,
             "most": member.most,
+            "batched": member.batched,
+            "layouts": member.layouts,
             "forest": None if member.forest is None else _forest_to_json(member.forest),
         }
         for member in ensemble.members
@@ -92,9 +97,11 @@ def ensemble_from_json(data: Mapping[str, Any]) -> Ensemble:
     """Inverse of `ensemble_to_json`; does not validate (`require_sound`)."""
     members = tuple(
         Member(
-            parameters=np.array(member["parameters"], dtype=np.float64),
+            parameters=_vector_from_json(member["parameters"], data["tiles"]),
             slope=float(member["slope"]),
             most=float(member["most"]),
+            batched=bool(member.get("batched", False)),
+            layouts=bool(member.get("layouts", False)),
             forest=None if member["forest"] is None else _forest_from_json(member["forest"]),
         )
         for member in data["members"]
@@ -109,6 +116,12 @@ def ensemble_from_json(data: Mapping[str, Any]) -> Ensemble:
         array_from_json(reference["residual"]).astype(np.float64),
     )
     return Ensemble(machine, menu, members, other)
+
+
+def _vector_from_json(parameters: Any, tiles: Any) -> FloatArray:
+    """Returns a parameter vector; one of version 2, told by its length, is upgraded."""
+    vector = np.array(parameters, dtype=np.float64)
+    return upgraded(vector) if vector.shape == (FIRST_TILE - len(ADDED) + len(tiles),) else vector
 
 
 def _kernels_to_json(machine: Machine, menu: Menu) -> dict[str, Any]:
@@ -162,7 +175,7 @@ def fast_from_json(data: Any) -> FastGemm:
     return FastGemm(
         machine=machine,
         menu=menu,
-        parameters=np.array(data["parameters"], dtype=np.float64),
+        parameters=_vector_from_json(data["parameters"], data["tiles"]),
         forest=_forest_from_json(data["forest"]),
         most=float(data["most"]),
     )
@@ -173,8 +186,8 @@ def check_format(data: Any) -> None:
     if not isinstance(data, Mapping) or data.get("format") != MODEL_FORMAT:
         found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
         raise InputError("GemmModel.from_json", f"format {found!r}", repr(MODEL_FORMAT))
-    if data.get("version") != MODEL_VERSION:
-        raise StoreError("GemmModel.from_json", f"version {data.get('version')!r}", f"version {MODEL_VERSION}")
+    if data.get("version") not in _READ:
+        raise StoreError("GemmModel.from_json", f"version {data.get('version')!r}", f"one of versions {_READ}")
 
 
 # Far above any GPU's rate: larger values mean a wrong unit or a damaged file.

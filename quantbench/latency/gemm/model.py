@@ -43,6 +43,7 @@ from quantbench.latency.gemm.training import (
     near,
     pooled,
     shipped_pool,
+    spec_sheet,
     train,
 )
 from quantbench.latency.gemm.trees import Growth, Measured, Member, chunks
@@ -50,10 +51,12 @@ from quantbench.latency.tables import GemmTable
 from quantbench.launch import Launch, Tile
 from quantbench.workload import Gemm
 from quantbench.workload.dtypes import GEMM_DTYPES
+from quantbench.workload.ops import LAYOUTS
 
 IntArray = npt.NDArray[np.int64]
 
-#: largest m (times the batch), n and k
+_SIZES = ("m", "n", "k", "batch")
+#: largest m, n, k and batch
 LARGEST_SIDE = 2**21 - 1
 _SIBLING_EFFORT = Effort(members=1, rows_first=600, growth=Growth(trees=20, leaf=3))
 _SIBLING_ROWS = 6000
@@ -102,10 +105,11 @@ def machine_of(device: DeviceSpec, dtype: str) -> Machine:
     return Machine.of(device, dtype)
 
 
-def whole_sizes(who: str, *sizes: npt.ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Returns m, n, k as float arrays, (rows,). Raises InputError unless all are integers from 1 to 2**21 - 1."""
+def whole_sizes(who: str, *sizes: npt.ArrayLike) -> tuple[FloatArray, ...]:
+    """Returns m, n, k and any batch as float arrays, (rows,). Raises InputError unless all are integers from 1 to
+    2**21 - 1."""
     out = []
-    for name, size in zip("mnk", sizes, strict=True):
+    for name, size in zip(_SIZES, sizes, strict=False):
         array = np.atleast_1d(np.asarray(size))
         if array.ndim != 1 or array.dtype.kind not in "iuf":
             raise InputError(who, f"{name} of shape {array.shape} and type {array.dtype}", "whole numbers, (rows,)")
@@ -115,8 +119,20 @@ def whole_sizes(who: str, *sizes: npt.ArrayLike) -> tuple[FloatArray, FloatArray
             raise InputError(who, f"{name} = {array[bad][0]}", f"a whole number from 1 to {LARGEST_SIDE}")
         out.append(array.astype(np.float64))
     if len({len(x) for x in out}) != 1:
-        raise InputError(who, f"{', '.join(str(len(x)) for x in out)} values of m, n, k", "one each per row")
-    return out[0], out[1], out[2]
+        raise InputError(
+            who, f"{', '.join(str(len(x)) for x in out)} values of {', '.join(_SIZES[: len(out)])}", "one each per row"
+        )
+    return tuple(out)
+
+
+def _layouts(who: str, layout: str | Sequence[str], rows: int) -> FloatArray:
+    """Returns the index of each row's layout, (rows,)."""
+    names = [layout] * rows if isinstance(layout, str) else list(layout)
+    if len(names) != rows:
+        raise InputError(who, f"{len(names)} layouts for {rows} shapes", "one each, or one for all")
+    for name in set(names):
+        require_choice(who, "layout", name, LAYOUTS)
+    return np.array([LAYOUTS.index(name) for name in names], dtype=np.float64)
 
 
 def _measured_times(latency_us: npt.ArrayLike, rows: int) -> FloatArray:
@@ -170,6 +186,8 @@ class GemmModel:
         k: npt.ArrayLike,
         latency_us: npt.ArrayLike,
         *,
+        batch: npt.ArrayLike = 1,
+        layout: str | Sequence[str] = "nn",
         dtype: str = "bf16",
         launches: Sequence[Launch | None] | None = None,
         prior: str | Sequence[GemmModel] = "auto",
@@ -179,6 +197,8 @@ class GemmModel:
     ) -> GemmModel:
         """Fits a model to measured shapes m, n, k and times latency_us, (rows,) each.
 
+        batch: independent products of each row, (rows,) or one number.
+        layout: of each row or of all.
         launches: kernel that ran each row, None if unknown.
         prior: "auto" (best shipped parameters, including this GPU's), "family-out" (other GPU generations only), "none"
             (spec sheet only) or a sequence of models.
@@ -191,10 +211,13 @@ class GemmModel:
         """
         spec = _device(device)
         machine = machine_of(spec, dtype)
-        sizes = whole_sizes("GemmModel.fit", m, n, k)
+        m = np.atleast_1d(np.asarray(m))
+        sizes = whole_sizes("GemmModel.fit", m, n, k, np.broadcast_to(batch, m.shape) if np.ndim(batch) == 0 else batch)
         times = _measured_times(latency_us, len(sizes[0]))
         menu = menu_for(launches)
-        rows = Measured(*sizes, np.log(times), _recorded_kernels(menu, launches, len(times)))
+        layouts = _layouts("GemmModel.fit", layout, len(times))
+        kernels = _recorded_kernels(menu, launches, len(times))
+        rows = Measured(sizes[0], sizes[1], sizes[2], np.log(times), kernels, sizes[3], layouts)
         start, blind, reference = _start(spec, dtype, prior)
         if sibling is not None:
             reference, start = _sibling(sibling, dtype, seed)
@@ -232,26 +255,30 @@ class GemmModel:
         n: npt.ArrayLike,
         k: npt.ArrayLike,
         *,
+        batch: npt.ArrayLike = 1,
+        layout: str | Sequence[str] = "nn",
         launches: Sequence[Launch | None] | None = None,
     ) -> GemmEstimates:
-        """Predicts GEMMs m×k times k×n; the sizes broadcast, and the result has their common shape.
+        """Predicts GEMMs m×k times k×n, `batch` of them at once; the sizes broadcast, and the result has their common
+        shape.
 
+        layout: of each row (one-dimensional sizes only) or of all; matters if products of several layouts were fitted.
         launches: kernel that will run each row, None if unknown (one-dimensional sizes only).
 
         No prediction is below the time at the device's peak, and doubling k never lowers one.
         """
-        wide = np.broadcast_arrays(np.asarray(m), np.asarray(n), np.asarray(k))
+        wide = np.broadcast_arrays(np.asarray(m), np.asarray(n), np.asarray(k), np.asarray(batch))
         sizes = whole_sizes("GemmModel.predict", *(w.ravel() for w in wide))
-        answer = self.ensemble.monotone(*sizes)
+        layouts = _layouts("GemmModel.predict", layout, len(sizes[0]))
+        answer = self.ensemble.monotone(*sizes, layouts)
         log_us, kernel, menu = answer.log_us, answer.kernels[0], self.ensemble.menu
         if launches is not None:
             recorded = _recorded_kernels(menu, launches, len(log_us))
             named = np.flatnonzero(recorded >= 0)
             log_us = log_us.copy()
-            m_named, n_named, k_named = (x[named] for x in sizes)
-            log_us[named] = self.ensemble.named(m_named, n_named, k_named, recorded[named])
+            log_us[named] = self.ensemble.named(recorded[named], *(x[named] for x in (*sizes, layouts)))
             kernel = np.where(recorded >= 0, recorded, kernel)
-        peak_us = 2.0 * sizes[0] * sizes[1] * sizes[2] / self.ensemble.machine.flop_per_us
+        peak_us = 2.0 * np.prod(sizes, axis=0) / self.ensemble.machine.flop_per_us
         latency_us = np.maximum(np.exp(log_us), peak_us)
         factor = np.exp(self.interval.half_width(answer.variance))
         waves, bound = self._waves_and_bound(sizes, kernel)
@@ -269,6 +296,11 @@ class GemmModel:
         )
 
     @property
+    def batched(self) -> bool:
+        """Whether batched products were among the fitted rows."""
+        return any(member.batched for member in self.ensemble.members)
+
+    @property
     def in_waves(self) -> bool:
         """Whether, by the fitted parameters, GEMMs run in waves, so that a partial last wave leaves SMs idle."""
         return runs_in_waves([member.parameters for member in self.ensemble.members])
@@ -279,11 +311,15 @@ class GemmModel:
         return self.fast or distil(self.ensemble)
 
     def predict_gemms(self, gemms: Sequence[Gemm]) -> list[Estimate]:
-        """Predicts GEMMs of the model's dtype, in order; a batched GEMM counts as one with batch · m rows."""
+        """Predicts GEMMs of the model's dtype, in order."""
         for gemm in gemms:
             if gemm.dtype != self.dtype:
                 raise InputError("predict_gemms", f"{gemm}", f"products of {self.dtype}, which the model was fitted to")
-        found = self.predict([g.batch * g.m for g in gemms], [g.n for g in gemms], [g.k for g in gemms])
+        found = self.predict(
+            *([getattr(g, size) for g in gemms] for size in "mnk"),
+            batch=[g.batch for g in gemms],
+            layout=[g.layout for g in gemms],
+        )
         out = []
         for i in range(len(gemms)):
             tile = Tile(int(found.block_m[i]), int(found.block_n[i]), split_k=int(found.split_k[i]))
@@ -377,10 +413,8 @@ class GemmModel:
 @cache
 def shipped_model(slug: str, dtype: str) -> GemmModel | None:
     """Returns the packaged model of a device and dtype, None if there is none."""
-    file = Path(__file__).parent.parent / "models" / f"{slug}.json"
-    if dtype != "bf16" or not file.is_file():
-        return None
-    return GemmModel.load(file)
+    file = Path(__file__).parent.parent / "models" / f"{slug}{'' if dtype == 'bf16' else '-' + dtype}.json"
+    return GemmModel.load(file) if file.is_file() else None
 
 
 def _device(device: DeviceSpec | str) -> DeviceSpec:
@@ -395,7 +429,7 @@ def _start(device: DeviceSpec, dtype: str, prior: str | Sequence[GemmModel]) -> 
         known = [model.known() for model in prior]
         kin = [k for k in known if k.family == family(device)]
         _, blind = choose(device, dtype, shipped_pool(), family_out=True)
-        return (near(kin, same_gpu=False) if kin else pooled(known)), blind, None
+        return (near(kin, same_gpu=False) if kin else pooled(known, spec_sheet(device, dtype))), blind, None
     require_choice("GemmModel.fit", "prior", prior, ("auto", "family-out", "none"))
     if prior == "none":
         start, blind = choose(device, dtype, (), family_out=True)

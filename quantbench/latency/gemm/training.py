@@ -1,10 +1,10 @@
 """Fits a GEMM ensemble and its interval to measured rows, starting from a prior.
 
 Entry points: `choose`, which returns the `Prior` of a device from the shipped parameters of measured GPUs
-(`shipped_pool` of `Known`, `pooled`, `near`); `menu_for`; `fit_parameters` (cost model only: maximum a posteriori by
-L-BFGS); `train` (complete fit) and its `Effort`; the constants `FEWEST_ROWS`, `FEWEST_FOR_TREES`, `POOL_FORMAT` and
-`POOL_VERSION`. Used by `model`, `distilled`, `profile.fit` and `tools.ship_gemm`; `analysis.blocks` uses
-`known_in_waves`.
+(`shipped_pool` of `Known`, `pooled`, `near`), or from its `spec_sheet`; `menu_for`; `fit_parameters` (cost model only:
+maximum a posteriori by L-BFGS); `train` (complete fit) and its `Effort`; the constants `FEWEST_ROWS`,
+`FEWEST_FOR_TREES`, `POOL_FORMAT` and `POOL_VERSION`. Used by `model`, `distilled`, `profile.fit` and tools;
+`analysis.blocks` uses `known_in_waves`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from importlib.resources import files
 
 import numpy as np
 
+from quantbench.device.registry import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import StoreError
 from quantbench.latency.autodiff import Variable, gradient, value_of
 from quantbench.latency.estimate import IntervalCalibration
-from quantbench.latency.families import family, generation
+from quantbench.latency.families import family, generation, unit
 from quantbench.latency.gemm.cost_model import (
+    ADDED,
     INDEX,
     TILES,
     FloatArray,
@@ -33,6 +35,7 @@ from quantbench.latency.gemm.cost_model import (
     Shapes,
     Values,
     chosen_time,
+    clock_loss,
     hand_prior,
     keep_freed_memory,
     kernel_parts,
@@ -43,19 +46,16 @@ from quantbench.latency.gemm.trees import Growth, Measured, Member, train_member
 from quantbench.launch import Launch
 
 POOL_FORMAT = "quantbench-gemm-pool"
-POOL_VERSION = 2
+POOL_VERSION = 3
 # Prior deviations as shares of the hand prior's: between two tables of one GPU, between two GPUs of one family, and the
 # least between families. Tuned on the five public tables that `tools.accuracy` evaluates.
 _SAME_GPU, _SAME_FAMILY, _OTHER_FAMILY = 0.4, 0.5, 0.6
-# Half-width (log time) if no 2-byte format was measured: a factor of e in both directions.
-_UNKNOWN = 1.0
-_NARROW = ("bf16", "fp16")
-# Half-widths (log time) that cover 90 % of the rows of public tables around `spec_sheet` predictions, GPUs weighted
-# equally. fp32: NeuSight's linear layers above 200 µs on P100, V100, T4 and A100 (all PCIe); DeepBench's fp32 GEMMs on
-# a V100 SXM2 are covered too. The T4 determines the width: its power limit keeps it at half its peak.
-_BLIND_CUDA_CORES = 0.65
-# fp8: the tables of aiconfigurator-core 0.12.0 (vLLM 0.24.0) of H100, H200, B200, L40S and RTX PRO 6000.
-_BLIND_TENSOR_CORES = 1.4
+# Half-width (log time) if no table of the dtype was measured on the same unit. It covers 90 % of the rows of the fp8
+# tables of aiconfigurator-core 0.12.0 (vLLM 0.24.0) of H100, H200, B200, L40S and RTX PRO 6000, GPUs weighted equally.
+_UNKNOWN = 1.4
+# A GPU outside the pool errs more than the worst of the few inside: with this factor the intervals of L40S (bf16), B200
+# (fp8) and V100 (fp16) cover 90 % of their rows, each predicted from the others.
+_BEYOND = 1.2
 
 
 @dataclass(frozen=True)
@@ -93,74 +93,84 @@ def shipped_pool() -> tuple[Known, ...]:
     return tuple(Known(**{**k, "parameters": np.array(k["parameters"])}) for k in data["known"])
 
 
-def pooled(known: Sequence[Known]) -> Prior:
-    """Builds the prior from the families' mean parameters and the hand prior, with the spread between families."""
-    mean, sd = hand_prior()
+def pooled(known: Sequence[Known], base: Prior) -> Prior:
+    """Builds the prior from the families' mean parameters and `base`, with the spread between families."""
     if not known:
-        return Prior(mean, sd, "the spec sheet")
+        return base
     by_family: dict[str, list[FloatArray]] = defaultdict(list)
     for k in known:
         by_family[k.family].append(k.parameters)
     centres = np.array([np.mean(group, axis=0) for group in by_family.values()])
     count = len(centres)
-    pool = (centres.sum(axis=0) + mean) / (count + 1.0)
-    variance = (((centres - pool) ** 2).sum(axis=0) + 2.0 * (_OTHER_FAMILY * sd) ** 2) / (count + 1.0)
-    return Prior(pool, np.sqrt(variance), "pooled over " + ", ".join(sorted(k.device for k in known)))
+    pool = (centres.sum(axis=0) + base.mean) / (count + 1.0)
+    variance = (((centres - pool) ** 2).sum(axis=0) + 2.0 * (_OTHER_FAMILY * base.sd) ** 2) / (count + 1.0)
+    return _without_host(Prior(pool, np.sqrt(variance), "pooled over " + _names(known)))
 
 
 def near(known: Sequence[Known], *, same_gpu: bool) -> Prior:
     """Builds the prior around the mean of entries of the same GPU or of GPUs of its family."""
     _, sd = hand_prior()
     mean = np.mean([k.parameters for k in known], axis=0)
-    share = _SAME_GPU if same_gpu else _SAME_FAMILY
-    return Prior(mean, share * sd, ", ".join(sorted(k.device for k in known)))
+    if same_gpu:
+        return Prior(mean, _SAME_GPU * sd, _names(known))
+    return _without_host(Prior(mean, _SAME_FAMILY * sd, _names(known)))
 
 
-def spec_sheet(device: DeviceSpec, dtype: str) -> tuple[Prior, float]:
-    """Returns the prior of a dtype without measured tables, and the half-width (log time) of its 90 % interval.
+def _names(known: Sequence[Known]) -> str:
+    return ", ".join(sorted({k.device for k in known}))
 
-    fp32 runs on CUDA cores, every other dtype on tensor cores, for which the hand prior was made. Two parameters differ
-    on CUDA cores: misaligned rows cost nothing (only tensor cores need 16-byte alignment; cuBLAS documentation, "Tensor
-    Core Usage"), and a pipeline fill of about the same time is worth fewer elements of k.
+
+def _without_host(prior: Prior) -> Prior:
+    """Resets the host's work in a time to the hand prior: it belongs to a table, not to a GPU."""
+    at, (hand, sd) = INDEX["host"], hand_prior()
+    prior.mean[at], prior.sd[at] = hand[at], sd[at]
+    return prior
+
+
+def spec_sheet(device: DeviceSpec, dtype: str) -> Prior:
+    """Returns the prior of a GPU without any measured table: the hand prior, which was made for tensor cores.
+
+    Two parameters differ on CUDA cores: misaligned rows cost nothing (only tensor cores need 16-byte alignment; cuBLAS
+    documentation, "Tensor Core Usage"), and a pipeline fill of about the same time is worth fewer elements of k.
     """
     mean, sd = hand_prior()
-    if dtype != "fp32":
-        return Prior(mean, sd, "the peak of its tensor cores and its bandwidth"), _BLIND_TENSOR_CORES
-    mean[INDEX["misaligned"]] = 0.0
-    tensor_cores = device.peak("fp16") or device.peak("bf16")
-    if tensor_cores is not None:
-        mean[INDEX["fill"]] += np.log(device.peak_tflops["fp32"] / tensor_cores)
-    return Prior(mean, sd, "the peak of its CUDA cores and its bandwidth"), _BLIND_CUDA_CORES
+    which = unit(device, dtype)
+    peak, other = device.peak(dtype), device.peak("fp16") or device.peak("bf16")
+    if which == "CUDA cores":
+        mean[INDEX["misaligned"]] = 0.0
+        if peak is not None and other is not None and unit(device, "fp16") == "tensor cores":
+            mean[INDEX["fill"]] += np.log(peak / other)
+    return Prior(mean, sd, f"the peak of its {which} and its bandwidth")
 
 
 def known_in_waves(device: DeviceSpec, dtype: str) -> bool:
     """Returns whether GEMMs run in waves according to the shipped parameters of this GPU, or else of its family."""
-    return _known_in_waves(device.name, family(device), dtype)
+    return _known_in_waves(device.name, family(device), unit(device, dtype), dtype)
 
 
 @cache
-def _known_in_waves(device: str, family_name: str, dtype: str) -> bool:
-    usable = [k for k in shipped_pool() if _teaches(k, dtype)]
+def _known_in_waves(device: str, family_name: str, which: str, dtype: str) -> bool:
+    usable = [k for k in shipped_pool() if _teaches(k, which, dtype)]
     known = [k for k in usable if k.device == device] or [k for k in usable if k.family == family_name]
     return bool(known) and runs_in_waves([k.parameters for k in known])
 
 
-def _teaches(known: Known, dtype: str) -> bool:
-    """Returns whether an entry applies to a dtype: bf16 and fp16 share their parameters."""
-    return known.dtype == dtype or {known.dtype, dtype} <= set(_NARROW)
+def _teaches(known: Known, which: str, dtype: str) -> bool:
+    """Returns whether an entry applies to a dtype on a unit. fp16 learns from bf16 too: it runs at the same rate."""
+    same = known.dtype == dtype or (dtype == "fp16" and known.dtype == "bf16")
+    return same and unit(lookup(known.device), known.dtype) == which
 
 
 def choose(device: DeviceSpec, dtype: str, known: Sequence[Known], *, family_out: bool) -> tuple[Prior, float]:
     """Returns the prior for a device and the half-width (log time) of a 90 % interval around its unfitted prediction.
 
-    known: entries of measured GPUs; bf16 and fp16 share entries, and a dtype without entries uses `spec_sheet`.
-    family_out: whether to exclude all GPUs of the device's generation, itself included.
+    known: entries of measured GPUs. Those of the same unit and dtype apply (`_teaches`); without any, the prior is
+    `spec_sheet`. family_out: whether to exclude all GPUs of the device's generation, itself included.
     """
-    usable = [k for k in known if _teaches(k, dtype)]
-    if not usable and dtype not in _NARROW:
-        return spec_sheet(device, dtype)
+    base = spec_sheet(device, dtype)
+    usable = [k for k in known if _teaches(k, unit(device, dtype), dtype)]
     others = [k for k in usable if generation(k.family) != generation(family(device))]
-    blind = max((k.blind_90 for k in others), default=_UNKNOWN)
+    blind = _BEYOND * max((k.blind_90 for k in others), default=_UNKNOWN / _BEYOND)
     if not family_out:
         own = [k for k in usable if k.device == device.name]
         if own:
@@ -169,7 +179,7 @@ def choose(device: DeviceSpec, dtype: str, known: Sequence[Known], *, family_out
         if kin:
             return near(kin, same_gpu=False), blind
         others = usable
-    return pooled(others), blind if others else _UNKNOWN
+    return pooled(others, base), blind if others else _UNKNOWN
 
 
 _DELTA = 0.05  # log error at which the loss turns from quadratic to linear
@@ -191,7 +201,7 @@ _TAILS = ((0.6, 2.24), (0.7, 1.77), (0.8, 1.38))
 # Errors of a fold (one member, four fifths of the rows) over those of the full ensemble.
 _FOLD_EXCESS = 1.04
 # Noise added to the prior (share of its deviation) and the rows (log time) of members after the first, so that members
-# differ in what the rows do not determine.
+# differ in what the rows do not determine. The prior of the parameters in ADDED is left as it is.
 _SHAKEN_PRIOR, _SHAKEN_ROWS = 0.7, 0.08
 _MOST_EXTRA_TILES = 8
 _MOST_EXTRA_KERNELS = 24
@@ -225,7 +235,7 @@ def fit_parameters(
     from scipy.optimize import minimize
 
     keep_freed_memory()
-    shapes = Shapes(machine, menu, rows.m, rows.n, rows.k)
+    shapes = Shapes(machine, menu, *rows.sizes)
     named = np.flatnonzero(rows.kernel >= 0)
     weight = np.ones(len(rows))
     weight[named] = 0.25
@@ -239,7 +249,7 @@ def fit_parameters(
         grad = gradient(predicted, source, slope)
         if len(named):
             # The recorded kernel's own time is fitted to the measurement, and the choice to its name.
-            own = _entries(log_time, rows.kernel[named] * len(rows) + named)
+            own = _entries(log_time, rows.kernel[named] * len(rows) + named) + clock_loss(values, shapes).take(named)
             own_loss, slope = _pseudo_huber(own.value - rows.log_us[named])
             width = np.exp(value_of(values["choice"]))[0]
             doubt = (own - predicted.take(named)) * float(_CHOICE_WEIGHT / width)
@@ -296,7 +306,7 @@ def train(
     rng = np.random.default_rng(seed)
     vectors = _member_parameters(machine, menu, rows, prior, effort, rng)
     menu, rows = _likely(machine, menu, rows, vectors)
-    residual = None if reference is None else reference.at(rows.m, rows.n, rows.k)
+    residual = None if reference is None else reference.at(*rows.sizes)
     ensemble = Ensemble(machine, menu, _members(machine, menu, rows, vectors, residual, effort, seed), reference)
     return ensemble, _calibrate(ensemble, rows, prior, residual, effort, seed)
 
@@ -322,12 +332,14 @@ def _member_parameters(
     machine: Machine, menu: Menu, rows: Measured, prior: Prior, effort: Effort, rng: np.random.Generator
 ) -> list[FloatArray]:
     order = rng.permutation(len(rows))
+    varied = np.delete(np.arange(len(prior.mean)), ADDED)
     vectors = [fit_parameters(machine, menu, rows.take(order[: effort.rows_first]), prior)]
     for _ in range(1, effort.members):
         part = rows.take(rng.permutation(len(rows))[: effort.rows_other])
         shaken = replace(part, log_us=part.log_us + _SHAKEN_ROWS * rng.standard_normal(len(part)))
-        offset = _SHAKEN_PRIOR * prior.sd * rng.standard_normal(len(prior.mean))
-        vectors.append(fit_parameters(machine, menu, shaken, replace(prior, mean=prior.mean + offset)))
+        mean = prior.mean.copy()
+        mean[varied] += _SHAKEN_PRIOR * prior.sd[varied] * rng.standard_normal(len(varied))
+        vectors.append(fit_parameters(machine, menu, shaken, replace(prior, mean=mean)))
     return vectors
 
 
@@ -337,7 +349,8 @@ def _likely(machine: Machine, menu: Menu, rows: Measured, vectors: Sequence[Floa
     count = 1000
     m = np.concatenate([np.floor(2 ** rng.uniform(0, 15, count)), rows.m[:count]])
     n, k = (np.concatenate([8 * np.floor(2 ** rng.uniform(2, 13, count)), own[:count]]) for own in (rows.n, rows.k))
-    shapes = Shapes(machine, menu, m, n, k)
+    batch = np.concatenate([np.ones(count), rows.batch[:count]])  # the layout does not matter to the kernels' times
+    shapes = Shapes(machine, menu, m, n, k, batch)
     likely = np.zeros(len(menu))
     for vector in vectors:
         member = Member(vector, None)
@@ -356,7 +369,7 @@ def _calibrate(
     """Calibrates the interval on the errors of folds of (n, k) sites, each predicted by a fit without it."""
     machine, menu = ensemble.machine, ensemble.menu
     rng = np.random.default_rng(seed)
-    sites, site = np.unique(np.stack([rows.n, rows.k]), axis=1, return_inverse=True)
+    sites, site = np.unique(np.stack([rows.n, rows.k, rows.batch]), axis=1, return_inverse=True)
     fold_of = (rng.permutation(sites.shape[1]) % _FOLDS)[site.ravel()]
     error, variance = np.zeros(len(rows)), np.zeros(len(rows))
     single = replace(effort, members=1, rows_first=effort.rows_other)
@@ -369,10 +382,10 @@ def _calibrate(
         vector = fit_parameters(machine, menu, few, prior, start=ensemble.members[0].parameters, max_iterations=80)
         members = _members(machine, menu, seen, [vector], None if known is None else known[outside], single, seed)
         held = rows.take(inside)
-        answer = Ensemble(machine, menu, members, ensemble.reference).raw(held.m, held.n, held.k)
+        answer = Ensemble(machine, menu, members, ensemble.reference).raw(*held.sizes)
         error[inside], variance[inside] = np.abs(answer.log_us - held.log_us), answer.variance
     # A fold has a single member, so the variance between members is added.
-    between = [member.physics(Shapes(machine, menu, rows.m, rows.n, rows.k))[0] for member in ensemble.members]
+    between = [member.physics(Shapes(machine, menu, *rows.sizes))[0] for member in ensemble.members]
     variance += np.var(between, axis=0)
     floor = float(np.median(error)) + 1e-3
     scaled = error / np.sqrt(variance + floor**2)

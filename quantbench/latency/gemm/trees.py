@@ -7,7 +7,7 @@ Entry points: `Forest` (trees grown by scikit-learn, evaluated by numpy), `Membe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -39,7 +39,8 @@ _SPARE_DEPTH = 5
 
 @dataclass(frozen=True)
 class Measured:
-    """Measured shapes and log times, (rows,) each. kernel: menu index of the recorded kernel, -1 if unknown.
+    """Measured shapes and log times, (rows,) each. kernel: menu index of the recorded kernel, -1 if unknown. batch: 1
+    for single products. layout: index in `LAYOUTS`.
 
     `store.record.Measured` is a different class."""
 
@@ -48,9 +49,26 @@ class Measured:
     k: FloatArray
     log_us: FloatArray
     kernel: IndexArray
+    batch: FloatArray
+    layout: FloatArray
 
     def __len__(self) -> int:
         return len(self.m)
+
+    @property
+    def sizes(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
+        """m, n, k, batch and layout, in the order of `Shapes`."""
+        return self.m, self.n, self.k, self.batch, self.layout
+
+    @property
+    def batched(self) -> bool:
+        """Whether batched products are among the rows."""
+        return bool((self.batch > 1).any())
+
+    @property
+    def layouts(self) -> bool:
+        """Whether single products, or batched ones, of several layouts are among the rows."""
+        return any(len(np.unique(self.layout[kind])) > 1 for kind in (self.batch == 1, self.batch > 1))
 
     def take(self, rows: IndexArray) -> Measured:
         return Measured(*(column[rows] for column in vars(self).values()))
@@ -185,9 +203,13 @@ def watched_columns(shapes: Shapes) -> list[FloatArray]:
     """Returns log waves, fill of the waves and padding for common tiles, independent of the menu; (rows,) each."""
     columns = []
     for block_m, block_n in _WATCHED_TILES:
-        tiles = np.ceil(shapes.m / block_m) * np.ceil(shapes.n / block_n)
+        tiles = shapes.batch * np.ceil(shapes.m / block_m) * np.ceil(shapes.n / block_n)
         waves = tiles / (shapes.machine.sm_count * float(resident_blocks(block_m, block_n)))
-        columns += [np.log(waves), waves / np.ceil(waves), shapes.m * shapes.n / (tiles * (block_m * block_n))]
+        columns += [
+            np.log(waves),
+            waves / np.ceil(waves),
+            shapes.batch * shapes.m * shapes.n / (tiles * (block_m * block_n)),
+        ]
     return columns
 
 
@@ -207,12 +229,15 @@ class Member:
     forest: None if rows were too few.
     slope: share of a reference's residual that is added.
     most: limit of the correction, log time.
+    batched, layouts: whether the forest's inputs include the batch and the layout.
     """
 
     parameters: FloatArray
     forest: Forest | None
     slope: float = 0.0
     most: float = 0.0
+    batched: bool = False
+    layouts: bool = False
 
     def physics(self, shapes: Shapes) -> tuple[Array, Parts]:
         """Computes the cost model's log µs, (rows,), and its parts."""
@@ -243,7 +268,7 @@ class Member:
         """
         if weights is None:
             weights = self.weights(parts)
-        log_m, log_n, log_k = np.log2(shapes.m), np.log2(shapes.n), np.log2(shapes.k)
+        log_m, log_n, log_k = np.log2(shapes.batch * shapes.m), np.log2(shapes.n), np.log2(shapes.k)
         # The time of a small tile in very many waves can exceed single precision; such a tile is never chosen.
         per_time = weights * np.exp(np.maximum(-parts.log_time, NEGLIGIBLE))
         columns = [log_m, log_n, log_k, log_m + log_n, log_n + log_k, log_m + log_k, log_m + log_n + log_k, log_us]
@@ -253,11 +278,15 @@ class Member:
             _expected(weights, shapes.split_k),
             np.log(_expected(weights, shapes.waves)),
             _expected(weights, shapes.fluid / shapes.waves),
-            shapes.m * shapes.n * _expected(weights / shapes.tiles, 1.0 / (16384.0 * shapes.area)),
+            shapes.batch * shapes.m * shapes.n * _expected(weights / shapes.tiles, 1.0 / (16384.0 * shapes.area)),
         ]
         far = np.minimum(parts.log_time - parts.log_time.min(axis=0), _FAR)
         nearest = np.sort(far.T, axis=1)  # faster than np.partition for few columns
         columns += [nearest[:, min(1, len(far) - 1)], nearest[:, min(4, len(far) - 1)], *watched]
+        if self.batched:
+            columns += [np.log2(shapes.batch), np.log2(shapes.m)]
+        if self.layouts:
+            columns.append(shapes.layout)
         first_split = len(columns) + len(menu.tiles)
         count = first_split + len(SPLITS) + (reference is not None)
         out = np.full((count, far.shape[1]), _FAR, dtype=np.float32)
@@ -291,8 +320,8 @@ class Member:
         self, machine: Machine, menu: Menu, rows: Measured, reference: FloatArray | None
     ) -> tuple[Array, Float32Array]:
         """Returns log µs of each row's recorded kernel, and the forest's inputs with that kernel's probability 1."""
-        own = self.physics(Shapes(machine, menu.by_row(rows.kernel), rows.m, rows.n, rows.k))[0]
-        shapes = Shapes(machine, menu, rows.m, rows.n, rows.k, dtype=np.float32)
+        own = self.physics(Shapes(machine, menu.by_row(rows.kernel), *rows.sizes))[0]
+        shapes = Shapes(machine, menu, *rows.sizes, dtype=np.float32)
         parts = self.physics(shapes)[1]
         taken = np.zeros_like(parts.log_time)
         taken[rows.kernel, np.arange(len(rows))] = 1.0
@@ -309,7 +338,7 @@ def train_member(
     seed: int,
 ) -> Member:
     """Grows a member's trees on the residual of its cost model. reference: residual of another model, (rows,)."""
-    bare = Member(parameters, None)
+    bare = Member(parameters, None, batched=rows.batched, layouts=rows.layouts)
     x, residual = _residual(bare, machine, menu, rows, reference)
     slope = 0.0
     if reference is not None:
@@ -322,7 +351,7 @@ def train_member(
     clipped = np.clip(residual, centre - _CLIP * deviation, centre + _CLIP * deviation)
     forest = Forest.grow(x, clipped, trees=growth.trees, leaf=growth.leaf, seed=seed)
     fitted = forest.predict(x)[0] + (0.0 if reference is None else slope * reference)
-    return Member(parameters, forest, slope, float(np.abs(fitted).max()))
+    return replace(bare, forest=forest, slope=slope, most=float(np.abs(fitted).max()))
 
 
 def _residual(
@@ -333,7 +362,7 @@ def _residual(
     features, residual = [], []
     for chunk in chunks(len(rows), 1000):
         part = rows.take(np.arange(len(rows))[chunk])
-        shapes = Shapes(machine, menu, part.m, part.n, part.k, dtype=np.float32)
+        shapes = Shapes(machine, menu, *part.sizes, dtype=np.float32)
         predicted, parts = member.physics(shapes)
         known = None if reference is None else reference[chunk]
         features.append(member.features(menu, shapes, predicted, parts, watched_columns(shapes), known))

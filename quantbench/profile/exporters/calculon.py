@@ -10,12 +10,10 @@ GFLOP for arithmetic and 1e6 bytes for memory. (PyPI's `calculon` is another pro
 from __future__ import annotations
 
 import json
-from itertools import pairwise
-from typing import Any
 
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.profile.exporters.options import WHO, Exported, ExportOptions, require_gpu
-from quantbench.profile.exporters.rates import LinkRates, achieved, curve, link_rates
+from quantbench.profile.exporters.rates import achieved, curve, link_rates
 from quantbench.profile.profile import Profile
 
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp8": "float8"}
@@ -43,6 +41,10 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     vector_peak = device.peak("fp32")
     if vector_peak is None:
         raise UnsupportedError(WHO, f"{device.name} has no peak for fp32", "one, for calculon's vector arithmetic")
+    inside = {"bandwidth": links.inside_gb_per_s, "efficiency": links.share, "size": links.gpus_per_node,
+              "latency": links.inside_latency_s, "must_be_filled": True}  # fmt: skip
+    between = {"bandwidth": links.between_gb_per_s, "efficiency": 1.0, "size": _FABRIC_GPUS,
+               "latency": links.between_latency_s, "must_be_filled": False}  # fmt: skip
     name = _DTYPES[reached.dtype]
     compute = curve(reached.compute_by_size.flops / 1e9, reached.compute_by_size.tflops / reached.peak_tflops)
     memory = curve(reached.memory_by_size.moved_bytes / 1e6, reached.memory_by_size.gb_per_s / device.memory_gb_per_s)
@@ -52,9 +54,8 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
         "mem1": {"GiB": device.memory_bytes / _GIB, "GBps": device.memory_gb_per_s, "MB_efficiency": memory},
         "mem2": {"GiB": 0, "GBps": links.host_gb_per_s, "MB_efficiency": [[0.0, 1.0]]},
         "processing_mode": "roofline",
-        "networks": _networks(links),
+        "networks": [{**network, "ops": _RING, "processor_usage": 0.0} for network in (inside, between)],
     }
-    check(system)
     out.write(json.dumps(system, indent=1) + "\n", f"{device.name}.json")
     out.rows |= {"matrix efficiencies": len(compute), "memory efficiencies": len(memory)}
     out.notes += [
@@ -62,26 +63,3 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
         "processor_usage: 0, for what communication takes from arithmetic was not measured",
     ]
     out.use.append(f"calculon llm <app> <execution> {device.name}.json <output>")
-
-
-def _networks(links: LinkRates) -> list[dict[str, Any]]:
-    inside = {"bandwidth": links.inside_gb_per_s, "efficiency": links.share, "size": links.gpus_per_node,
-              "latency": links.inside_latency_s, "must_be_filled": True}  # fmt: skip
-    between = {"bandwidth": links.between_gb_per_s, "efficiency": 1.0, "size": _FABRIC_GPUS,
-               "latency": links.between_latency_s, "must_be_filled": False}  # fmt: skip
-    return [{**network, "ops": _RING, "processor_usage": 0.0} for network in (inside, between)]
-
-
-def check(system: dict[str, Any]) -> None:
-    """Raises InputError unless sizes descend strictly and efficiencies are in (0, 1], as calculon asserts, and each
-    curve ends at size 0, so that small work has an efficiency."""
-    curves = [(part, system[part]["MB_efficiency"]) for part in ("mem1", "mem2")]
-    for part in ("matrix", "vector"):
-        curves += [(f"{part} {dtype}", one["gflops_efficiency"]) for dtype, one in system[part].items()]
-    for name, points in curves:
-        sizes = [size for size, _ in points]
-        if not points or sizes[-1] != 0 or any(a <= b for a, b in pairwise(sizes)):
-            raise InputError(WHO, f"calculon {name}: sizes {sizes}", "sizes that descend strictly and end at 0")
-        for size, share in points:
-            if not 0.0 < share <= 1.0:
-                raise InputError(WHO, f"calculon {name}: efficiency {share} at {size}", "above 0 and at most 1")

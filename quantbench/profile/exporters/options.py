@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quantbench.errors import InputError, StoreError, UnsupportedError
+from quantbench.errors import InputError, UnsupportedError
+from quantbench.files import write_file
 from quantbench.workload.dtypes import GEMM_DTYPES
 from quantbench.workload.ops import LAYOUTS
 
@@ -88,14 +89,7 @@ class Exported:
     def write(self, content: str | bytes, *parts: str) -> None:
         """Writes a file below the folder. Raises StoreError if that fails."""
         path = self.folder.joinpath(*parts)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(WHO, f"{path.parent} ({error.strerror})", "a folder that can be written") from None
-        try:
-            path.write_bytes(content.encode() if isinstance(content, str) else content)
-        except OSError as error:
-            raise StoreError(WHO, f"{path} ({error.strerror})", "a file that can be written") from None
+        write_file(WHO, path, content, make_folder=True)
         self.paths.append(path)
 
 

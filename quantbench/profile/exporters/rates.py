@@ -99,7 +99,10 @@ def achieved(profile: Profile, options: ExportOptions, out: Exported) -> Achieve
     compute, memory = bound_by_arithmetic(measured), bound_by_memory(streams)
     rests = [f"{len(compute):,} measured products of {dtype}", f"{len(memory):,} measured pieces of memory-bound work"]
     if not len(compute) or not len(memory):
-        modelled = _modelled(profile, dtype)
+        shapes = [(s, s, s) for s in _MODEL_SQUARES]
+        shapes += [(m, s, s) for m in _MODEL_ROWS for s in (*_MODEL_SQUARES, 2**15)]
+        works = [Gemm(m=m, n=n, k=k, dtype=dtype, layout="nt") for m, n, k in shapes]
+        modelled = Works.of(works, GemmTimes(profile, dtype).latency_us(*np.array(shapes).T))
         if not len(compute):
             measured, rests[0] = modelled, f"products of {dtype} as modelled"
             compute = bound_by_arithmetic(modelled)
@@ -113,12 +116,6 @@ def achieved(profile: Profile, options: ExportOptions, out: Exported) -> Achieve
     # Work faster than memory was served from the cache.
     streamed = streams.where((streams.tflops < _EXPLAINED * peak) & (streams.gb_per_s <= device.memory_gb_per_s))
     return Achieved(dtype, tflops, gb_per_s, compute, memory, by_size, streamed, peak)
-
-
-def _modelled(profile: Profile, dtype: str) -> Works:
-    shapes = [(s, s, s) for s in _MODEL_SQUARES] + [(m, s, s) for m in _MODEL_ROWS for s in (*_MODEL_SQUARES, 2**15)]
-    latency_us = GemmTimes(profile, dtype).latency_us(*np.array(shapes).T)
-    return Works.of([Gemm(m=m, n=n, k=k, dtype=dtype, layout="nt") for m, n, k in shapes], latency_us)
 
 
 def curve(size: FloatArray, share: FloatArray) -> list[list[float]]:

@@ -1,0 +1,49 @@
+"""Defines the verdict on a rule of thumb, as computed from a run and as stored in a profile.
+
+Entry points: `Verdict`, `VERDICTS`. Used by `analysis.rules`, which computes verdicts, `analysis.check`, `profile`,
+which stores them, and `report.sections`, which shows them. Imports nothing heavy, so that a profile loads fast.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quantbench.errors import InputError, require_choice
+
+VERDICTS = ("CONFIRMED", "REFUTED", "INCONCLUSIVE", "NOT TESTED")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Verdict on one rule of thumb.
+
+    rule, predicate, claim: id of the rule, its condition, and the benefit that it promises.
+    verdict: one of VERDICTS.
+    effect: ratio of the times per unit of work, rule broken / kept; median over the pairs (mean if there are few).
+    low, high: 95 % interval of the effect.
+    num_pairs: number of pairs.
+    predicted: effect computed from tiles and waves alone, median; None if a tile is unknown.
+    evidence: keys of the records compared, in the order of the pairs; a profile keeps the first of them.
+    evidence_total: number of the records compared.
+    reason: why the rule was not tested, or why the verdict is inconclusive; else empty.
+    """
+
+    rule: str
+    predicate: str
+    claim: str
+    verdict: str
+    effect: float | None = None
+    low: float | None = None
+    high: float | None = None
+    num_pairs: int = 0
+    predicted: float | None = None
+    evidence: tuple[str, ...] = ()
+    evidence_total: int = 0
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        require_choice(f"finding {self.rule}", "verdict", self.verdict, VERDICTS)
+        for name in ("effect", "low", "high", "predicted"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise InputError(f"finding {self.rule}", f"{name} = {value!r}", "a finite ratio above 0, or null")

@@ -1,0 +1,122 @@
+"""Batched products, layouts and the models fitted to published tables: NeuSight, DeepBench, aiter."""
+
+import json
+
+import numpy as np
+import pytest
+
+from quantbench.device import lookup
+from quantbench.errors import InputError
+from quantbench.latency.gemm.cost_model import ADDED, Machine, Menu, Shapes, Values, hand_prior, log_latency, upgraded
+from quantbench.latency.gemm.model import GemmModel, shipped_model
+from quantbench.latency.gemm.training import Effort
+from quantbench.latency.gemm.trees import Growth
+from quantbench.latency.model_times import ModelTimes
+from quantbench.latency.scoring import coverage
+from quantbench.workload import Gemm
+from tools.accuracy.tables import DATA, PUBLISHED, read_published
+
+V100 = "v100-pcie-32gb"
+QUICK = Effort(members=1, rows_first=100, rows_other=60, growth=Growth(trees=12))
+
+
+def invented(rows: int, *, batched: bool) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(3)
+    m, n, k = (np.floor(2 ** rng.uniform(4, 10, rows)) for _ in range(3))
+    batch = np.floor(2 ** rng.uniform(0, 8, rows)) if batched else np.ones(rows)
+    return {"m": m, "n": n, "k": k, "batch": batch}
+
+
+def made(sizes: dict[str, np.ndarray], slower: np.ndarray | float = 0.0) -> np.ndarray:
+    """Times in µs by the hand prior's cost model, `slower` in log time."""
+    shapes = Shapes(Machine.of(lookup(V100), "fp32"), Menu.of(), *sizes.values())
+    return np.exp(log_latency(Values(hand_prior()[0]), shapes)[0] + slower)
+
+
+def test_a_batch_of_one_is_a_single_product_and_a_batch_is_no_taller_one() -> None:
+    model = GemmModel.best(V100, dtype="fp32")
+    assert model.batched
+    m = np.array([100, 129, 512])
+    single, one = model.predict(m, 80, 256), model.predict(m, 80, 256, batch=1)
+    assert single.latency_us.tolist() == one.latency_us.tolist()
+    prior = GemmModel.prior(V100, dtype="fp32")
+    # 16 products of one row fill 16 tiles; one product of 16 rows fills one.
+    assert prior.predict(16, 4096, 64, batch=64).num_waves > prior.predict(16 * 64, 4096, 64).num_waves
+    assert (
+        prior.predict(128, 128, 4096, batch=160).latency_us > 1.5 * prior.predict(128, 128, 4096, batch=80).latency_us
+    )
+    with pytest.raises(InputError, match=r"batch = 0; expected a whole number from 1"):
+        model.predict(m, 80, 256, batch=0)
+    with pytest.raises(InputError, match=r"2 layouts for 3 shapes"):
+        model.predict(m, 80, 256, layout=["nn", "nt"])
+
+
+def test_batched_products_are_fitted_and_their_models_stored() -> None:
+    train, test = invented(160, batched=True), invented(400, batched=True)
+    model = GemmModel.fit(V100, **train, latency_us=made(train), dtype="fp32", prior="none", effort=QUICK)
+    found, times = model.predict(**test), made(test)
+    assert np.median(np.abs(found.latency_us / times - 1)) < 0.05
+    assert coverage(times, found.low_us, found.high_us) > 0.8
+    doubled = model.predict(**{**test, "k": 2 * test["k"]}).latency_us
+    assert (doubled >= found.latency_us * (1 - 1e-6)).all()
+    again = GemmModel.from_json(json.loads(json.dumps(model.to_json())))
+    assert again.predict(**test).latency_us.tolist() == found.latency_us.tolist()
+
+
+def test_a_slower_layout_is_learned() -> None:
+    sizes = invented(160, batched=False)
+    layout = np.array(["nn", "nt"])[np.arange(160) % 2]
+    times = made(sizes, np.where(layout == "nt", 0.4, 0.0))
+    model = GemmModel.fit(
+        V100, **sizes, latency_us=times, layout=layout.tolist(), dtype="fp32", prior="none", effort=QUICK
+    )  # fmt: skip
+    ratio = model.predict(**sizes, layout="nt").latency_us / model.predict(**sizes, layout="nn").latency_us
+    assert 1.25 < np.median(ratio) < 1.75
+
+
+def test_parameters_of_version_2_give_the_same_times() -> None:
+    sizes = [np.array(x) for x in ([1.0, 4096.0], [4096.0, 512.0], [4096.0, 60000.0])]
+    shapes = Shapes(Machine.of(lookup("a100-sxm4-80gb"), "bf16"), Menu.of(), *sizes)
+    vector = upgraded(np.delete(hand_prior()[0], ADDED))
+    without_host = hand_prior()[0]
+    without_host[ADDED[0]] = -20.0
+    assert len(vector) == len(without_host)
+    assert log_latency(Values(vector), shapes)[0] == pytest.approx(log_latency(Values(without_host), shapes)[0])
+
+
+@pytest.mark.parametrize(("slug", "dtype"), PUBLISHED)
+def test_models_of_published_tables_are_shipped_and_state_their_table(slug: str, dtype: str) -> None:
+    model = shipped_model(slug, dtype)
+    assert model is not None
+    assert GemmModel.best(slug, dtype=dtype) is model
+    assert (model.device, model.dtype, model.note) == (lookup(slug), dtype, "")
+    assert model.provenance["table"] == PUBLISHED[slug, dtype]
+    assert 0 < model.provenance["held_out"]["median_pct"] < 12
+    big = model.predict(4096, 4096, 4096)
+    peak = model.device.peak(dtype)
+    assert peak is not None
+    assert 0.2 * peak < 2 * 4096**3 / big.latency_us / 1e6 <= peak
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DATA.is_dir(), reason="the published files are not beside the checkout (../shared/data)")
+def test_v100_is_predicted_from_two_hundred_measured_products() -> None:
+    table = read_published(V100, "fp32")
+    table = table.where((table.batch == 1) & (table.latency_us > 200))
+    order = np.random.default_rng(0).permutation(len(table))
+    model = GemmModel.fit(
+        V100, **table.take(order[:200]), latency_us=table.latency_us[order[:200]], dtype="fp32", prior="family-out"
+    )  # fmt: skip
+    test = order[200:1700]
+    found = model.predict(**table.take(test))
+    assert np.median(np.abs(found.latency_us / table.latency_us[test] - 1)) < 0.06
+    assert coverage(table.latency_us[test], found.low_us, found.high_us) > 0.82
+
+
+def test_op_times_take_these_models_and_say_what_was_measured() -> None:
+    for slug, dtype, batched in (("v100-sxm2-16gb", "fp16", False), ("v100-pcie-32gb", "fp32", True)):
+        times = ModelTimes(lookup(slug))
+        single, batch = times.estimates([Gemm(512, 512, 512, dtype=dtype), Gemm(512, 512, 512, batch=8, dtype=dtype)])
+        assert single.unmeasured == ""
+        assert (batch.unmeasured == "") is batched
+        assert "measured shapes of" in times.note
