@@ -111,7 +111,7 @@ def wrong_in_interpreter(dtype: str) -> str | None:
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a kernel is configured for. capability: compute capability. l2_bytes: size of the L2 cache."""
+    """What a kernel is configured for: a GPU's compute capability, number of SMs and size of the L2 cache."""
 
     capability: tuple[int, int]
     sm_count: int

@@ -77,14 +77,13 @@ def softmax_forward(
     x, mask, y, rows_in_all, rows_per_head, rows_per_sample, mask_rows_per_sample, cols, scale_log2e,
     MASK: tl.constexpr, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    """y = softmax(scale · x): grid (ceil(rows_in_all / ROWS)).
+    """Computes y = softmax(scale · x), ROWS rows per program. Grid: ceil(rows_in_all / ROWS).
 
     x, y: contiguous [rows_in_all, cols], rows_in_all = batch · heads · rows_per_head.
     MASK: "causal" (row q of a head drops columns past q), "full" (mask: bytes [samples, rows_per_head, cols], other
         than 0 drops; one for all samples when mask_rows_per_sample is 0) or "none".
     ALIGN: scores per vector, divides cols.
     BLOCK_COLS: power of two, at least cols.
-    scale_log2e: above 0.
     """
     first_row, rows, col, length = _tile(cols, ALIGN, ROWS, BLOCK_COLS)
     position = rows % rows_per_head
@@ -111,7 +110,7 @@ def softmax_backward(
     dy, y, dx, rows_in_all, rows_per_head, cols, scale,
     MASK: tl.constexpr, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    """dx = scale · y · (dy - Σ dy · y): grid and arguments as in `softmax_forward`; the sum is in fp32.
+    """Computes dx = scale · y · (dy - Σ dy · y), the sum in fp32. Grid and arguments: see `softmax_forward`.
 
     Masked elements have y = 0 and get 0; under a causal mask they are not read.
     """

@@ -43,7 +43,6 @@ class Tile:
 
     @property
     def elements(self) -> int:
-        """Number of output elements of one tile."""
         return self.block_m * self.block_n
 
     def __str__(self) -> str:
@@ -59,7 +58,6 @@ class Launch:
     grid, block: (x, y, z) size of the grid in blocks and of a block in threads.
     shared_memory_bytes: static and dynamic shared memory per block.
     blocks_per_sm: resident blocks of this kernel per SM (occupancy, not grid / SM count).
-    tile: output tile of one block.
     """
 
     kernel: str

@@ -41,7 +41,7 @@ def attention_forward(
     EVEN_K: tl.constexpr, DESCRIPTORS: tl.constexpr, OVERLAP: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One program per BLOCK_M rows of one head: grid (ceil(seq_q / BLOCK_M) · all_heads).
+    """Computes o and lse, BLOCK_M rows of one head per program. Grid: ceil(seq_q / BLOCK_M) · all_heads.
 
     q, o: [batch, heads, seq_q, head_dim].
     k, v: [batch, heads / kv_group, seq_k, head_dim].

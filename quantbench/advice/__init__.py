@@ -1,4 +1,4 @@
-"""Predicts the cost of a transformer shape on a GPU, its waste past edges, and better shapes near it.
+"""Predicts the cost of a transformer shape on a GPU, the time lost past tile and wave edges, and better shapes near it.
 
 Entry points: `advise`, and `repaired` for shapes that tensor parallelism cannot split; their types `Advice`, `Advised`,
 `Unmeasured`, `ShapeCost`, `OpCost`, `EdgeWaste`, `Neighbour`, `Space` and `Repair`. Used by users' Python code, by the

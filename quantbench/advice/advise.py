@@ -1,4 +1,4 @@
-"""Combines the cost of a shape on a GPU, its waste past edges, and better shapes near it with the reasons.
+"""Combines the cost of a shape on a GPU, the time lost past `edges`, and better shapes near it with the reasons.
 
 Entry points: `advise`, which returns an `Advice` with a list of `Advised` shapes; `Unmeasured`, a reason why times have
 no measurement behind them; the constant `TOP`. Used by the command `advise`, by `report` of this package, by tools and,

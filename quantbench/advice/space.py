@@ -62,7 +62,6 @@ class Space:
 
     @property
     def words(self) -> str:
-        """The limits as text."""
         said = [
             f"parameters within ±{percent(self.tolerance)}",
             f"hidden within ±{percent(self.near)} in steps of {self.hidden_step}",

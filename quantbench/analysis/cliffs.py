@@ -370,7 +370,6 @@ _Key = tuple[str, str, str, str, int, int]
 class CommonCliff:
     """A jump of the median time over many curves of one family, between sizes `at` and `next` of `axis`.
 
-    num_curves: number of curves with both sizes.
     ratio, low, high: median jump (time ratio) with 95 % interval.
     num_cliffs: number of curves with a significant jump of their own there.
     causes: (kind, number of curves) of these cliffs, by decreasing total cost.

@@ -111,7 +111,6 @@ def show(console: Console, items: Iterable[StyledLine | Table]) -> None:
 
 
 def warning(text: str) -> StyledLine:
-    """Formats a warning as one line."""
     return ("warning:", "yellow"), f" {text}"
 
 

@@ -307,7 +307,6 @@ class BlindspotOptions:
 
     @property
     def share(self) -> float:
-        """The share that --bound states."""
         return percentage("--bound", self.bound, above=True)
 
 

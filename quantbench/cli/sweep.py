@@ -131,7 +131,6 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
 
 
 def assumed_of(arguments: SweepArguments, options: SweepOptions, plan: Plan, spec: DeviceSpec) -> tuple[str, ...]:
-    """Lists the assumptions of a plan, as text."""
     from quantbench.sweep.axes import with_defaults
 
     held = with_defaults(options.held, spec)

@@ -33,7 +33,6 @@ class Card:
     slowdown: median over the references of time / median device's time, minus 1.
     error: standard error of the slowdown.
     clock_mhz, usual_clock_mhz: median clocks during the references, of this and the median device; None if unknown.
-    throttled: throttle reasons that the device reported.
     """
 
     label: str

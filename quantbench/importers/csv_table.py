@@ -70,13 +70,12 @@ class CsvRow:
             raise InputError(self.operation, what, error.expected) from None
 
     def error(self, column: str, expected: str) -> InputError:
-        """Builds the error for one cell."""
         where = f"{self.file}, line {self.line}, column {column}"
         return InputError(self.operation, f"{where} = {self.text(column)!r}", expected)
 
 
 class CsvFile:
-    """CSV file with a header line, or a Parquet file. operation: command named in errors. columns: their names."""
+    """CSV file with a header line, or a Parquet file, with its column names. `operation`: command named in errors."""
 
     def __init__(self, operation: str, path: Path) -> None:
         self._operation, self.path = operation, path

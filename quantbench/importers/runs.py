@@ -82,7 +82,6 @@ class Row:
 
     @property
     def has_time(self) -> bool:
-        """Returns whether the time is a finite number above 0."""
         return isfinite(self.latency_us) and self.latency_us > 0
 
 

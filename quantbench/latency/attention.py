@@ -76,7 +76,6 @@ class AttentionModel:
 
     dtype, masks: dtype and masks (causal, full) of the fitted rows; other shapes get a wider interval, and no learner.
     below, above: extra half-widths of a prior's interval, log time, from its errors on other GPUs; 0 after a fit.
-    provenance: origin of the rows and held-out errors.
     note: source and caveats of the predictions.
     """
 

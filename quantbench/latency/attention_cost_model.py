@@ -102,7 +102,6 @@ class Blocks:
     rows: thread blocks in the grid.
     keys: key blocks processed by all of them.
     longest: key blocks of the longest one.
-    block_m, block_n: tile.
     width: padded head_dim.
     group: query heads packed into the rows of a block.
     may_split: whether keys are split over idle SMs if row blocks are few.

@@ -97,7 +97,6 @@ class Answer:
 class Contestant:
     """Predictor in a comparison.
 
-    name: label in the table.
     train_rows: None for all of the training half, 0 for none.
     answer: predicts a split's test rows.
     weight: rough cost relative to a cheap contestant.

@@ -30,7 +30,7 @@ _PREQUEL = f"{_BIGSCIENCE}/tr11-176B-ml/chronicles-prequel.md"
 
 @dataclass(frozen=True)
 class LayoutRule:
-    """Rule of thumb for layouts. source: public document. weakness: cases in which the rule is wrong."""
+    """Rule of thumb for layouts, the public document that states it, and cases in which it is wrong (`weakness`)."""
 
     name: str
     text: str

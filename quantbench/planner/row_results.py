@@ -190,7 +190,6 @@ def _tflops(row: TableRow, case: Case, prediction: Prediction) -> float:
 
 
 def summarize(results: Sequence[RowResult]) -> Summary:
-    """Summarizes the errors of all counted rows."""
     from scipy.stats import spearmanr
 
     nan = float("nan")

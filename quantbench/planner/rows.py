@@ -135,7 +135,6 @@ class Given:
     """Values from command-line options for empty cells; None and "" mean no value.
 
     cells: values by field of `TableRow`.
-    cluster, gpu: names.
     as_typed: whether to keep known typing mistakes.
     """
 

@@ -75,7 +75,7 @@ class Choice:
     """Rows to add to a table, the result of `choose`. (`sources.Chosen` is the selection for a query.)
 
     added: one (places,) mask per site.
-    before, after: |error| at all places of all sites that have no row in the table; 0 after at added rows.
+    before, after: |error| at all places of all sites that have no row in the table; `after` is 0 at added rows.
     """
 
     sites: tuple[Site, ...]

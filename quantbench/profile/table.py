@@ -36,7 +36,7 @@ INTEGER, TEXT, NUMBER, FLAG = "integer", "text", "number", "flag"
 
 
 class Column(NamedTuple):
-    """Column of a table. name: ends in the unit, if any. kind: integer, text, number or flag."""
+    """Column of a table: a name, which ends in the unit, if any, and a kind (integer, text, number or flag)."""
 
     name: str
     kind: str
@@ -124,7 +124,6 @@ class Table:
 
     @classmethod
     def of(cls, kind: str, columns: Mapping[str, Sequence[Any] | Array]) -> Table:
-        """Builds a table from columns, with rows in any order."""
         layout = layout_of(kind)
         who = f"profile table {kind}"
         missing = [name for name in layout.names if name not in columns]

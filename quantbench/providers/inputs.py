@@ -165,7 +165,6 @@ class MetaInputs(Inputs):
         self.device = torch.device("meta")
 
     def operands(self, workload: Workload) -> tuple[torch.Tensor, ...]:
-        """Returns the templates of the inputs."""
         return input_templates(workload)
 
 

@@ -110,7 +110,6 @@ class ChildProcess:
             return Reply(failed=("error", str(error)))
 
     def close(self) -> None:
-        """Kills the process and its children."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

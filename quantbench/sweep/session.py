@@ -39,8 +39,9 @@ class SweepSession:
     """Sweep into one run folder: `new` or `resume`, then `run`. Use as a context manager.
 
     worker: worker that identified the device; it also measures.
-    connect: starts another.
-    plan: plan of the missing points. num_retried: number of points that failed once and are tried again.
+    connect: function that starts another worker.
+    plan: plan of the missing points.
+    num_retried: number of points that failed once and are tried again.
     """
 
     def __init__(self, worker: Asked, connect: Connect, options: SweepOptions, plan: Plan, writer: RunWriter) -> None:

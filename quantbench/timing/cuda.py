@@ -64,11 +64,11 @@ def runs_in_graph(
 
 
 class CudaTimer(Timer):
-    """Timer for the current CUDA device.
+    """Timer for the current CUDA device, which times an empty kernel in the mode of `options` first.
 
     spec: device whose L2 size is used.
-    state: reads clock, power and throttle reasons. Tests replace ops, now and pause. Times an empty kernel in the mode
-        of `options` first.
+    state: reads clock, power and throttle reasons.
+    ops, now, pause: replaced by tests.
     """
 
     _batch_limit = MAX_QUEUED

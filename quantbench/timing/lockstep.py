@@ -87,7 +87,6 @@ class Leader:
         return [max(column) for column in zip(*times, strict=True)]
 
     def stop(self) -> None:
-        """Ends the followers."""
         self._ranks.broadcast([STOP] + [0] * (COMMAND_LENGTH - 1))
 
     def _do(self, code: int, collective: Collective, count: int = 0, runs: int = 0) -> list[object]:
@@ -105,13 +104,11 @@ def follow(ranks: Ranks, work: Work) -> None:
 
 
 def encode(code: int, collective: Collective, count: int, runs: int) -> list[int]:
-    """Encodes a command as integers."""
     op, dtype = COLLECTIVE_OPS.index(collective.op), COLLECTIVE_DTYPES.index(collective.dtype)
     return [code, op, collective.message_bytes, dtype, count, runs]
 
 
 def perform(work: Work, command: Sequence[int], ranks: Ranks) -> object:
-    """Performs one command on this rank."""
     code, op, message_bytes, dtype, count, runs = command
     if code == ALLOCATE:
         return work.allocate(

@@ -65,7 +65,6 @@ class Batch:
 
     samples_us: device times of single runs.
     clocks_mhz: SM clock of each sample; empty if not known.
-    state: device state during the batch.
     invalid: for each sample the reason why it is invalid ("launch gap: …") or ""; empty if all are valid.
     """
 

@@ -211,7 +211,6 @@ class StoppingRule:
         return self._elapsed_s >= self._max_time_s
 
     def add(self, sample_us: float) -> None:
-        """Adds one accepted sample in microseconds."""
         if not 0 < sample_us < float("inf"):
             raise InputError("StoppingRule.add", f"sample_us = {sample_us!r}", "a finite time above 0")
         self._samples_us.append(sample_us)

@@ -35,7 +35,6 @@ def preset_names() -> tuple[str, ...]:
 
 
 def preset_source(name: str) -> str:
-    """Returns the source of a preset's dimensions."""
     return str(_data()[name]["source"])
 
 

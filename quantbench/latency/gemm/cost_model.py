@@ -80,7 +80,6 @@ class Menu:
 
     @classmethod
     def of(cls, tiles: tuple[tuple[int, int], ...] = TILES) -> Menu:
-        """Builds the menu of all splits of all tiles."""
         return cls(tiles, tuple((t, split) for t in range(len(tiles)) for split in SPLITS))
 
     def subset(self, chosen: IndexArray) -> Menu:
@@ -272,9 +271,10 @@ class Machine:
 class Shapes:
     """Terms of the cost model for kernels × rows that do not depend on parameters.
 
-    m, n, k, batch: (rows,) each; batch is 1 by default. layout: index in `LAYOUTS`, 0 by default. dtype: float type of
-    the arrays; counts of blocks and waves are rounded to it last. float32 is faster and changes a log time by less than
-    ROUNDING. (`attention_cost_model.AttentionShapes` is attention's counterpart.)
+    m, n, k, batch: (rows,) each; batch is 1 by default.
+    layout: index in `LAYOUTS`, 0 by default.
+    dtype: float type of the arrays; counts of blocks and waves are rounded to it last. float32 is faster and changes a
+        log time by less than ROUNDING. (`attention_cost_model.AttentionShapes` is attention's counterpart.)
     """
 
     def __init__(

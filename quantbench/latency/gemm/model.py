@@ -348,7 +348,6 @@ class GemmModel:
         return Known(self.device.name, family(self.device), self.dtype, vector, self.rows, "", 0.0)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the model as a JSON object."""
         return {
             "format": files.MODEL_FORMAT,
             "version": files.MODEL_VERSION,
@@ -396,7 +395,6 @@ class GemmModel:
         return made
 
     def save(self, path: str | Path) -> None:
-        """Writes the model to a JSON file."""
         Path(path).write_text(json.dumps(self.to_json()) + "\n", encoding="utf-8")
 
     @classmethod

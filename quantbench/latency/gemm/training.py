@@ -60,7 +60,7 @@ _BEYOND = 1.2
 
 @dataclass(frozen=True)
 class Prior:
-    """Gaussian prior of the parameters. mean, sd: (parameters + tiles,) each. source: description of its origin."""
+    """Gaussian prior of the parameters: mean and sd, (parameters + tiles,) each, and the source of both."""
 
     mean: FloatArray
     sd: FloatArray

@@ -39,10 +39,14 @@ _SPARE_DEPTH = 5
 
 @dataclass(frozen=True)
 class Measured:
-    """Measured shapes and log times, (rows,) each. kernel: menu index of the recorded kernel, -1 if unknown. batch: 1
-    for single products. layout: index in `LAYOUTS`.
+    """Measured shapes and log times, (rows,) each.
 
-    `store.record.Measured` is a different class."""
+    kernel: menu index of the recorded kernel, -1 if unknown.
+    batch: 1 for single products.
+    layout: index in `LAYOUTS`.
+
+    `store.record.Measured` is a different class.
+    """
 
     m: FloatArray
     n: FloatArray
@@ -215,7 +219,7 @@ def watched_columns(shapes: Shapes) -> list[FloatArray]:
 
 @dataclass(frozen=True)
 class Growth:
-    """Settings of tree growth. trees: number per member. leaf: fewest rows in a leaf."""
+    """Settings of tree growth: number of trees per member, and fewest rows in a leaf."""
 
     trees: int = 24
     leaf: int = 2

@@ -32,7 +32,7 @@ _MODEL_ROWS = (1, 8, 16)
 
 
 class Works:
-    """Workloads with their times. flops, moved_bytes, latency_us: (rows,) each. tflops, gb_per_s: (rows,) rates."""
+    """Workloads with their times, FLOPs, bytes and rates, (rows,) each."""
 
     def __init__(self, flops: FloatArray, moved_bytes: FloatArray, latency_us: FloatArray) -> None:
         self.flops, self.moved_bytes, self.latency_us = flops, moved_bytes, latency_us
