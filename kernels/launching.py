@@ -143,8 +143,9 @@ def collect(gpu: Gpu, make_plans: Callable[[], object]) -> dict[str, Callable[[]
     """Returns a function for each kernel that the plans of `make_plans` need on `gpu`, by an identifier.
 
     The function compiles the kernel into triton's cache on disk, where a launch finds it. The GPU is not needed.
+    From now on triton compiles for `gpu` in this process.
 
-    make_plans: makes plans of tensors on torch's meta device. From now on triton compiles for `gpu` in this process.
+    make_plans: function that makes plans of tensors on torch's meta device.
     """
     global _collected
     from triton.backends.compiler import GPUTarget

@@ -56,7 +56,7 @@ class RulePair:
 class Material:
     """Points and fitted curves of a run, as input of the finders.
 
-    tile_of: maps a curve family to a function from points to tiles (see `periods.tile_finder`).
+    tile_of: function from a curve family to a function from points to tiles (see `periods.tile_finder`).
     """
 
     points: Sequence[Point]

@@ -124,8 +124,8 @@ class RuleOfThumb:
     id: short name.
     predicate: the rule as a condition.
     claim: promised benefit.
-    find: finds the pairs that test the rule in a run.
-    plan: returns the experiment for a device.
+    find: function that finds the pairs that test the rule in a run.
+    plan: function that returns the experiment for a device.
     gpu_only: whether the rule is about tensor cores, SMs or CUDA kernels, so that it is not tested on a CPU.
     """
 

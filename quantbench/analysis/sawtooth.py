@@ -114,8 +114,8 @@ class Sawtooth:
 def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec, known: TileOf) -> Sawtooth | None:
     """Returns the predicted rate for the points of one op and provider along `axis`.
 
-    known: maps a point to its tile (see `periods.tile_finder`). For a tile recovered from the steps, the curve begins
-        at half a wave, because libraries split tiles below that.
+    known: function from a point to its tile (`periods.tile_finder`). For a tile recovered from the steps, the curve
+        begins at half a wave, because libraries split tiles below that.
 
     None if there are fewer than two sizes of GEMMs, if all need the same number of tiles (along k), or if a tile is
     unknown or only assumed.

@@ -143,7 +143,7 @@ class PointQueue:
     def lost(self, member: str, failed: Callable[[PlanPoint], Record]) -> None:
         """Removes a lost device and puts its current point back.
 
-        failed: makes the record of a point during which three devices were lost.
+        failed: function that makes the record of a point during which three devices were lost.
         """
         with self._lock:
             point = self._in_flight.pop(member, None)
@@ -181,7 +181,7 @@ class Lane:
     """One run of a cluster sweep, with its queue of points, shared by the threads of its devices.
 
     clock: monotonic time, seconds.
-    pause: sleeps for a number of seconds.
+    pause: function that sleeps for a number of seconds.
     budget_s: wall seconds for the run; None for no limit.
     records: records of an earlier part of the run.
     expected_members: number of devices when the plan was made.
@@ -224,7 +224,7 @@ class Lane:
     def measure(self, worker: ClusterWorker, tick: Tick) -> Finished:
         """Measures points on this device until none is left for it.
 
-        tick: called a few times a second; an exception that it raises ends this call.
+        tick: function called a few times a second; an exception that it raises ends this call.
         Raises DeviceLostError after returning the device's current point to the queue.
         """
         label = worker.label

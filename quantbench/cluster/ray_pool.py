@@ -287,7 +287,7 @@ def cluster_address(wanted: str, recorded: str, answers: Callable[[str], bool]) 
 
     wanted: value of RAY_ADDRESS, or "".
     recorded: address written by `ray start` on this machine; used if it still answers, else the result is `local`.
-    answers: returns whether a server listens at an address.
+    answers: function that returns whether a server listens at an address.
     Raises MeasurementError if RAY_ADDRESS does not answer.
     """
     if wanted in ("", "auto"):

@@ -42,13 +42,14 @@ class _StoppedError(Exception):
 class ClusterSweep:
     """One sweep over `hosts`. After `run`, `lanes` has the runs.
 
-    make_options: returns the options for a kind of device; their budget is wall time for the whole cluster.
+    make_options: function that returns the options for a kind of device, with the wall time of the whole cluster as
+        budget.
     results: folder for new runs.
-    make_more: returns the function that adds points when a run's plan is measured, or None.
+    make_more: function that returns a lane's `more`, which adds points when its plan is measured, or None.
     resume: folder of a run to finish, or None for a new run.
     resume_budget_s: wall seconds for the resumed run; None to finish its plan.
-    on_note: called with a message when a device is lost or does not take part.
-    on_progress: called a few times a second during the sweep.
+    on_note: function called with a message when a device is lost or does not take part.
+    on_progress: function called a few times a second during the sweep.
     """
 
     hosts: Sequence[Host]

@@ -133,7 +133,7 @@ class CommSession:
 
     backend: nccl or gloo.
     spec, state: constants of rank 0's device, and a function that reads its state.
-    on_record: called with every record as soon as it is made.
+    on_record: function called with every record as soon as it is made.
     reference_us: median of each repetition of the reference point, in order.
     """
 

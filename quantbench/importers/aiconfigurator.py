@@ -45,7 +45,7 @@ COLLECTIVES = {
 
 @dataclass(frozen=True)
 class TableFile:
-    """Table on disk. kind: key of TABLES. package: name and version of the package, or the root folder."""
+    """Table on disk, of a `kind` in TABLES. package: its name and version, or the root folder."""
 
     kind: str
     path: Path
@@ -219,8 +219,9 @@ def _system_data(system: str, root: Path | None) -> tuple[Path, str | None]:
 def read_rows(table: TableFile, *, dtypes: Sequence[str] = ()) -> Rows:
     """Reads the rows of one table.
 
-    dtypes: quantbench's names of the dtypes to keep, () for all; collectives are always kept. Raises StoreError if the
-    file cannot be read, InputError for a missing column or an impossible value.
+    dtypes: quantbench's names of the dtypes to keep, () for all; collectives are always kept.
+
+    Raises StoreError if the file cannot be read, InputError for a missing column or an impossible value.
     """
     kind = TABLES[table.kind]
     found = Rows()

@@ -33,7 +33,7 @@ _NOT_KERNELS = {"", "native", "auto", "triton", "sol2", "nan"}
 
 
 def read_rows(path: Path, spec: DeviceSpec, *, dtype: str | None = None) -> Rows:
-    """Reads the rows of one GPU. dtype: of all rows, if neither the columns nor the file's name state it.
+    """Reads the rows of one GPU. dtype: that of all rows, unless columns or the file's name state it.
 
     A table names GPUs by LLVM target and compute units. Raises InputError if it has none of this GPU, or wrong columns.
     """

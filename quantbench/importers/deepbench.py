@@ -38,7 +38,7 @@ _TRANSPOSED = {"t": "t", "1": "t", "n": "n", "0": "n"}
 
 
 def read_rows(path: Path, spec: DeviceSpec, *, dtype: str | None = None) -> Rows:
-    """Reads the rows, of `spec` alone if the file names GPUs. dtype: of all rows, if the file does not state it.
+    """Reads the rows, of `spec` alone if the file names GPUs. dtype: that of all rows, if the file states none.
 
     Raises InputError for a file of another layout, or without a row of this GPU.
     """

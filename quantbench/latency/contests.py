@@ -98,7 +98,7 @@ class Contestant:
     """Predictor in a comparison.
 
     train_rows: None for all of the training half, 0 for none.
-    answer: predicts a split's test rows.
+    answer: function that predicts a split's test rows.
     weight: rough cost relative to a cheap contestant.
     """
 
@@ -114,7 +114,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Step:
-    """Progress message before a step. done, total: weight of the finished steps and of all steps."""
+    """Progress message before a step. done, total: summed weights of the finished steps and of all steps."""
 
     text: str
     done: float

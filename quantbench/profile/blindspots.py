@@ -285,10 +285,10 @@ def replay(
 ) -> Replay:
     """Compares the interpolation errors of tables with chosen and with random rows added.
 
-    model_us: fits a model to the thin table; returns its times of all rows of `table`, (rows,), and the number of rows
-        it was fitted to.
+    model_us: function that fits a model to the thin table and returns its times of all rows of `table`, (rows,), and
+        the number of rows it was fitted to.
     consumer: the planner's interpolation.
-    seeds: of the random draws, whose errors are averaged.
+    seeds: seeds of the random draws, whose errors are averaged.
     """
     thin = table.thin
     if thin.sum() < _FEWEST_MODEL_ROWS or thin.all():

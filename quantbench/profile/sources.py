@@ -64,8 +64,10 @@ _REACHED = 0.75  # assumed share of the peaks
 
 
 def roofline_parts(device: DeviceSpec, kind: str, sizes: Sizes, fixed: Fixed) -> tuple[FloatArray, FloatArray]:
-    """Returns (µs of the least memory traffic, µs of the arithmetic) at the device's peaks, (shapes,) each. The latter
-    is 0 for softmax and if the peak is unknown."""
+    """Returns the times of the least memory traffic and of the arithmetic at the device's peaks, (shapes,) µs each.
+
+    The time of the arithmetic is 0 for softmax, and if the peak is unknown.
+    """
     rows = len(sizes[0])
     columns: dict[str, npt.NDArray[Any]] = dict(zip(SIZES[kind], sizes, strict=True))
     columns |= {name: np.broadcast_to(np.array(value), (rows,)) for name, value in fixed}
@@ -238,7 +240,7 @@ def _of_format(table: Table, asked: str, rows: BoolArray) -> tuple[BoolArray, st
 
 
 def by_provider(table: Table, rows: BoolArray, provider: str | None) -> tuple[BoolArray, str]:
-    """Returns (rows of `provider`, or of the one with the most rows if None; that provider)."""
+    """Returns the rows of `provider`, or of the one with the most rows if None, and that provider."""
     if provider is None:
         usual = table.most("provider", rows)
         return (rows, "") if usual is None else (rows & (table["provider"] == usual), usual)

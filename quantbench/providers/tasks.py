@@ -75,7 +75,7 @@ class _Task:
 class LaunchTask(_Task):
     """Task that runs `call`, which writes into `outputs`.
 
-    before: called once ahead of the first run, for the forward pass that a backward pass needs.
+    before: function called once ahead of the first run, for the forward pass that a backward pass needs.
     """
 
     def __init__(

@@ -78,7 +78,7 @@ def lead_of(rows: Sequence[Row], axes: Sequence[str], why: Causes) -> Lead:
     """Builds the first screen of a run. If no two sizes are close, sizes are compared with half and twice the size.
 
     axes: axes of the run; the one with the largest total loss is shown.
-    why: finds the causes.
+    why: the finder of causes.
     """
     curves_by_axis = {axis: curves_of_rows(rows, axis) for axis in axes if any(axis in row.axes for row in rows)}
     by_axis = {axis: bad_sizes_on(curves, axis) for axis, curves in curves_by_axis.items()}

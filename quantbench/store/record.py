@@ -62,7 +62,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Skipped:
-    """Outcome of a point that was not run because it cannot run on this device. reason: why."""
+    """Outcome of a point that was not run because it cannot run on this device, with the reason."""
 
     reason: str
 

@@ -52,7 +52,7 @@ def compile_kernels(points: Sequence[PlanPoint], spec: DeviceSpec, show: Callabl
     """Compiles what the plan's points by our own Triton kernels need, unless they are few. Returns what was done, as
     text; "" if nothing.
 
-    show: called with the number of compiled kernels, of all kernels, and a text.
+    show: function called with the number of compiled kernels, of all kernels, and a text.
     """
     wanted = {(p.workload, p.provider): None for p in points if p.provider.startswith("triton.")}
     interpreter = relevant_environment().get("TRITON_INTERPRET") == "1"

@@ -175,7 +175,7 @@ class Refine:
     """Selects the next points of a sweep with --refine (`runner.Sweep.more`): bisects to all edges of the plan at once.
 
     axes: axes with the values of the coarse pass.
-    find: finds the gaps; injected, because `quantbench.analysis` is a layer above.
+    find: function that finds the gaps; injected, because `quantbench.analysis` is a layer above.
 
     The searches are rebuilt from the records at each call, so that a stopped sweep can be resumed.
     """

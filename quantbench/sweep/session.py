@@ -127,7 +127,7 @@ class SweepSession:
     ) -> Finished:
         """Measures the missing points and records in run.json how the sweep ended, also after Ctrl-C (re-raised).
 
-        more: selects points beyond the plan, such as a bisection to its edges.
+        more: function that selects points beyond the plan, such as a bisection to its edges.
         """
         sweep = Sweep(
             plan=self.plan,

@@ -57,7 +57,7 @@ class CpuClocks:
     wall_ns: wall clock.
     thread_ns: CPU time of this thread.
     preemptions: how often it has lost its core.
-    nap: sleeps for a number of seconds.
+    nap: function that sleeps for a number of seconds.
     process_ns: CPU time of all threads of the process; None: other threads are ignored.
     """
 
@@ -73,7 +73,7 @@ class CpuSampler:
 
     buffer: read before each run, one word per cache line, to make the cache cold; None for a hot cache. It is read and
     not written because evicting a clean line costs the run nothing, while writing back a modified one would be timed.
-    before: called before each sample.
+    before: function called before each sample.
 
     A run during which the thread lost its core is marked as preempted; its time is the thread's CPU time, which is
     closer to the truth than the wall clock. After it, the thread naps between flush and run, since the scheduler gives

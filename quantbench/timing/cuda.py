@@ -67,7 +67,7 @@ class CudaTimer(Timer):
     """Timer for the current CUDA device, which times an empty kernel in the mode of `options` first.
 
     spec: device whose L2 size is used.
-    state: reads clock, power and throttle reasons.
+    state: function that reads clock, power and throttle reasons.
     ops, now, pause: replaced by tests.
     """
 

@@ -84,7 +84,7 @@ class EventSampler:
     """Sampler that times each run between two events.
 
     flush: whether to make the cache cold before each run.
-    before: called before each sample.
+    before: function called before each sample.
     runs_per_sample: number of runs in one call of `run`; a sample is their mean.
     """
 

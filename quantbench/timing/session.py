@@ -223,7 +223,7 @@ def sample_point(
     mode, runs_per_sample: stored in the `Measurement`.
     batch_limit: maximum samples in a batch.
     tick_us: resolution of one sample.
-    pause: sleeps for a number of seconds.
+    pause: function that sleeps for a number of seconds.
     """
     rule = StoppingRule(
         half_width=options.half_width,
@@ -290,7 +290,7 @@ class Timer:
         rotate: runs of the same work on copies of its data.
         min_bytes: least number of bytes that one run touches. Both allow cold times of short kernels on CUDA (see
             `quantbench.timing.rotation`) and are ignored on a CPU.
-        audit: checks the results.
+        audit: object that checks the results.
 
         Raises MeasurementError if no sample is a finite positive time, and whatever `run` and `audit` raise.
         """

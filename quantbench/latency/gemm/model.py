@@ -198,7 +198,7 @@ class GemmModel:
         """Fits a model to measured shapes m, n, k and times latency_us, (rows,) each.
 
         batch: independent products of each row, (rows,) or one number.
-        layout: of each row or of all.
+        layout: storage of a and b (`workload.Gemm.layout`), of each row or of all.
         launches: kernel that ran each row, None if unknown.
         prior: "auto" (best shipped parameters, including this GPU's), "family-out" (other GPU generations only), "none"
             (spec sheet only) or a sequence of models.
@@ -262,7 +262,7 @@ class GemmModel:
         """Predicts GEMMs m×k times k×n, `batch` of them at once; the sizes broadcast, and the result has their common
         shape.
 
-        layout: of each row (one-dimensional sizes only) or of all; matters if products of several layouts were fitted.
+        layout: as in `fit`, of each row only for one-dimensional sizes; matters if several layouts were fitted.
         launches: kernel that will run each row, None if unknown (one-dimensional sizes only).
 
         No prediction is below the time at the device's peak, and doubling k never lowers one.
