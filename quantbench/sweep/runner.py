@@ -31,7 +31,7 @@ _LIMIT_FLOOR_S = 60.0
 # The sweep fails after this many lost workers in a row.
 _MAX_LOST_IN_A_ROW = 5
 # Multiple of the budget after which the point in progress is ended and left for --resume.
-HARD_STOP = 1.2
+_HARD_STOP = 1.2
 # Share of the budget for the plan if points of `more` follow.
 _SHARE_OF_THE_PLAN = 0.6
 # Where identifying the kernels takes more than this share of the timing, only `PlanPoint.named` ones are identified.
@@ -268,7 +268,7 @@ class Sweep:
             limit_s += naming.LIMIT_S
         until_hard_stop_s = limit_s
         if self.budget_s is not None and self._ready:
-            until_hard_stop_s = HARD_STOP * self.budget_s - self._elapsed_s()
+            until_hard_stop_s = _HARD_STOP * self.budget_s - self._elapsed_s()
         if until_hard_stop_s <= 0:
             raise _OutOfTimeError
         starting = self._worker is None
