@@ -1,9 +1,12 @@
 """Compiles, describes and launches kernels with the installed triton.
 
-Entry points: `step`, which compiles and describes one kernel; `Plan`, which runs one or more; `collect`, which lists
-the kernels that a plan would compile; `require_architecture` and `require_cuda`. Used by `gemm`, `softmax`,
-`attention`, `quantbench.providers.triton_kernels` and `quantbench.sweep.compiling`. All checks of the triton version
-belong here. triton 3.2 (torch 2.6) to 3.7 (torch 2.13) are supported.
+Entry points: `step`, which compiles and describes one kernel as a `Step`; `Plan`, which runs one or more; `describe`,
+`enqueue`, `fastest`, `short`; `collect`, which lists the kernels that a plan would compile; `Gpu`, `gpu_of`. Checks of
+the GPU and of triton: `require_architecture`, `require_cuda`, `unsupported_architecture`, `badly_compiled`,
+`wrong_in_interpreter`. Constants: `INTERPRETER`, `HAS_TENSOR_DESCRIPTOR`, `TMA_ALIGN_BYTES`, `TORCH_DTYPES`. Used by
+`gemm`, `softmax`, `attention`, `providers.triton_kernels` and `sweep.compiling`.
+
+All checks of the triton version belong here. triton 3.2 (torch 2.6) to 3.7 (torch 2.13) are supported.
 """
 
 from __future__ import annotations
@@ -108,7 +111,7 @@ def wrong_in_interpreter(dtype: str) -> str | None:
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a kernel is configured for. capability: compute capability. l2_bytes: size of the L2 cache."""
+    """What a kernel is configured for: a GPU's compute capability, number of SMs and size of the L2 cache."""
 
     capability: tuple[int, int]
     sm_count: int
@@ -223,7 +226,8 @@ class Step:
 class Plan:
     """Validated, compiled and allocated work that can run any number of times.
 
-    outputs: tensors that `run` writes. steps: kernels of one run, in order.
+    outputs: tensors that `run` writes.
+    steps: kernels of one run, in order.
     """
 
     outputs: tuple[torch.Tensor, ...]
@@ -231,7 +235,6 @@ class Plan:
 
     @property
     def out(self) -> torch.Tensor:
-        """The first output."""
         return self.outputs[0]
 
     @property
@@ -240,7 +243,7 @@ class Plan:
         return self.steps[0].launch
 
     def run(self) -> None:
-        """Enqueue all kernels once on the current stream: launches only, no allocation, no synchronisation."""
+        """Enqueues all kernels once on the current stream: launches only, no allocation, no synchronisation."""
         if not self.out.is_cuda:
             for each in self.steps:
                 each.call()
@@ -253,7 +256,7 @@ class Plan:
 def step(
     who: str, kernel: Any, grid: int, arguments: Mapping[str, Any], device: torch.device, tile: Tile | None = None
 ) -> Step:
-    """Compile `kernel` for `arguments` (including num_warps and num_stages) and a grid of `grid` blocks.
+    """Compiles `kernel` for `arguments` (including num_warps and num_stages) and a grid of `grid` blocks.
 
     who: operation name in error messages. Raises InputError when a block does not fit on one SM.
     """
@@ -263,7 +266,7 @@ def step(
 def describe(
     who: str, kernel: Any, arguments: Mapping[str, Any], device: torch.device, tile: Tile | None = None
 ) -> Launch:
-    """Compile `kernel` for these arguments and return its Launch without a grid.
+    """Compiles `kernel` for these arguments and returns its Launch without a grid.
 
     Registers and occupancy are None in the interpreter and in `collect`, which compiles nothing.
     """

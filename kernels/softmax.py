@@ -1,7 +1,7 @@
 """Implements Megatron-LM's fused scale + mask + softmax in Triton, with gradients.
 
-Entry points: `plan_forward` and `plan_backward`, used by `providers.triton_kernels`; `scaled_causal_softmax`,
-`scaled_masked_softmax` and `scaled_softmax`, for users' Python code.
+Entry points: `plan_forward`, `plan_backward`, `MAX_COLS` and `missing_bf16`, used by `providers.triton_kernels`;
+`scaled_causal_softmax`, `scaled_masked_softmax` and `scaled_softmax`, for users' Python code.
 
     from quantbench.kernels.softmax import scaled_causal_softmax, scaled_masked_softmax, plan_forward
 
@@ -77,12 +77,13 @@ def softmax_forward(
     x, mask, y, rows_in_all, rows_per_head, rows_per_sample, mask_rows_per_sample, cols, scale_log2e,
     MASK: tl.constexpr, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    """y = softmax(scale · x): grid (ceil(rows_in_all / ROWS)).
+    """Computes y = softmax(scale · x), ROWS rows per program. Grid: ceil(rows_in_all / ROWS).
 
-    x, y: contiguous [rows_in_all, cols], rows_in_all = batch · heads · rows_per_head. MASK: "causal" (row q of a head
-    drops columns past q), "full" (mask: bytes [samples, rows_per_head, cols], other than 0 drops; one for all samples
-    when mask_rows_per_sample is 0) or "none". ALIGN: scores per vector, divides cols. BLOCK_COLS: power of two, at
-    least cols. scale_log2e: above 0.
+    x, y: contiguous [rows_in_all, cols], rows_in_all = batch · heads · rows_per_head.
+    MASK: "causal" (row q of a head drops columns past q), "full" (mask: bytes [samples, rows_per_head, cols], other
+        than 0 drops; one for all samples when mask_rows_per_sample is 0) or "none".
+    ALIGN: scores per vector, divides cols.
+    BLOCK_COLS: power of two, at least cols.
     """
     first_row, rows, col, length = _tile(cols, ALIGN, ROWS, BLOCK_COLS)
     position = rows % rows_per_head
@@ -109,7 +110,7 @@ def softmax_backward(
     dy, y, dx, rows_in_all, rows_per_head, cols, scale,
     MASK: tl.constexpr, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    """dx = scale · y · (dy - Σ dy · y): grid and arguments as in `softmax_forward`; the sum is in fp32.
+    """Computes dx = scale · y · (dy - Σ dy · y), the sum in fp32. Grid and arguments: see `softmax_forward`.
 
     Masked elements have y = 0 and get 0; under a causal mask they are not read.
     """
@@ -186,7 +187,7 @@ def plan_forward(
     scores: torch.Tensor, scale: float, *, causal: bool = False, mask: torch.Tensor | None = None,
     out: torch.Tensor | None = None, tile: Tile | None = None,
 ) -> SoftmaxPlan:  # fmt: skip
-    """Check, compile and allocate. tile: rows, row length and warps of a program; default: `softmax_tile`.
+    """Checks the tensors, compiles the kernel and allocates the result. tile: by default `softmax_tile`.
 
     Raises InputError for invalid tensors, UnsupportedError for a dtype, GPU or triton without support.
     """

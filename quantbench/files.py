@@ -2,7 +2,7 @@
 
 Entry points: `read_text`, `read_bytes`, `read_json`, `open_text`, `open_binary`, `open_unpacked`, `folders_with`;
 `reason`, which says why a file could not be opened; `write_file`. Used by `store`, `importers`, `latency`, `profile`,
-`sweep`, `workload`, `report`, `junit` and the command `profile`.
+`sweep`, `workload`, `report`, `junit`, the command `profile` and tools.
 
 A pipe could block forever, a device never ends, and a file of the wrong kind may exceed the memory. Such files raise
 OSError with the reason in `strerror`.
@@ -25,10 +25,10 @@ from quantbench.errors import StoreError, one_line
 from quantbench.units import size
 
 #: default size limit, for configurations, run.json, profiles, models and tables
-LARGEST_BYTES = 2**29
+_LARGEST_BYTES = 2**29
 
 
-def open_binary(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES) -> BinaryIO:
+def open_binary(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTES) -> BinaryIO:
     """Opens a regular file of at most `most_bytes` for reading, without blocking.
 
     Raises OSError, with the reason in `strerror`, for a missing or unreadable file, a folder, a pipe, a device, a
@@ -55,12 +55,12 @@ def open_binary(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES
         raise
 
 
-def open_text(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES, encoding: str = "utf-8") -> TextIO:
+def open_text(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTES, encoding: str = "utf-8") -> TextIO:
     """Opens a file as `open_unpacked` does, as text with unchanged line ends (the csv module needs them)."""
     return io.TextIOWrapper(open_unpacked(path, most_bytes=most_bytes), encoding=encoding, newline="")
 
 
-def open_unpacked(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES) -> BinaryIO:
+def open_unpacked(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTES) -> BinaryIO:
     """Opens a file as `open_binary` does and unpacks .gz and .xz; reading more than `most_bytes` raises OSError."""
     file = open_binary(path, most_bytes=most_bytes)
     suffix = Path(path).suffix
@@ -93,7 +93,7 @@ class _Unpacked(io.RawIOBase):
         super().close()
 
 
-def read_bytes(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES) -> bytes:
+def read_bytes(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTES) -> bytes:
     """Returns the content of a regular file. Raises OSError as `open_binary` does."""
     with open_binary(path, most_bytes=most_bytes) as file:
         content = file.read(most_bytes + 1)
@@ -102,12 +102,12 @@ def read_bytes(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES)
     return content
 
 
-def read_text(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES) -> str:
+def read_text(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTES) -> str:
     """Returns the content of a UTF-8 file. Raises OSError as `open_binary` does, UnicodeDecodeError if not UTF-8."""
     return read_bytes(path, most_bytes=most_bytes).decode("utf-8")
 
 
-def read_json(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES) -> Any:
+def read_json(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTES) -> Any:
     """Returns the value in a JSON file. Raises OSError as `open_binary` does, ValueError if it is not JSON in UTF-8."""
     try:
         return json.loads(read_text(path, most_bytes=most_bytes))

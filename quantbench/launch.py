@@ -1,8 +1,10 @@
 """Describes a kernel launch by its grid and resources, and the tile of the output that each block computes.
 
-Entry points: `Launch`, `Tile`. Used by `providers`, `kernels`, `store`, `quantization`, `latency`, `analysis` and other
-packages. quantbench's own kernels fill every field; for library kernels some come from the name and the profiler. None
-means unknown, never a default.
+Entry points: `Launch`, `Tile`. Used by `providers`, `kernels`, `store`, `quantization`, `latency`, `analysis`,
+`advice`, `importers`, `profile`, `report`, `sweep` and tools.
+
+quantbench's own kernels fill every field; for library kernels some come from the name and the profiler. None means
+unknown, never a default.
 """
 
 from dataclasses import dataclass
@@ -18,7 +20,6 @@ class Tile:
     block_k: elements of the reduction per main-loop step.
     split_k: number of blocks that share one output tile along the reduction (1: no split).
     stages: depth of the software pipeline (buffers of block_k in flight).
-    num_warps: warps per block.
 
     >>> Tile(128, 256, block_k=64).elements
     32768
@@ -42,7 +43,6 @@ class Tile:
 
     @property
     def elements(self) -> int:
-        """Number of output elements of one tile."""
         return self.block_m * self.block_n
 
     def __str__(self) -> str:
@@ -56,10 +56,8 @@ class Launch:
 
     kernel: full name of the kernel.
     grid, block: (x, y, z) size of the grid in blocks and of a block in threads.
-    registers: registers per thread.
     shared_memory_bytes: static and dynamic shared memory per block.
     blocks_per_sm: resident blocks of this kernel per SM (occupancy, not grid / SM count).
-    tile: output tile of one block.
     """
 
     kernel: str
@@ -80,5 +78,4 @@ class Launch:
 
     @property
     def num_blocks(self) -> int | None:
-        """Number of blocks in the grid."""
         return None if self.grid is None else self.grid[0] * self.grid[1] * self.grid[2]

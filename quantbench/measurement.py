@@ -1,7 +1,8 @@
 """Defines the result of timing one point: its samples, the check of its output and the grade of its quality.
 
 Entry points: `Measurement`, `Check`, `Grade`, `GRADES`, `Discarded`. Used by `timing`, `store`, `sweep`, `importers`,
-`analysis`, `report` and other packages. Only raw samples are stored; `stats` computes statistics on read.
+`analysis`, `report`, `cluster`, `comm`, `profile`, `providers` and `pytest_plugin`. Only raw samples are stored;
+`stats` computes statistics on read.
 """
 
 from dataclasses import dataclass
@@ -14,8 +15,10 @@ GRADES = ("A", "B", "C", "D", "rejected")
 
 @dataclass(frozen=True)
 class Discarded:
-    """Discarded sample. reason: text that starts with `throttled`, `preempted`, `launch gap`, `other threads` or `not a
-    time` (which has sample_us = 0)."""
+    """Discarded sample.
+
+    reason: starts with `throttled`, `preempted`, `launch gap`, `other threads` or `not a time` (then sample_us is 0).
+    """
 
     sample_us: float
     reason: str
@@ -24,8 +27,10 @@ class Discarded:
 
 @dataclass(frozen=True)
 class Check:
-    """Result of a point's output check by `providers.correctness`: largest relative error, and the tolerance, which was
-    not exceeded. (`analysis.check.Check` is about a whole run.)"""
+    """A point's passed output check by `providers.correctness`: largest relative error, and the tolerance.
+
+    (`analysis.check.Check` is about a whole run.)
+    """
 
     relative_error: float
     tolerance: float
@@ -57,8 +62,8 @@ class Measurement:
     clocks_mhz: SM clock at each sample; empty if the device does not report it.
     stopped_by: rule that ended sampling (`precision`, `max_time`, `max_samples`, `noise_floor`; `discards` for too many
         discarded samples; `imported` for an imported time).
-    mode: timing mode (`events`, `graph`, `cpu`).
-    cache: `cold` or `hot`. Both may be `unknown` for imported times.
+    mode: `events`, `graph` or `cpu`; `unknown` for some imported times.
+    cache: `cold` or `hot`; `unknown` for some imported times.
     kernels_per_sample: runs per sample; above 1 if a single run is too short to time.
     floor_us: time of an empty kernel in the same mode on the same device, which every sample includes; None if unknown.
     """

@@ -1,8 +1,9 @@
 """Computes the tile and wave quantization of a GEMM and the occupancy of its kernel.
 
-Entry points: `quantize`, `idle_shares`, `alignment_bytes`, `resident_blocks`, `credible_waves`, `cdiv`, and the
-`*_words` functions, which format the text of an edge. Used by `latency`, `analysis`, `advice`, `report`, `sweep`,
-`providers`, `comm` and `kernels`.
+Entry points: `quantize`, which returns a `Quantization`; `credible_waves`, `idle_shares`, `alignment_bytes`,
+`gemm_alignment_bytes`, `resident_blocks`, `cdiv`, `WARP_THREADS`, `VECTOR_BYTES`; the `*_words` functions, which format
+the text of an edge. Used by `latency`, `analysis`, `advice`, `report`, `sweep`, `providers`, `comm`, `kernels` and
+tools.
 
 A GEMM is cut into tiles of block_m × block_n and padded to whole tiles (tile quantization). Tiles run in waves of
 sm_count · blocks_per_sm resident blocks, and the last wave takes as long as a full one even if it has few tiles (wave
@@ -245,7 +246,6 @@ def resident_blocks(
     """Returns the resident blocks of one kernel per SM; 0 if not even one fits, None for an unknown device.
 
     threads: threads per block.
-    registers: registers per thread.
     shared_memory_bytes: static and dynamic, per block.
     tensor_memory_columns: columns of Blackwell's tensor memory that a block allocates.
 

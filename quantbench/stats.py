@@ -1,8 +1,9 @@
 """Computes order statistics of timing samples: median and its interval, quantiles, noise, outliers.
 
-Entry points: `typical_us`, `typical_interval`, `median`, `quantiles`, `noise`, `spread`, `relative_half_width`,
-`outlier_share`, `normal_quantile`, and the type `Interval`. Used by `timing`, `sweep`, `analysis`, `cluster`, `comm`,
-`importers`, `profile`, `report` and the command `comm`.
+Entry points: `typical_us`, `typical_interval`, `median`, `median_interval`, `quantiles`, `noise`, `spread`,
+`relative_half_width`, `outlier_share`, `normal_quantile`, `untied`, the type `Interval` and the constant `CONFIDENCE`.
+Used by `timing`, `sweep`, `analysis`, `cluster`, `comm`, `importers`, `profile`, `report`, tools and the command
+`comm`.
 
 Kernel times are skewed (disturbances only make them longer) and sometimes bimodal, so means and standard deviations
 mislead. Relative results are shares of the median (0.005 is 0.5 %). scipy.stats is avoided: it takes 0.8 s to import.
@@ -55,7 +56,6 @@ class Interval:
 
     @property
     def half_width(self) -> float:
-        """Half of the interval's width, in the unit of the samples."""
         return (self.high - self.low) / 2
 
 

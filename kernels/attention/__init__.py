@@ -1,6 +1,7 @@
 """Runs flash attention in Triton, forward and backward.
 
-Entry points: `attention`, `plan_forward`, `plan_backward`. Used by `providers.triton_kernels`.
+Entry points: `attention`, `plan_forward`, `plan_backward`, `AttentionPlan`, `heads_side_by_side`. Used by
+`providers.triton_kernels`.
 """
 
 from quantbench.kernels.attention.host import (

@@ -31,7 +31,7 @@ def attention_delta(
     O_ROW_STRIDE: tl.constexpr, DO_ROW_STRIDE: tl.constexpr,
     HEAD_DIM: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, ALIGN: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """delta[batch, head, row] = Σ o · do over head_dim, fp32: grid (ceil(seq_q / BLOCK_M) · batch · heads)."""
+    """Computes delta[batch, head, row] = Σ o · do over head_dim, fp32. Grid: ceil(seq_q / BLOCK_M) · batch · heads."""
     row_blocks = tl.cdiv(seq_q, BLOCK_M)
     first_row, batch_head = tl.program_id(0) % row_blocks * BLOCK_M, tl.program_id(0) // row_blocks
     batch, head = batch_head // heads, batch_head % heads
@@ -59,10 +59,13 @@ def attention_backward_kv(
     CAUSAL: tl.constexpr, EVEN_Q: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of BLOCK_N rows: grid (ceil(seq_k / BLOCK_N) · batch · kv_heads).
+    """Computes dk and dv, BLOCK_N rows per program. Grid: ceil(seq_k / BLOCK_N) · batch · kv_heads.
 
-    dk, dv: contiguous [batch, kv_heads, seq_k, head_dim]. lse, delta: contiguous fp32 [batch, heads, seq_q].
-    EVEN_Q: seq_q % BLOCK_M == 0. The first programs have the most rows to walk over under a causal mask.
+    dk, dv: contiguous [batch, kv_heads, seq_k, head_dim].
+    lse, delta: contiguous fp32 [batch, heads, seq_q]; lse as in `attention_forward`.
+    EVEN_Q: whether seq_q % BLOCK_M == 0.
+
+    The first programs have the most rows to walk over under a causal mask.
     """
     col_blocks = tl.cdiv(seq_k, BLOCK_N)
     first_col, batch_kv_head = tl.program_id(0) % col_blocks * BLOCK_N, tl.program_id(0) // col_blocks
@@ -154,10 +157,11 @@ def attention_backward_q(
     CAUSAL: tl.constexpr, EVEN_K: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dq of BLOCK_M rows: grid (ceil(seq_q / BLOCK_M) · batch · heads), the last row blocks first.
+    """Computes dq, BLOCK_M rows per program. Grid: ceil(seq_q / BLOCK_M) · batch · heads, the last row blocks first.
 
-    dq: contiguous [batch, heads, seq_q, head_dim]. lse, delta: contiguous fp32 [batch, heads, seq_q].
-    EVEN_K: seq_k % BLOCK_N == 0.
+    dq: contiguous [batch, heads, seq_q, head_dim].
+    lse, delta: contiguous fp32 [batch, heads, seq_q].
+    EVEN_K: whether seq_k % BLOCK_N == 0.
     """
     row_blocks = tl.cdiv(seq_q, BLOCK_M)
     batch_head = tl.program_id(0) // row_blocks

@@ -8,17 +8,17 @@ running row maximum m, and adds p·v to the output and Σp to the row sum l; whe
 before is scaled down (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao,
 "FlashAttention-2", 2023). Everything between the two products stays in registers.
 
-There are two kinds of block: those that the diagonal or the end of the keys cuts (the *edge*), which need a comparison
-per element, and those that every row sees whole, which need none. Each kind has its own code.
+Blocks cut by the diagonal or by the end of the keys (EDGE) compare each element with its bound; the others do not.
 
 The cliffs:
 - seq_q rounds up to BLOCK_M, seq_k to BLOCK_N, and head_dim to MAIN + TAIL columns (see tile.py).
 - Programs run in waves of SMs × blocks per SM. Under a causal mask the last row block costs as much as all of the
   first few together, so the longest are started first and the short ones fill the last wave.
 
-On Hopper the two products of a block take about as long as its exponentials twice over, and by default the tensor
-cores rest while those are computed. OVERLAP lets them work on the next block's s meanwhile (Shah et al.,
-"FlashAttention-3", 2024, section 3.2), spelled so that triton and ptxas recognise it: see `_overlapped`.
+On Hopper the two products of a block take about twice as long as its exponentials. Without OVERLAP the tensor cores
+idle during the exponentials; with it, they compute the next block's s meanwhile (Shah et al., "FlashAttention-3", 2024,
+section 3.2). `_overlapped` is written so that triton and ptxas recognise this. The menu's defaults for Hopper overlap
+up to a head_dim of 192.
 
 Exponentials are of base 2, one instruction each, with log₂e folded into the scale.
 """
@@ -41,12 +41,18 @@ def attention_forward(
     EVEN_K: tl.constexpr, DESCRIPTORS: tl.constexpr, OVERLAP: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One program per BLOCK_M rows of one head: grid (ceil(seq_q / BLOCK_M) · all_heads).
+    """Computes o and lse, BLOCK_M rows of one head per program. Grid: ceil(seq_q / BLOCK_M) · all_heads.
 
-    q, o: [batch, heads, seq_q, head_dim]. k, v: [batch, heads / kv_group, seq_k, head_dim]. lse: fp32 [batch, heads,
-    seq_q], contiguous, log₂ of the row sums. Strides in elements; batch and head strides are multiples of ALIGN, and
-    descriptors need none. all_heads = batch · heads. side_by_side: heads whose programs run together, so that their k
-    and v stay in the L2 cache. EVEN_K: seq_k % BLOCK_N == 0.
+    q, o: [batch, heads, seq_q, head_dim].
+    k, v: [batch, heads / kv_group, seq_k, head_dim].
+    q_tail, k_tail, v_tail: with DESCRIPTORS, descriptors of the TAIL columns of q, k and v; else unused.
+    lse: contiguous fp32 [batch, heads, seq_q], log₂ Σ exp of each row's scaled scores.
+    *_stride: in elements; batch and head strides are multiples of ALIGN. Descriptors need none.
+    all_heads: batch · heads.
+    side_by_side: heads whose programs run together, so that their k and v stay in the L2 cache.
+    scale_log2e: scale · log₂e, because exponentials are of base 2.
+    MAIN, TAIL: columns of the two parts in which a row is held (see tile.py).
+    EVEN_K: whether seq_k % BLOCK_N == 0.
     """
     # Programs start in the order of their ids: group of heads after group, and in each the last row blocks first.
     row_blocks = tl.cdiv(seq_q, BLOCK_M)

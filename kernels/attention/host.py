@@ -1,6 +1,7 @@
 """Runs flash attention, forward and backward, with a user-defined tile and reports the exact launch.
 
-Entry points: `attention`, `plan_forward`, `plan_backward`. Used by `providers.triton_kernels`.
+Entry points: `attention`, `plan_forward` and `plan_backward`, which return an `AttentionPlan`, `heads_side_by_side`.
+Used by `providers.triton_kernels`.
 
     from quantbench.kernels.attention import attention, plan_forward
     from quantbench.launch import Tile
@@ -60,8 +61,8 @@ _DELTA_TILE = Tile(64, 16, num_warps=4, stages=1)
 class AttentionPlan(Plan):
     """Forward or backward, ready to run any number of times.
 
-    outputs: (o, lse), with lse the log₂ of the row sums in fp32; or (dq, dk, dv). setting: tile and schedule of
-    forward; None for backward.
+    outputs: (o, lse), with lse in fp32 the log₂ Σ exp of each row's scores; or (dq, dk, dv).
+    setting: tile and schedule of forward; None for backward.
     """
 
     setting: Setting | None = None
@@ -91,12 +92,12 @@ def plan_forward(
     tile: Tile | None = None, schedule: str | None = None, autotune: bool = False,
     out: torch.Tensor | None = None, lse: torch.Tensor | None = None, operands: str = "auto",
 ) -> AttentionPlan:  # fmt: skip
-    """Check the operands, choose and compile the forward kernel, allocate its outputs.
+    """Checks the operands, chooses and compiles the forward kernel, and allocates its outputs.
 
-    tile: block_m rows of q, block_n of k and v, stages, num_warps; fields left None come from the menu. schedule:
-    `plain` or `overlapped`, by default that of the menu's nearest entry. Without tile and schedule, the menu's first
-    entry is used, or with autotune=True the fastest one (timed once per kind of problem and process). operands:
-    `pointers`, `descriptors` (TMA) or `auto`.
+    tile: block_m rows of q, block_n of k and v, stages, num_warps; fields left None come from the menu.
+    schedule: `plain` or `overlapped`, by default that of the menu's nearest entry. Without tile and schedule, the
+        menu's first entry is used, or with autotune=True the fastest one (timed once per kind of problem and process).
+    operands: how the kernel loads them: by `pointers`, by `descriptors` (TMA), or `auto`.
 
     Raises InputError for invalid operands and tiles, UnsupportedError for a dtype, GPU or triton without support.
     """
@@ -127,9 +128,12 @@ def plan_backward(
     causal: bool = True, scale: float | None = None, kv_tile: Tile | None = None, q_tile: Tile | None = None,
     operands: str = "auto",
 ) -> AttentionPlan:  # fmt: skip
-    """Like `plan_forward`, for the gradients of q, k and v. o, lse: outputs of forward; grad: gradient of o.
+    """Like `plan_forward`, for the gradients of q, k and v.
 
-    kv_tile: tile of the kernel that computes dk and dv. q_tile: tile of the kernel that computes dq.
+    o, lse: outputs of forward.
+    grad: gradient of o.
+    kv_tile: tile of the kernel that computes dk and dv.
+    q_tile: tile of the kernel that computes dq.
     """
     checked = check(q, k, v, causal, scale, o=o, grad=grad)
     work = checked.work

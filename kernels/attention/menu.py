@@ -1,13 +1,14 @@
 """Lists the attention tiles for each GPU architecture.
 
-Entry points: `forward_menu`, `backward_tiles`, `split_head_dim`, and the supported head_dim, `MIN_HEAD_DIM` to
-`MAX_HEAD_DIM`. Used by `host`, `operands` and `providers.triton_kernels`.
+Entry points: `forward_menu` and `backward_tiles`, which return `Setting` objects of an `architecture`; `Loads`,
+`split_head_dim`, `SCHEDULES`, `WITH_DESCRIPTORS`, and the supported head_dim, `MIN_HEAD_DIM` to `MAX_HEAD_DIM`. Used by
+`host`, `operands` and `providers.triton_kernels`.
 
 Every entry compiles for its architecture without spills and within the shared memory of one block (the tests compile
-all of them). The first of each menu is the default. The sets follow published settings: on Hopper 128 × 128 with
-8 warps, softmax beside the next product (FlashAttention-3's schedule; triton's own tutorial is the plain one with the
-same blocks); on Ampere FlashAttention-2's 128 rows with blocks of k and v short enough to be held in registers, since
-its matrix instructions read both operands from there.
+all of them). The first of each menu is the default. The sets follow published settings. Hopper: blocks of 128 × 128
+with 8 warps for a head_dim of 65 to 128, and of 128 × 64 for others, with FlashAttention-3's overlapped schedule up to
+192. Ampere: FlashAttention-2's 128 rows of q, with blocks of k and v that fit into registers, because its matrix
+instructions read both operands from there.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ _VECTOR_BYTES, _ELEMENT_BYTES = 16, 2
 
 @dataclass(frozen=True)
 class Setting:
-    """Tile and schedule of the forward kernel. tile: block_m rows of q, block_n of k and v, stages, num_warps."""
+    """Tile and schedule of the forward kernel.
+
+    tile: block_m rows of q, block_n rows of k and v, stages, num_warps.
+    schedule: one of SCHEDULES.
+    """
 
     tile: Tile
     schedule: str = "plain"
@@ -191,7 +196,7 @@ WITH_DESCRIPTORS = (90, 100)
 
 @dataclass(frozen=True)
 class Loads:
-    """How rows are loaded. bytes: load width per thread, 2 to 16. descriptors: whether the TMA unit loads instead."""
+    """How rows are loaded: by pointers, `bytes` (2 to 16) per thread at a time, or by the TMA unit (`descriptors`)."""
 
     bytes: int = 16
     descriptors: bool = False

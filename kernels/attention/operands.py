@@ -1,6 +1,7 @@
 """Validates the operands of attention and builds the kernels' arguments.
 
-Entry points: `check`, which returns a `Checked`; `arguments`, `strides`, `parts`. Used by `host`.
+Entry points: `check`, which returns a `Checked`; `arguments`, `strides`, `parts`, `contiguous_like`, `backend_options`;
+`WHO`, the operation that errors name. Used by `host`; `providers.triton_kernels` uses `too_old`.
 
 Any strides are allowed as long as the elements of a row (head_dim) are contiguous: [batch, heads, seq, head_dim], or
 [batch, seq, heads, head_dim] transposed to it. Other storage is refused: reading it fast needs a copy, and an implicit
@@ -34,8 +35,8 @@ _MAX_REGISTERS = 255  # per thread, every compute capability. Source: CUDA C++ P
 class Checked:
     """Validated attention problem: size, scale and possible ways to load its tensors.
 
-    align: elements that a thread can load at a time. descriptors: whether TMA descriptors can address all tensors on a
-    device that has them.
+    align: elements that a thread can load at a time.
+    descriptors: whether TMA descriptors can address all tensors on a device that has them.
     """
 
     work: Attention

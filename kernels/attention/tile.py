@@ -22,7 +22,7 @@ import triton.language as tl
 
 @triton.jit
 def head_offset(batch, head, batch_stride, head_stride, ALIGN: tl.constexpr):
-    """Return the offset of one head of one sample, elements, a multiple of ALIGN."""
+    """Returns the offset of one head of one sample, elements, a multiple of ALIGN."""
     return (batch.to(tl.int64) * batch_stride + head.to(tl.int64) * head_stride) // ALIGN * ALIGN
 
 
@@ -32,12 +32,12 @@ def load_rows(
     ROW_STRIDE: tl.constexpr, ROWS: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, HEAD_DIM: tl.constexpr,
     DESCRIPTORS: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
-    """Load ROWS rows of one head from `row` on, as (ROWS × MAIN, ROWS × TAIL); the second is unused when TAIL is 0.
+    """Loads ROWS rows of one head from `row` on, as (ROWS × MAIN, ROWS × TAIL); the second is unused when TAIL is 0.
 
     source, tail: descriptors of [batch, head, row, head_dim] with boxes of MAIN and TAIL columns; or source is a
-    pointer to the head's first element. ROW_STRIDE: elements; being constant, it leaves one address register per
-    thread where each load would have its own. BOUNDED: rows from `rows_end` on are read as zeros (descriptors do so
-    in any case).
+        pointer to the head's first element.
+    ROW_STRIDE: elements; being constant, it leaves one address register per thread where each load would have its own.
+    BOUNDED: rows from `rows_end` on are read as zeros (descriptors do so in any case).
     """
     if DESCRIPTORS:
         main = source.load([batch, head, row, 0]).reshape(ROWS, MAIN)
@@ -77,7 +77,7 @@ def store_rows(
     target, main, rest, row, rows_end,
     ROW_STRIDE: tl.constexpr, ROWS: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Write ROWS × (MAIN + TAIL) values to the rows from `row` on of one head, as far as they lie inside."""
+    """Writes ROWS × (MAIN + TAIL) values to the rows from `row` on of one head, as far as they lie inside."""
     first = target + row * tl.full((), ROW_STRIDE, tl.int64)
     _store_part(first, main, rows_end - row, ROW_STRIDE, 0, ROWS, MAIN, HEAD_DIM)
     if TAIL > 0:
@@ -101,7 +101,7 @@ def _store_part(
 def multiply_transposed(
     a, a_tail, b, b_tail, TAIL: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """Return a · bᵀ over head_dim: rows of a × rows of b, fp32."""
+    """Returns a · bᵀ over head_dim: rows of a × rows of b, fp32."""
     if TAIL > 0:
         # The short part first: on Hopper a product whose result is used at once waits for its end, the one that is
         # added to it does not.
@@ -114,7 +114,7 @@ def multiply_transposed(
 
 @triton.jit
 def drop(s, rows, n, seq_k, CAUSAL: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Return s with -inf for columns past the end of the keys, and past the row under a causal mask."""
+    """Returns s with -inf for columns past the end of the keys, and past the row under a causal mask."""
     cols = n + tl.arange(0, BLOCK_N)
     counts = cols[None, :] < seq_k
     if CAUSAL:

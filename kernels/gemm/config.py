@@ -1,6 +1,8 @@
 """Describes how GEMM operands are stored, and derives the configuration of the kernel from that.
 
-Entry points: `Operands`, `Matrix`, and `configure`, which returns a `Config`. Used by `host`.
+Entry points: `Operands`, each a `Matrix` from `matrix`; `configure`, which returns a `Config`; `constexprs`,
+`backend_options`, `box_shapes`, `streamed_tiles`, `padded`, `align_bytes`; `WHO`, the operation that errors name. Used
+by `host`.
 
 Needs neither a GPU nor tensors, so it is shared by launches (`host.py`) and by ahead-of-time compilation (in the
 tests). A matrix is stored row-major or transposed (column-major), with a leading dimension in elements, as in BLAS.
@@ -40,10 +42,12 @@ _LARGEST_LEADING = (2**31 - 1) // _LARGEST_BLOCK
 class Matrix:
     """Storage of one operand, sizes in elements.
 
-    transposed: stored cols × rows. leading: distance between stored rows. batch_stride: distance between matrices of
-    the batch; 0 if all share this one or there is only one. align: largest power of two up to 16 that divides the
-    length of a stored row, the leading dimension and the batch stride. descriptor: whether a TMA descriptor can address
-    it.
+    transposed: stored cols × rows.
+    leading: distance between stored rows.
+    batch_stride: distance between matrices of the batch; 0 if all share this one or there is only one.
+    align: largest power of two up to 16 that divides the length of a stored row, the leading dimension and the batch
+        stride.
+    descriptor: whether a TMA descriptor can address it.
     """
 
     transposed: bool
@@ -109,11 +113,12 @@ def contiguous(gemm: Gemm) -> Operands:
 class Config:
     """Configuration of one kernel: schedule, tile (every field set) and data movement.
 
-    load_descriptors, store_descriptors: whether TMA descriptors load the operands and store the result. subtiles:
-    number of parts in which a tile is written, 1 or 2. flatten: whether tiles and steps share one loop (persistent
-    only). warp_specialize: whether loading, multiplying and writing have separate warps (persistent on Blackwell; on
-    Hopper triton 3.6 and 3.7 fail or ignore it). max_registers: register limit per thread for the compiler, None for
-    none.
+    load_descriptors, store_descriptors: whether TMA descriptors load the operands and store the result.
+    subtiles: number of parts in which a tile is written, 1 or 2.
+    flatten: whether tiles and steps share one loop (persistent only).
+    warp_specialize: whether loading, multiplying and writing have separate warps (persistent on Blackwell; on Hopper
+        triton 3.6 and 3.7 fail or ignore it).
+    max_registers: register limit per thread for the compiler, None for none.
     """
 
     schedule: str

@@ -1,6 +1,6 @@
 """Runs GEMMs with a user-defined tile and schedule and reports the exact launch.
 
-Entry points: `matmul`, `plan`. Used by `providers.triton_kernels`.
+Entry points: `matmul`; `plan`, which returns a `GemmPlan`; `missing_format`. Used by `providers.triton_kernels`.
 
     from quantbench.kernels.gemm import matmul, plan
     from quantbench.launch import Tile
@@ -67,8 +67,10 @@ _ADD_BLOCK = (32, 128)  # rows and columns per program of the kernel that adds u
 class GemmPlan(Plan):
     """One GEMM, ready to run any number of times.
 
-    config: configuration of the kernel. steps: the first one multiplies; split-k adds up its parts in a second one. A
-    plan must not run on two streams at the same time, because its partial sums have one buffer.
+    config: configuration of the kernel.
+    steps: the first one multiplies; split-k adds up its parts in a second one.
+
+    A plan must not run on two streams at the same time, because its partial sums have one buffer.
     """
 
     operands: Operands
@@ -94,13 +96,14 @@ def plan(
     out: torch.Tensor | None = None, tf32: bool = False, autotune: bool = False, operands: str = "auto",
     programs: int | None = None,
 ) -> GemmPlan:  # fmt: skip
-    """Check the operands, choose and compile the kernel, allocate its buffers.
+    """Checks the operands, chooses and compiles the kernel, and allocates its buffers.
 
     tile: fields left None come from the menu. Without a tile, `menu.pick` selects the one estimated to be fastest;
-    autotune=True times every tile of the menu instead, once per kind of GEMM and process. schedule: data_parallel,
-    split_k (tile.split_k parts), stream_k or persistent. operands: `pointers`, `descriptors` (TMA) or `auto`. programs:
-    grid of stream_k and persistent, by default the number of resident blocks; for stream_k at most that, since its
-    programs wait for each other.
+        autotune=True times every tile of the menu instead, once per kind of GEMM and process.
+    schedule: data_parallel, split_k (tile.split_k parts), stream_k or persistent.
+    operands: how the kernel loads them: by `pointers`, by `descriptors` (TMA), or `auto`.
+    programs: grid of stream_k and persistent, by default the number of resident blocks; for stream_k at most that,
+        since its programs wait for each other.
 
     Raises InputError for invalid operands and tiles, UnsupportedError for a dtype or GPU that is not supported.
     """

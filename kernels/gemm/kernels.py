@@ -37,7 +37,7 @@ import triton.language as tl
 
 @triton.jit
 def known_multiple(x, ALIGN: tl.constexpr):
-    """Return x, a known multiple of ALIGN, in a form from which the compiler infers that.
+    """Returns x, a known multiple of ALIGN, in a form from which the compiler infers that.
 
     By itself triton detects only multiples of 16 elements. A row length of 8 fp16 elements more or less still allows
     16-byte loads, and without this it would get loads of 2 bytes.
@@ -47,7 +47,7 @@ def known_multiple(x, ALIGN: tl.constexpr):
 
 @triton.jit
 def tile_position(index, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """Return row and column of the index-th tile, in an order that reuses the L2 cache.
+    """Returns row and column of the index-th tile, in an order that reuses the L2 cache.
 
     Tiles are taken GROUP_M rows at a time, column by column. The programs that run together then form a block of
     GROUP_M × (programs / GROUP_M) tiles, and read far fewer different rows of a and columns of b than one long row of
@@ -68,7 +68,7 @@ def accumulate(
     DESCRIPTORS: tl.constexpr, BATCHED: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Sum of a·b over the reduction steps [first_step, last_step) for one tile: BLOCK_M × BLOCK_N, fp32."""
+    """Returns the sum of a·b over the reduction steps [first_step, last_step) for one tile: BLOCK_M × BLOCK_N, fp32."""
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     if DESCRIPTORS:
         # The TMA unit fills what lies outside the matrix with zeros: no masks and no address arithmetic here.
@@ -143,8 +143,11 @@ def store_tile(
     ALIGN_C: tl.constexpr, DESCRIPTORS: tl.constexpr, BATCHED: tl.constexpr, SUBTILES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Write one tile of c. SUBTILES = 2 writes it in two halves of BLOCK_N / 2 columns, through half the shared memory;
-    the rest holds another stage of the main loop."""
+    """Writes one tile of c.
+
+    SUBTILES = 2 writes it in two halves of BLOCK_N / 2 columns, through half the shared memory; the rest holds another
+    stage of the main loop.
+    """
     if SUBTILES == 2:
         left, right = halves(acc, BLOCK_M, BLOCK_N)
         HALF: tl.constexpr = BLOCK_N // 2
@@ -162,7 +165,7 @@ def store_block(
     c, values, batch, row, col, m, n, ldc, batch_stride_c,
     ALIGN_C: tl.constexpr, DESCRIPTORS: tl.constexpr, BATCHED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """Write ROWS × COLS values from (row, col) on, as far as they lie inside m × n."""
+    """Writes ROWS × COLS values from (row, col) on, as far as they lie inside m × n."""
     if DESCRIPTORS:
         if BATCHED:
             c.store([batch, row, col], values.to(c.dtype).reshape(1, ROWS, COLS))
@@ -177,7 +180,7 @@ def store_block(
 
 @triton.jit
 def halves(x, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """The left and the right half of the columns of a ROWS × COLS block, without moving data between threads."""
+    """Returns the left and the right half of the columns of a ROWS × COLS block; no data move between threads."""
     return tl.split(tl.permute(tl.reshape(x, (ROWS, 2, COLS // 2)), (0, 2, 1)))
 
 
@@ -191,7 +194,7 @@ def gemm_data_parallel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SUBTILES: tl.constexpr,
 ):  # fmt: skip
-    """One program per tile, and per part of the reduction: grid (tiles · batches, SPLIT_K), SPLIT_K at most the steps.
+    """Multiplies with one program per tile and part of the reduction. Grid: (tiles · batches, SPLIT_K ≤ steps).
 
     With SPLIT_K > 1, c is fp32 of SPLIT_K · batches × m × n, the parts one after the other; `gemm_add_parts` adds them.
     """
@@ -222,7 +225,7 @@ def gemm_add_parts(
     parts, c, batches, m, n, ldc, batch_stride_c,
     ALIGN_C: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """c = sum of the SPLIT_K fp32 parts, always in the same order, so that results do not change from run to run.
+    """Computes c, the sum of the SPLIT_K fp32 parts, always in the same order, so that it is the same each run.
 
     One program per BLOCK_M × BLOCK_N elements: grid (blocks · batches).
     """
@@ -253,7 +256,7 @@ def gemm_persistent(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SUBTILES: tl.constexpr, FLATTEN: tl.constexpr, WARP_SPECIALIZE: tl.constexpr,
 ):  # fmt: skip
-    """One program per block slot of the device, each of which computes tiles p, p + P, p + 2P, …: grid (P).
+    """Multiplies with P programs, one per block slot of the device; program p computes tiles p, p + P, p + 2P, …
 
     FLATTEN joins the loop over tiles and the loop over steps into one, so that its software pipeline does not drain
     between tiles: the first loads of a tile are under way while the tile before is still being written.
@@ -302,7 +305,7 @@ def gemm_stream_k(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SUBTILES: tl.constexpr,
 ):  # fmt: skip
-    """One program per block slot of the device: grid (P). First the ragged end, shared by steps, then whole tiles.
+    """Multiplies with P programs, one per block slot of the device: the last tiles shared by steps, then whole tiles.
 
     The first `streamed_tiles` tiles have streamed_tiles · steps steps, of which program p takes the p-th P-th. A tile
     belongs to the program that computes its first step (its *owner*). A program that begins inside a tile writes what

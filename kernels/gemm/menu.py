@@ -37,10 +37,13 @@ _REGISTERS_BESIDE_SUMS = 40  # as compiled: addresses and fragments, beside the 
 class Architecture:
     """Properties of an architecture on which the choice of a tile depends, per SM and clock.
 
-    tiles: menu for 16-bit operands whose rows begin at multiples of at least 16 bytes. flops_per_clock: rate of the
-    16-bit tensor cores. l2_bytes_per_clock: L2 bandwidth per SM when all SMs read. Sources: rates from the whitepapers
-    of V100 2017, Turing 2018, A100 2020 (L2: 2048 bytes a clock on V100, 5120 on A100), GA102 2020 and H100 2022; no L2
-    bandwidth is published for Hopper and later, where the A100's is assumed, divided by their SM count.
+    tiles: menu for 16-bit operands whose rows begin at multiples of at least 16 bytes.
+    flops_per_clock: rate of the 16-bit tensor cores.
+    l2_bytes_per_clock: L2 bandwidth per SM when all SMs read.
+
+    Sources of the rates: the whitepapers of V100 2017, Turing 2018, A100 2020 (L2: 2048 bytes a clock on V100, 5120 on
+    A100), GA102 2020 and H100 2022. No L2 bandwidth is published for Hopper and later, where the A100's is assumed,
+    divided by their SM count.
     """
 
     tiles: tuple[Tile, ...]

@@ -1,7 +1,8 @@
-"""Predicts the cost of a transformer shape on a GPU, its waste past edges, and better shapes near it.
+"""Predicts the cost of a transformer shape on a GPU, the time lost past tile and wave edges, and better shapes near it.
 
-Entry points: `advise`, and `repaired` for shapes that tensor parallelism cannot split. Used by users' Python code and
-by the command `advise`.
+Entry points: `advise`, and `repaired` for shapes that tensor parallelism cannot split; their types `Advice`, `Advised`,
+`Unmeasured`, `ShapeCost`, `OpCost`, `EdgeWaste`, `Neighbour`, `Space` and `Repair`. Used by users' Python code, by the
+command `advise` and by tools.
 """
 
 from quantbench.advice.advise import Advice, Advised, Unmeasured, advise

@@ -1,7 +1,8 @@
-"""Combines the cost of a shape on a GPU, its waste past edges, and better shapes near it with the reasons.
+"""Combines the cost of a shape on a GPU, the time lost past `edges`, and better shapes near it with the reasons.
 
-Entry point: `advise`, which returns an `Advice` with a list of `Advised` shapes. Used by the command `advise`, by
-`report` of this package and, through `quantbench.advice`, by users' Python code.
+Entry points: `advise`, which returns an `Advice` with a list of `Advised` shapes; `Unmeasured`, a reason why times have
+no measurement behind them; the constant `TOP`. Used by the command `advise`, by `report` of this package, by tools and,
+through `quantbench.advice`, by users' Python code.
 
 >>> from quantbench.device import lookup
 >>> from quantbench.latency.op_times import RooflineTimes

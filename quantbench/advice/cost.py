@@ -1,7 +1,8 @@
-"""Predicts the time of a transformer shape on one GPU, per op, and the part that is wasted past edges.
+"""Predicts each op's time in a transformer shape on one GPU, and the time lost by crossing `edges`.
 
-Entry points: `cost_of`, which returns a `ShapeCost` of `OpCost` objects; `latency_per_run`. Used by `advise`, and by
-`neighbours`, `report` and the command `advise`.
+Entry points: `cost_of`, which returns a `ShapeCost` of `OpCost` objects, each with the `EdgeWaste` of its edges;
+`latency_per_run`, `ratio_factor`, the type `Shares` and the constant `LOWER_BOUND`. Used by `advise`, `neighbours`,
+`report` and the command `advise`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _US_PER_HOUR = 3.6e9
 
 @dataclass(frozen=True)
 class EdgeWaste:
-    """An edge that an op is past, and the time wasted by it in one run of the op, with its 90 % interval.
+    """An `Edge` that an op has crossed, and the time lost by it in one run of the op, with its 90 % interval.
 
     The waste is the predicted time minus the time of the same arithmetic at the rate (FLOP per µs) predicted just
     before the edge; for the fused softmax, minus the time of the fused kernel. For tiles and waves, its share of the
@@ -51,7 +52,7 @@ class OpCost:
     latency: time of one run.
     launch: the predicted kernel launch; None if unknown.
     quantization: tiles and waves of a GEMM; None for other ops, or if `credible_waves` returns None.
-    findings: edges that the op is past, the worst first. They overlap, so only the worst counts as the op's waste.
+    findings: edges past which 1 % or more is wasted, worst first. They overlap, so only the worst counts.
     """
 
     op: Op
@@ -125,13 +126,13 @@ def cost_of(shape: TransformerShape, times: RememberedTimes) -> ShapeCost:
         found = {op: tuple(edge for edge in own if edge.kind != "fused softmax") for op, own in found.items()}
     times.ask(edge.before for own in found.values() for edge in own)
     costs = tuple(_cost(op, found[op], times) for op in ops)
-    whole = latency_of(costs)
+    whole = _latency_of(costs)
     wasted = sum(cost.waste_us for cost in costs)
     low, high = _waste_interval(costs, whole.latency_us, wasted, times)
     return ShapeCost(shape, costs, whole, low, high)
 
 
-def latency_of(costs: Iterable[OpCost]) -> Estimate:
+def _latency_of(costs: Iterable[OpCost]) -> Estimate:
     """Returns the total time of several ops, with the interval of `op_times.total` for correlated errors."""
     summed = total([OpEstimate(c.op, c.latency) for c in costs], CORRELATION)
     return Estimate(summed.latency_us, summed.low_us, summed.high_us)
@@ -139,7 +140,7 @@ def latency_of(costs: Iterable[OpCost]) -> Estimate:
 
 def latency_per_run(costs: Sequence[OpCost]) -> Estimate:
     """Returns the time to run each of these ops once, with its interval; all must have the same count."""
-    return latency_of(costs).scaled(1 / costs[0].op.count)
+    return _latency_of(costs).scaled(1 / costs[0].op.count)
 
 
 def _cost(op: Op, past: Iterable[Edge], times: RememberedTimes) -> OpCost:

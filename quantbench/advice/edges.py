@@ -1,8 +1,10 @@
 """Finds the efficiency edges that an op has just crossed.
 
-Entry points: `edges`, used by `cost`, which adds the time that each edge costs; `side_names` and `misaligned_sides`,
-used by `advise`. A size crosses an edge when it breaks 16-byte alignment, starts a new tile or wave, or leaves the
-conditions of Megatron's fused softmax.
+Entry points: `edges`, which returns `Edge` objects, used by `cost`, which adds the time that each edge costs;
+`side_names` and `misaligned_sides`, used by `advise`; the constant `NEAR`, used by `space`.
+
+A size crosses an edge when it breaks 16-byte alignment, starts a new tile or wave, or leaves the conditions of
+Megatron's fused softmax.
 """
 
 from __future__ import annotations
@@ -52,10 +54,9 @@ _FORWARD = {
 
 @dataclass(frozen=True)
 class Edge:
-    """An edge that an op is past; `sweep.refine.Edge` is a measured one.
+    """A condition by which an op has become less efficient; `sweep.refine.Edge` is a measured jump.
 
     kind: one of KINDS.
-    words: the reason as text.
     before: the workload just before the edge; for the fused softmax, the same workload.
     most: upper bound of the share of the op's time that this edge costs: for tiles and waves the idle share, else 1.
     """
@@ -69,7 +70,7 @@ class Edge:
 def edges(
     op: Op, device: DeviceSpec, launch: Launch | None = None, peak_share: float | None = None
 ) -> tuple[Edge, ...]:
-    """Returns every edge that the op is past. Searches wave edges at sizes smaller by up to NEAR.
+    """Returns every edge that the op has crossed.
 
     launch: the kernel that runs it; None for the device's assumed tile.
     peak_share: predicted rate as a share of peak; tile and wave edges that contradict it are left out.

@@ -58,7 +58,6 @@ class Neighbour:
 
     @property
     def gain_words(self) -> str:
-        """The gain with its interval: `+3.2 % (+1.5 % to +4.9 %)`."""
         return f"{signed_percent(self.gain)} ({signed_percent(self.low)} to {signed_percent(self.high)})"
 
 

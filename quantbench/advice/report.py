@@ -18,8 +18,8 @@ from quantbench.sweep.shape_file import Gain, NamedShape
 from quantbench.units import percent
 from quantbench.workload import workload_to_json
 
-ADVICE_FORMAT = "quantbench-advice"
-ADVICE_VERSION = 1
+_ADVICE_FORMAT = "quantbench-advice"
+_ADVICE_VERSION = 1
 
 
 def advice_to_json(advice: Advice) -> dict[str, Any]:
@@ -29,8 +29,8 @@ def advice_to_json(advice: Advice) -> dict[str, Any]:
         others = _advised_to_json(advice.repaired)
         repaired = {"words": advice.repair.words, "shape": asdict(advice.shape), "others": others}
     return {
-        "format": ADVICE_FORMAT,
-        "version": ADVICE_VERSION,
+        "format": _ADVICE_FORMAT,
+        "version": _ADVICE_VERSION,
         "device": advice.device.name,
         "unmeasured": [asdict(one) for one in advice.unmeasured],
         "op_times": advice.note,

@@ -1,7 +1,8 @@
 """Lists the shapes near a given one, and the nearest shapes that tensor parallelism can split.
 
-Entry points: `Space`, the dimensions and limits of the search; `together` (varies hidden, heads, MLP width and layers)
-and `alone` (varies one dimension), used by `neighbours`; `repaired`, used by the command `advise`.
+Entry points: `Space`, the dimensions (`DIMENSIONS`) and limits of the search; `together` (varies hidden, heads, MLP
+width and layers) and `alone` (varies one dimension), used by `neighbours`; `repaired`, which returns a `Repair`. Used
+by `advise`, the command `advise` and tools.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from quantbench.workload import TransformerShape
 #: dimensions that `keep` may name
 DIMENSIONS = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "layers", "mbs")
 #: head widths that attention kernels are tuned for
-USUAL_HEAD_DIMS = (64, 128, 256)
+_USUAL_HEAD_DIMS = (64, 128, 256)
 _WIDEST = 1024
 
 
@@ -44,7 +45,7 @@ class Space:
     tolerance: float = 0.05
     near: float = NEAR
     hidden_step: int = 128
-    head_dims: tuple[int, ...] = USUAL_HEAD_DIMS
+    head_dims: tuple[int, ...] = _USUAL_HEAD_DIMS
     heads: int = 2
     replicate_kv: bool = False
     keep: tuple[str, ...] = ()
@@ -61,7 +62,6 @@ class Space:
 
     @property
     def words(self) -> str:
-        """The limits as text."""
         said = [
             f"parameters within ±{percent(self.tolerance)}",
             f"hidden within ±{percent(self.near)} in steps of {self.hidden_step}",

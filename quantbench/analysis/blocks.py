@@ -1,7 +1,8 @@
 """Counts blocks, padding and row alignment of a workload, and gives the reasons why it runs below peak.
 
-Entry points: `tile_in_use`, `tile_words`, `num_blocks`, `padded`, `row_alignment_bytes`, `compute_bound`,
-`idle_reasons`. Used by the other modules of `analysis`, by `report` and by `advice`.
+Entry points: `tile_in_use`, which returns a `TileInUse`; `tile_words`, `num_blocks`, `parts_to_fill`, `padded`,
+`row_alignment_bytes`, `compute_bound`; `idle_reasons`, which returns `IdleReason` objects. Used by the other modules of
+this package, by `report`, `advice` and tools.
 """
 
 from __future__ import annotations
@@ -155,7 +156,8 @@ _WORTH_SAYING = 0.01
 class IdleReason:
     """A reason why a workload runs below peak.
 
-    kind: a kind of `quantization.IdleShare`, or `alignment`. words: description, with the idle share if known.
+    kind: a kind of `quantization.IdleShare`, or `alignment`.
+    words: description, with the idle share if known.
     """
 
     kind: str

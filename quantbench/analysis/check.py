@@ -45,8 +45,6 @@ from quantbench.sweep.refine import Gap, PlacedGap, Refine
 class Check:
     """Result of `check_run` (`measurement.Check` is the check of a kernel's output).
 
-    num_points: number of measured points.
-    curves: all curves, by axis.
     num_curves: number of curves with neighbours close enough to show a step.
     noise: median relative standard error of the points on these curves; None if there are none.
     cliffs: significant rises of the time, largest first.

@@ -1,8 +1,8 @@
 """Finds cliffs, sizes after which the time jumps, and determines their causes.
 
-Entry points: `find_cliffs` (single curves), `common_cliffs` (medians over many curves), and their results `Cliff` and
-`CommonCliff`. Used by `check` and `rule_pairs`; `report` and `profile.build` use the results. (The latency models have
-cliffs of their own in `latency.gemm.cliffs`.)
+Entry points: `find_cliffs` (single curves), `common_cliffs` (medians over many curves), their results `Cliff` and
+`CommonCliff` with their `Cause`; `useful_work`. Used by `check` and `rule_pairs`; `report` and `profile.build` use the
+results. (The latency models have cliffs of their own in `latency.gemm.cliffs`.)
 
 One time per shape is too noisy to show small steps on one curve, but the median over many curves does. `common_cliffs`
 therefore includes every compute-bound curve that has both sizes, with or without a cliff of its own there. `cause_of`
@@ -56,7 +56,6 @@ class Cause:
     """Cause of a step in the time.
 
     kind: one of KINDS.
-    words: description.
     evidence: `identity` (recorded kernels), `arithmetic` (computed from sizes and a tile) or `clock` (recorded SM
         clock).
     """
@@ -281,7 +280,6 @@ class Cliff:
     ratio, low, high: time after / before without the trend, with 95 % interval; below 1 the time falls.
     first, last: range of axis values after which the jump may lie, with 95 % confidence.
     rate_ratio: useful work per second, after / before, trend included.
-    cause: cause of the jump.
     """
 
     axis: str
@@ -311,7 +309,6 @@ class Cliff:
 
     @property
     def family(self) -> Family:
-        """Curve family: op, provider and variant."""
         return (self.op, self.provider, self.variant)
 
 
@@ -373,7 +370,6 @@ _Key = tuple[str, str, str, str, int, int]
 class CommonCliff:
     """A jump of the median time over many curves of one family, between sizes `at` and `next` of `axis`.
 
-    num_curves: number of curves with both sizes.
     ratio, low, high: median jump (time ratio) with 95 % interval.
     num_cliffs: number of curves with a significant jump of their own there.
     causes: (kind, number of curves) of these cliffs, by decreasing total cost.

@@ -1,7 +1,8 @@
 """Compares two runs point by point and classifies each point as slower, faster, same or unclear.
 
-Entry points: `compare_runs`, its `CompareOptions` and its result `Comparison`. Used by the command `compare`, and by
-`report.comparison`, which shows the result.
+Entry points: `compare_runs`, its `CompareOptions` and its result `Comparison` of `Compared` and `Matched` points; the
+texts `VERDICTS`, `METHOD` and `FIGURES_METHOD`. Used by the command `compare`, and by `report.comparison`, which shows
+the result.
 
 A point is slower or faster if a rank test on the raw samples rejects a change within the tolerance, after Holm's
 correction over all points: comparing unchanged runs gives any false claim at most once in twenty times. (Holm rather
@@ -235,7 +236,6 @@ class Compared(Matched):
     a_us, b_us: median times in a and b.
     ratio: time in b over time in a; above 1 is slower.
     low, high: 95 % interval of the ratio; None if there are too few samples.
-    p: p-value after Holm's correction.
     verdict: one of VERDICTS.
     why: why there is no interval or the times do not compare, or the change of kernel; else empty.
     """
@@ -281,7 +281,6 @@ class Comparison:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of points by verdict."""
         found = Counter(point.verdict for point in self.points)
         return {verdict: found[verdict] for verdict in VERDICTS}
 

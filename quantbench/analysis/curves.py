@@ -1,8 +1,8 @@
 """Groups points into curves along one axis, estimates their noise and fits them piecewise.
 
 Entry points: `curves_of`, which returns `Curve` objects; `fit_curves`, which returns `FittedCurve` objects;
-`curve_family`, `repeatability`, `axes_of`. Used by the cliff, period and rule modules of `analysis`, by `report`, and
-by `tools.guide`.
+`curve_family`, which returns a `Family`; `repeatability`, `axes_of`; the constants `COARSE`, `LEAST_ERROR` and
+`MEDIAN_FACTOR`. Used by the other modules of this package, by `report` and by tools.
 
 The standard error of a point's log time (`standard_errors`) has three parts: the error of the median from its own
 samples; the scatter between points beyond the samples (memory placement, clock), estimated from the repeated reference
@@ -62,7 +62,6 @@ class Curve:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Axis values of the points."""
         return tuple(point.axes[self.axis] for point in self.points)
 
     @cached_property
@@ -232,7 +231,6 @@ class FittedCurve:
     """A curve with its piecewise fit.
 
     sigma: standard errors of the log times (points,).
-    fit: levels, trend and breaks.
     """
 
     curve: Curve

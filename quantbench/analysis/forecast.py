@@ -48,7 +48,6 @@ class ForecastRow:
 
     @property
     def ops(self) -> tuple[OpEstimate, ...]:
-        """Ops of `estimate`, then of `logits`."""
         return (*self.estimate.ops, *(() if self.logits is None else self.logits.ops))
 
 
@@ -65,7 +64,6 @@ class Forecast:
 
     @property
     def ops(self) -> tuple[OpEstimate, ...]:
-        """All ops of all rows, including logits."""
         return tuple(op for row in self.rows for op in row.ops)
 
     @property

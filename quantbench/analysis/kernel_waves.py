@@ -1,6 +1,7 @@
 """Measures tile and wave edges of named kernels where sizes are scattered, so that no two points form a curve.
 
-Entry point: `kernel_waves`. Used by `analysis.check`. A point needs the kernel's name, its tile and its grid.
+Entry point: `kernel_waves`, which returns `KernelWaves`. Used by `analysis.check` and tools. A point needs the kernel's
+name, its tile and its grid.
 
 A block takes a time in proportion to its part of the reduction. The points of at most one block per SM give that
 proportion and the constant part of a time (launch, start, epilogue). The other points then give how many such times
@@ -43,8 +44,9 @@ _ABOVE_SMOOTH = 1.05
 class WaveEdge:
     """Rise of the time after a whole number of blocks per SM.
 
-    blocks: number of blocks after which it rises. ratio, low, high: rise and its 95 % interval, from half a block per
-    SM before to half a block after. smooth: rise if blocks shared the SMs evenly.
+    blocks: number of blocks after which it rises.
+    ratio, low, high: rise and its 95 % interval, from half a block per SM before to half a block after.
+    smooth: rise if blocks shared the SMs evenly.
     """
 
     blocks: int
@@ -58,11 +60,13 @@ class WaveEdge:
 class KernelWaves:
     """Tile and wave edges of one kernel.
 
-    constant_us: part of the time that does not grow with the reduction. us_per_1000: time of one block per 1,000
-    elements of the reduction. waves: measured waves by half blocks per SM, None where there are few points.
+    constant_us: part of the time that does not grow with the reduction.
+    us_per_1000: time of one block per 1,000 elements of the reduction.
+    waves: measured waves by half blocks per SM, None where there are few points.
     fill_exponent, fill_error: exponent of the time in the filled share of the tiles, at equal blocks, and its standard
-    error: 0 if a tile is paid whole, 1 if only its filled part is. fill_low, fill_high: 5th and 95th percentile of the
-    share. unaligned, unaligned_error: log ratio of the time with rows off 16 bytes to that without, at equal blocks.
+        error: 0 if a tile is paid whole, 1 if only its filled part is.
+    fill_low, fill_high: 5th and 95th percentile of the share.
+    unaligned, unaligned_error: log ratio of the time with rows off 16 bytes to that without, at equal blocks.
     """
 
     provider: str

@@ -1,8 +1,8 @@
 """Finds sizes with a lower rate than a nearby size.
 
 Entry points: `bad_sizes_on` (against smaller sizes within 10 %) and `against_doubles` (against sizes within a factor of
-two), which return `BadSize` objects; `curves_of_rows` and `rows_by_dtype`. Used by `report.lead`, the first screen of a
-report, and `report.page`.
+two), which return `BadSize` objects; `curves_of_rows`, `rows_by_dtype` and the constant `NEAR`. Used by `report.lead`,
+the first screen of a report, and `report.page`.
 """
 
 from __future__ import annotations

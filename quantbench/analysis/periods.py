@@ -1,8 +1,9 @@
 """Infers the tile, the number of resident blocks and the step spacing from the steps in each curve family's latency.
 
-Entry points: `find_periods`, which returns a `Period` per family; `tile_finder`, which maps a point to its tile:
-recorded, else recovered, else assumed, or None if the measured steps contradict the assumed tile. Used by `check`,
-`cliffs`, `rule_pairs` and `sawtooth`, by `report`, the command `check` and `tools.guide`. `staircase` does the search.
+Entry points: `find_periods`, which returns a `Period` per family; `tile_finder`, which returns a function `TileOf` from
+a point to its tile: recorded, else recovered, else assumed, or None if the measured steps contradict the assumed tile.
+Used by `check`, `cliffs`, `rule_pairs` and `sawtooth`, by `report`, the command `check` and tools. `staircase` does the
+search.
 """
 
 from __future__ import annotations
@@ -69,7 +70,6 @@ class Period:
 
     @property
     def family(self) -> Family:
-        """Curve family: op, provider and variant."""
         return (self.op, self.provider, self.variant)
 
     @property

@@ -1,9 +1,11 @@
 """Finds pairs of measurements that test a rule of thumb: one keeps the rule, one breaks it, all else is similar.
 
-Entry points: `multiples`, `halves`, `whole_waves` and `fallbacks` pair single ops; `best_value` and `doublings` pair
-whole layers. Used by `rules`, which assigns a finder to each rule, and by `check`, which collects the `Material`. A
-finder returns its pairs, or the reason why there are none. Effects are ratios of time per unit of useful work, broken /
-kept: above 1, the rule helps.
+Entry points: the finders of pairs (`PairFinder`) `multiples`, `halves`, `whole_waves`, `fallbacks` and `first_of` for
+single ops, `best_value` and `doublings` for whole layers. A finder takes a `Material` and returns `PairsOrReason`: its
+`RulePair` objects, or the reason why there are none. Used by `rules`, which assigns a finder to each rule, and by
+`check`, which collects the `Material`.
+
+Effects are ratios of time per unit of useful work, broken / kept: above 1, the rule helps.
 """
 
 from __future__ import annotations
@@ -40,9 +42,7 @@ FALLBACK = "torch.eager"
 class RulePair:
     """Measurements that keep a rule, compared with measurements that break it.
 
-    keys: keys of the records compared.
     log_effect: log ratio of the times per unit of work, broken / kept.
-    standard_error: standard error of log_effect.
     predicted: log_effect computed from tiles and waves alone; None if a tile is unknown.
     """
 
@@ -65,7 +65,6 @@ class Material:
     tile_of: Callable[[Family], TileOf]
 
     def along(self, axis: str) -> list[FittedCurve]:
-        """Returns the curves along one axis."""
         return [one for one in self.fitted if one.curve.axis == axis]
 
     @cached_property

@@ -1,8 +1,9 @@
 """Tests rules of thumb for transformer shapes: defines each rule, the shapes to measure and the pairs that test it.
 
-Entry points: `RULES`; `judge_all`, which returns a `Verdict` per rule from the points of a run, used by `check` of this
-package; `rule_named` and `RuleOfThumb.experiment`, which plan the measurements of `quantbench check --experiment`.
-`report.sections`, `profile.build` and the command `check` show or store the verdicts.
+Entry points: `RULES`, each a `RuleOfThumb`; `judge_all`, which returns a verdict per rule from the points of a run,
+used by `check` of this package; `rule_named` and `RuleOfThumb.experiment`, which plan the measurements of `quantbench
+check --experiment`; `untested_lines`. Used by `report.sections`, the command `check` and tools, which show the
+verdicts.
 
 The rules come from BigScience's notes on sizing BLOOM and from Megatron-LM's code. Rules that one GPU cannot test are
 left out (data- and pipeline-parallel degrees, batch-size ramp-up, memory estimates, `CUDA_LAUNCH_BLOCKING` over many
@@ -109,8 +110,6 @@ class Experiment:
     """Sweep that measures the points for one rule.
 
     dims: axes with their values (`hidden=1024,2048`).
-    held: values of all other dimensions.
-    providers: names of the providers.
     """
 
     dims: tuple[str, ...]

@@ -104,7 +104,6 @@ class Sawtooth:
 
     sizes: axis positions, ascending; each edge appears twice (last tile full, and one past it).
     tflops: rate at each position, TFLOP/s; nan in a gap.
-    tile: description of the tile.
     """
 
     sizes: tuple[float, ...]

@@ -1,7 +1,8 @@
 """Computes the statistics of a comparison: tests of a time ratio, Holm's correction, drift of the reference points.
 
-Entry points: `rank_test` and `figure_test`, which return a `RatioTest`; `holm`; `wander`; `reference_noise` and
-`reference_medians`. Used by `compare`, `curves` (the noise of the reference points) and `tools.guide`.
+Entry points: `rank_test` and `figure_test`, which return a `RatioTest`; `holm`; `wander`, which returns a `Wander`;
+`reference_noise` and `reference_medians`. Used by `compare`, `curves` (the noise of the reference points) and
+`tools.guide`.
 """
 
 from __future__ import annotations

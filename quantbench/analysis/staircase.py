@@ -1,7 +1,8 @@
 """Recovers the tile and the number of resident blocks from the steps of curves.
 
-Entry points: `candidates`, `recover`, and the type `Explanation`. Used by `periods`; `cliffs` and `tools.guide` use
-`Explanation` and constants.
+Entry points: `candidates`; `recover`, which returns a `Recovered`; the type `Explanation`; the constants `BLOCK_SIDES`,
+`CPU_BLOCK_SIDES`, `MOST_BLOCKS_PER_SM`, `UNKNOWN_RESIDENT`, `EXPLAINS_LITTLE` and `EXPLAINS_MUCH`. Used by `periods`,
+`cliffs` and `tools.guide`.
 
 `candidates` lists all explanations (tile sides and resident blocks) and groups those that predict the same steps at the
 measured sizes. `recover` models the log time of each curve as `share · log(waves + overhead)` plus a smooth trend plus
@@ -47,7 +48,6 @@ class Explanation:
 
     @property
     def tile(self) -> Tile:
-        """Tile with these sides."""
         return Tile(self.block_m, self.block_n)
 
     def per_sm(self, sm_count: int | None) -> int | None:

@@ -1,7 +1,7 @@
 """Finds steps in curves by a piecewise linear fit with a penalty on every break.
 
-Entry points: `find_pieces`, `describe` and `join`; `fit_pieces` combines the first two. Used by `curves`; `cliffs` uses
-the type `Break`.
+Entry points: `find_pieces`, `describe` and `join`, and their types `Pieces`, `PiecewiseFit`, `Break` and `Floats`;
+`fit_pieces`, which calls the first two. Used by `curves`; `cliffs` uses the type `Break`.
 
 The log time is modelled as pieces, each a level plus a small slope against the log size: constant between the wave
 edges of a compute-bound GEMM, rising if work or bytes grow with the size. Dynamic programming finds the exact optimum
@@ -47,7 +47,6 @@ class Break:
     """A break between points `index` and `index + 1`.
 
     log_jump: rise of the log time there, beyond the trend.
-    standard_error: standard error of log_jump.
     first, last: range of point indices after which the break lies, with 95 % confidence.
     """
 
@@ -62,7 +61,6 @@ class Break:
 class PiecewiseFit:
     """Piecewise fit of one curve.
 
-    breaks: breaks by ascending index.
     levels: fitted log times (points,).
     trend: elasticity over each gap (points − 1,).
     """
@@ -98,8 +96,9 @@ class Pieces:
 def find_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
     """Finds the optimal pieces of each curve.
 
-    log_size: ascending log sizes; (points,) if all curves have the same sizes, else (curves, points), which takes
-    curves × points² of memory. log_time, sigma: log times and their standard errors (curves, points).
+    log_size: ascending log sizes (points,); if they differ between curves (curves, points), which takes memory for
+        curves × points² numbers.
+    log_time, sigma: log times and their standard errors (curves, points).
     """
     curves, points = log_time.shape
     cost = np.full(curves, np.inf)

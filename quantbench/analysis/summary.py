@@ -1,8 +1,9 @@
 """Summarises the records of a run as points and rows with medians, intervals, rates and shares of peak.
 
 Entry points: `points_of` (one `Point` per record and place), `rows_of` (one `Row` sums the ops of a place and
-provider), `layer_rows` (sums with each op's fastest provider), `floor_lines` (what an empty kernel takes), `op_order`.
-Used by the rest of `analysis`, by `report`, the commands `sweep` and `check`, and tools.
+provider), `layer_rows` (sums with each op's fastest provider), `are_parts`, `counted`, `floor_lines` (what an empty
+kernel takes), `op_order`. Used by the other modules of this package, by `report`, the commands `sweep` and `check`, and
+tools.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ class Point:
     tflops, gb_per_s: useful operations and minimal memory traffic per time, at the median.
     peak_share: share of the dense peak for GEMMs and attention, of the memory bandwidth for other workloads; None if
         the peak is unknown.
-    num_samples: number of accepted samples.
     noise: relative standard deviation of the samples (0 for a single sample).
     clock_mhz: median SM clock during the samples; None if not recorded.
     mode, floor_us: timing mode and time of an empty kernel in it (`Measurement`).
@@ -163,7 +163,7 @@ _FLOOR_BELOW_US = 50.0
 
 
 def floor_lines(times: Iterable[tuple[float, Point | Measurement]]) -> list[str]:
-    """Returns a line with the time of an empty kernel, which short times include; none if it is not known.
+    """Returns a line on the empty-kernel time in times under 50 µs; [] if none is short or it is unknown.
 
     times: latency in µs, and the point or measurement it belongs to.
     """

@@ -1,7 +1,7 @@
 """Defines the verdict on a rule of thumb, as computed from a run and as stored in a profile.
 
-Entry points: `Verdict`, `VERDICTS`. Used by `analysis.rules`, which computes verdicts, `profile`, which stores them,
-and `report.sections`, which shows them. Imports nothing heavy, so that a profile loads fast.
+Entry points: `Verdict`, `VERDICTS`. Used by `analysis.rules`, which computes verdicts, `analysis.check`, `profile`,
+which stores them, and `report.sections`, which shows them. Imports nothing heavy, so that a profile loads fast.
 """
 
 from __future__ import annotations

@@ -177,7 +177,6 @@ def _kernel_table(found: Check) -> Table:
 
 
 def check_to_json(found: Check) -> dict[str, Any]:
-    """Converts a whole check to JSON objects."""
     from quantbench.report.sweep_result import cliff_to_json
 
     info = found.run.info

@@ -48,7 +48,6 @@ class CommOptions:
         )
 
     def plan(self, backend: str, num_gpus: int, num_nodes: int) -> tuple[Collective, ...]:
-        """Lists the points to measure."""
         from quantbench.comm.session import DEFAULT_OPS, DEFAULT_SIZES, parse_sizes, points
 
         ops = tuple(word.strip().replace("-", "_") for word in self.op.split(",")) if self.op else DEFAULT_OPS
@@ -161,7 +160,6 @@ def _lead(
 
 
 def row_to_json(record: Record) -> dict[str, Any]:
-    """Converts one record to a JSON object."""
     from quantbench.comm.session import figures
     from quantbench.stats import relative_half_width, spread, typical_us
     from quantbench.store.record import Failed, Measured, Skipped

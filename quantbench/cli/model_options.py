@@ -2,8 +2,10 @@
 
 Entry points: `ShapeOptions` (one value per size), which `chosen_model` converts to a shape, used by `advise` and
 `plan`; `GridOptions` (a size may be a range), which `held_and_dims` converts to fixed sizes and axes, used by `predict`
-and `sweep`. Defaults come from the preset or configuration, then from the device; `chosen_model` and `assumed_words`
-list the assumptions.
+and `sweep`; `size_option`, which declares one size; `assumed_words` and `sweep_words`, which list assumptions and sizes
+for the output.
+
+Defaults come from the preset or configuration, then from the device.
 """
 
 from __future__ import annotations
@@ -74,7 +76,6 @@ class ShapeOptions(ModelOptions):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The typed sizes by field."""
         return {name: getattr(self, name) for name in self.size_names if getattr(self, name)}
 
 
@@ -109,7 +110,6 @@ class GridOptions(ModelOptions):
 
     @property
     def dims(self) -> tuple[str, ...]:
-        """The axes, as typed."""
         return tuple(self.dim or ())
 
     @property

@@ -1,7 +1,7 @@
 """Declares options of commands and converts their texts to numbers.
 
-Entry points: `command`, `option`, `argument`; options that several commands share, such as `json_option` and
-`gpu_option`; `integers` and `percentage`, which parse. Used by every command.
+Entry points: `command`, `option`, `argument`; the options that several commands share, `json_option`, `gpu_option` and
+`results_option`; `integers` and `percentage`, which parse; `typed_words`. Used by every command.
 
 A command is a function decorated with `command`. Each of its parameters is declared by `option` or `argument`, or has a
 dataclass as its type whose fields are declared in the same way; the function then receives the filled dataclass:
@@ -117,7 +117,8 @@ def typed_words(options: Any, names: Iterable[str]) -> list[str]:
 def percentage(option: str, text: str, *, above: bool = False, most: int = 100) -> float:
     """Converts `3%` or `0.5 %` to a share. Raises InputError without the sign: 0.03 could mean 3 % or 0.03 %.
 
-    above: whether 0 % and `most` are excluded. most: largest percentage.
+    above: whether 0 % and `most` are excluded.
+    most: largest percentage.
 
     >>> percentage("--fail-over", "3%")
     0.03

@@ -1,8 +1,8 @@
 """Prints lines, tables, JSON and progress, and checks that files can be written.
 
-Entry points: `print_result` for the result of a command; `say`, `show`, `warning` and `progress_bar` for messages
-before it; `check_file` and `check_folder`. Used by every command. Text is never read as markup, and its control
-characters are shown as escapes.
+Entry points: `print_result` for the result of a command, with lines of type `StyledLine`; `say`, `show`, `warning`,
+`print_json` and `progress_bar` for messages before it; the console `output`; `check_file` and `check_folder`. Used by
+every command. Text is never read as markup, and its control characters are shown as escapes.
 """
 
 from __future__ import annotations
@@ -111,7 +111,6 @@ def show(console: Console, items: Iterable[StyledLine | Table]) -> None:
 
 
 def warning(text: str) -> StyledLine:
-    """Formats a warning as one line."""
     return ("warning:", "yellow"), f" {text}"
 
 

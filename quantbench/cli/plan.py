@@ -1,7 +1,7 @@
 """Command `plan`: ranks the layouts of a training job over GPUs, or predicts the rows of a table of layouts.
 
-Entry point: `plan`, loaded by `app`. This module declares the options and converts them to the planner's types;
-`plan_run` runs each mode.
+Entry points: `plan`, loaded by `app`; its options `PlanOptions`, used by `plan_run`, which runs each mode. This module
+declares the options and converts them to the planner's types.
 """
 
 from __future__ import annotations
@@ -153,7 +153,6 @@ class PlanOptions(ShapeOptions):
         )  # fmt: skip
 
     def space(self) -> Space:
-        """Returns the limits of the layouts to search."""
         from quantbench.planner.search import Space
 
         kinds = tuple(self.recompute.split(",")) if self.recompute else RECOMPUTATIONS
@@ -165,7 +164,6 @@ class PlanOptions(ShapeOptions):
         )  # fmt: skip
 
     def layout(self) -> Layout:
-        """Builds the layout to check."""
         tp, pp = self._one("tp"), self._one("pp")
         dp = self._one("dp", default=max(1, self.gpus // (tp * pp)) if self.gpus else 0)
         found = Layout(
@@ -221,7 +219,6 @@ class PlanOptions(ShapeOptions):
         )  # fmt: skip
 
     def shape_space(self) -> ShapeSpace:
-        """Returns the limits of the shapes to search."""
         from quantbench.planner.search import ShapeSpace
 
         low, high = _range("--aspect", self.aspect)

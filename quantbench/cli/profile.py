@@ -77,7 +77,6 @@ class PlannerOptions:
     bound: str = _bound()
 
     def options(self) -> ExportOptions:
-        """Converts the options to those of the exporters."""
         from quantbench.profile.exporters.options import ExportOptions
 
         return ExportOptions(
@@ -308,7 +307,6 @@ class BlindspotOptions:
 
     @property
     def share(self) -> float:
-        """The share that --bound states."""
         return percentage("--bound", self.bound, above=True)
 
 

@@ -1,7 +1,7 @@
 """Formats a profile for the terminal.
 
-Entry points: `profile_lines` and other functions that return lines and tables, and `profile_to_json`. Used by the
-command `profile`.
+Entry points: `profile_lines`, `origin_lines`, `rows_line`, `model_lines` and `answers_table`, which return lines and
+tables; `profile_to_json`. Used by the command `profile`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ def origin_lines(profile: Profile) -> list[str]:
 
 
 def rows_line(profile: Profile) -> str:
-    """Counts the rows of each kind."""
     counts = [f"{len(table):,} of {kind}" for kind, table in profile.tables.items() if len(table)]
     return "rows: " + (", ".join(counts) or "none; all times come from the models")
 

@@ -1,7 +1,8 @@
 """Command `sweep`: measures workloads over a grid of sizes on the device at hand.
 
 Entry points: `sweep`, loaded by `app`; `SweepArguments` and `sweep_options`, which converts them to `SweepOptions`,
-used by the command `check` for its experiments and by `sweep_run`, which measures.
+used by the command `check` for its experiments and by `sweep_run`, which measures; `assumed_of` and `budget_of`, used
+by `sweep_run`.
 """
 
 from __future__ import annotations
@@ -130,7 +131,6 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
 
 
 def assumed_of(arguments: SweepArguments, options: SweepOptions, plan: Plan, spec: DeviceSpec) -> tuple[str, ...]:
-    """Lists the assumptions of a plan, as text."""
     from quantbench.sweep.axes import with_defaults
 
     held = with_defaults(options.held, spec)

@@ -1,6 +1,7 @@
 """Formats the plan, the progress and the result of a sweep.
 
-Entry points: `plan_lines`, `show_progress`, `result`. Used by `sweep_run`, for one device and for each run on Ray.
+Entry points: `plan_lines`, `show_progress`, `result`, `left_out`, `measuring_s`. Used by `sweep_run`, for one device
+and for each run on Ray.
 """
 
 from __future__ import annotations
@@ -60,8 +61,10 @@ def plan_lines(plan: Plan, *, already: int = 0, retried: int = 0, devices: int =
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What a budget leaves out: these ops of `sizes` places from low to high along an axis. whole: whether they have no
-    place between low and high that is kept."""
+    """Places that a budget leaves out: `sizes` of those from low to high along an axis, for these ops.
+
+    whole: whether no place between low and high is kept.
+    """
 
     axis: str
     low: int

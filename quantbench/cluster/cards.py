@@ -32,9 +32,7 @@ class Card:
 
     slowdown: median over the references of time / median device's time, minus 1.
     error: standard error of the slowdown.
-    repeats: number of reference measurements on this device.
     clock_mhz, usual_clock_mhz: median clocks during the references, of this and the median device; None if unknown.
-    throttled: throttle reasons that the device reported.
     """
 
     label: str
@@ -72,7 +70,7 @@ def reference_set(plan: Plan) -> tuple[PlanPoint, ...]:
 
 
 def compare_cards(records: Iterable[Record]) -> tuple[Card, ...]:
-    """Compares every device of a run with the median one, slowest first; empty if only one device measured."""
+    """Compares each device with the median (of two, the faster), slowest first; empty for one device."""
     times: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     clocks: dict[str, list[float]] = defaultdict(list)
     reasons: dict[str, set[str]] = defaultdict(set)

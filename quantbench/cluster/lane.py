@@ -1,8 +1,8 @@
 """Runs one plan on all devices of one kind of a cluster, into one folder.
 
 Entry points: `Lane`, whose `measure` is called in each device's thread; `PointQueue`, which hands out every point once,
-and again if its device or worker was lost; the protocols `Host` and `ClusterWorker`, which `ray_pool` implements. Used
-by `session`, `ray_pool` and the command `sweep`.
+and again if its device or worker was lost (`DeviceLostError`); the protocols `Host` and `ClusterWorker`, which
+`ray_pool` implements; the type `Tick`. Used by `session`, `ray_pool` and the command `sweep`.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class _Waiting:
 class PointQueue:
     """Thread-safe queue of the points of a plan that are still to be measured.
 
-    keep: stores a final record.
+    keep: function that stores a final record.
     records: records of an earlier part of the run.
-    more: returns points beyond the plan when all of it is measured.
+    more: function that returns points beyond the plan when all of it is measured.
     """
 
     def __init__(
@@ -183,7 +183,6 @@ class Lane:
     clock: monotonic time, seconds.
     pause: sleeps for a number of seconds.
     budget_s: wall seconds for the run; None for no limit.
-    more: see `PointQueue`.
     records: records of an earlier part of the run.
     expected_members: number of devices when the plan was made.
     members: labels of the devices that measured.

@@ -49,7 +49,6 @@ class ClusterSweep:
     resume_budget_s: wall seconds for the resumed run; None to finish its plan.
     on_note: called with a message when a device is lost or does not take part.
     on_progress: called a few times a second during the sweep.
-    clock, pause: injected for tests.
     """
 
     hosts: Sequence[Host]
@@ -142,9 +141,9 @@ class ClusterSweep:
             while not self._all_here():
                 self._tick()
                 self._changed.wait(_WATCH_S)
-            kind = kind_of(worker.hello)
+            kind = _kind_of(worker.hello)
             if kind not in self.lanes:
-                members = sum(kind_of(hello) == kind for hello in self._hellos.values())
+                members = sum(_kind_of(hello) == kind for hello in self._hellos.values())
                 lane = self._open(worker, members, self.resume)
                 if lane is None:
                     return None
@@ -199,6 +198,6 @@ class ClusterSweep:
                 lane.writer.close()
 
 
-def kind_of(hello: Hello) -> Kind:
+def _kind_of(hello: Hello) -> Kind:
     """Returns what all devices of a run must share: device name, and all software versions except the OS."""
     return hello.device.name, tuple(sorted((k, v) for k, v in hello.software.items() if k != "os"))

@@ -1,7 +1,8 @@
 """Plans and measures collectives between ranks, and computes their bandwidths.
 
-Entry points: `parse_sizes` and `points`, which make the plan; `CommSession`, whose `run` measures on rank 0, in
-lockstep with the other ranks; `figures`, which computes bandwidths. Used by the command `comm`.
+Entry points: `parse_sizes` and `points`, which make the plan, by default of `DEFAULT_OPS` and `DEFAULT_SIZES`;
+`CommSession`, whose `run` measures on rank 0, in lockstep with the other ranks; `figures`, which computes bandwidths.
+Used by the command `comm`.
 """
 
 from __future__ import annotations
@@ -130,7 +131,6 @@ def figures(collective: Collective, latency_us: float) -> Figures:
 class CommSession:
     """Rank 0's side of a measurement of collectives.
 
-    leader: connection to the other ranks.
     backend: nccl or gloo.
     spec, state: constants of rank 0's device, and a function that reads its state.
     on_record: called with every record as soon as it is made.

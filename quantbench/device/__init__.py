@@ -1,7 +1,8 @@
 """Describes devices: registered GPUs, the device in use, its state and warnings.
 
-Entry points: `lookup`, `known`, `current`, `monitor`, `warnings_for`, and the types `DeviceSpec` and `DeviceState`.
-Used by nearly all packages and by users' Python code.
+Entry points: `lookup` and `known` (registered GPUs); `current`, `monitor`, `open_nvml`, `warnings_for`, `default_dtype`
+and `default_attention` (the device in use); `match`; the types `DeviceSpec`, `DeviceState`, `Properties`, `Nvml`,
+`Absent` and `Limits`; the constant `HARMFUL_REASONS`. Used by nearly all packages and by users' Python code.
 """
 
 from quantbench.device.here import current, default_attention, default_dtype, monitor, open_nvml, warnings_for

@@ -48,7 +48,6 @@ class Absent:
 class Limits:
     """Current limits of a card; None if NVML does not report a value.
 
-    max_sm_clock_mhz, max_memory_clock_mhz: maximum clocks.
     application_sm_mhz: SM clock set for applications.
     power_limit_w: enforced power limit.
     default_power_limit_w: factory setting.

@@ -1,7 +1,8 @@
 """Reads the registry of known GPUs from registry.toml and looks GPUs up by name.
 
-Entry points: `lookup`, `known`, `entries`, `architectures`. Used by `matching`, and through `quantbench.device` by
-`latency`, `planner`, `profile`, `analysis` and the commands that take `--gpu`.
+Entry points: `lookup`, `known`; `entries`, which returns `Entry` objects; `architectures`, which returns `Architecture`
+objects. Used by `matching`, and through `quantbench.device` by `latency`, `planner`, `profile`, `analysis`,
+`importers`, tools and the commands that take a GPU's name.
 """
 
 import re
@@ -53,7 +54,6 @@ class Architecture:
 class Entry:
     """Entry of the registry: one GPU model.
 
-    names: names that CUDA reports.
     memory_clock_mhz, memory_bus_bits: memory clock (two transfers each) and bus width.
     half_rate: dtypes that this model runs at half the rate of its architecture.
     """

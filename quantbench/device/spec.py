@@ -1,6 +1,7 @@
 """Defines a device's constants for the arithmetic of tiles, waves and rooflines, and its state at one moment.
 
-Entry points: `DeviceSpec`, `DeviceState`. Used by nearly all packages, mostly through `quantbench.device`.
+Entry points: `DeviceSpec`, `DeviceState`, `DEVICE_KINDS`, `sm_name`. Used by nearly all packages, mostly through
+`quantbench.device`.
 """
 
 import re

@@ -1,7 +1,8 @@
 """Reads the measured tables of aiconfigurator-core, from the installed package or a systems folder.
 
-Entry points: `find_tables`, `read_rows`, `origin_of`. Used by the command `import`, and by `tools`; the exporter for
-aiconfigurator (`profile.exporters`) uses the names of the tables.
+Entry points: `find_tables`, which returns `TableFile` objects; `read_rows`, `origin_of`; the names of its tables:
+`TABLES`, `COLLECTIVES`, `DEFAULT_KINDS`. Used by the command `import` and by tools; the exporter
+`profile.exporters.aiconfigurator` uses the names.
 
 A root has `<system>.yaml`, whose `data_dir` has `<family>/<backend>/<version>/<table>.parquet`; one time per shape, the
 mean of a few runs in ms.
@@ -148,9 +149,10 @@ def find_tables(
 ) -> tuple[list[TableFile], list[str]]:
     """Returns the tables of a system, and a message for each missing one of `kinds`.
 
-    system: the package's name of the system, or a device slug. backend, version: by default those to which the shipped
-    models were fitted, or the only ones. Raises UnsupportedError if the package is not installed, InputError if there
-    is no such table.
+    system: the package's name of the system, or a device slug.
+    backend, version: by default those to which the shipped models were fitted, or the only ones.
+
+    Raises UnsupportedError if the package is not installed, InputError if there is no such table.
     """
     for kind in kinds:
         if kind not in TABLES:
@@ -259,7 +261,6 @@ def _parquet_rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def origin_of(table: TableFile, *, run_id: str | None = None) -> Origin:
-    """Describes the origin of a table for its run."""
     package = table.package.split("/")[-1].replace(" ", "-").replace("aiconfigurator-core", "aic")
     return Origin(
         run_id=run_id or f"{package}-{table.kind}-{table.backend}-{table.version}",

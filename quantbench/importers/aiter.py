@@ -1,9 +1,11 @@
 """Reads tables of tuned products of ROCm's aiter: its *_tuned_gemm.csv files, or a Parquet table of them.
 
-Entry points: `read_rows`, `origin_of`. Used by `cli.import_`. Source: https://github.com/ROCm/aiter, aiter/configs and
-csrc/*/README.md. Each row is the winner of a search over kernels of several libraries, so its time is the best that
-they have, not what one of them chooses. splitK is the number of parts in the rows of assembly, FlyDSL and opus, and its
-base-2 logarithm in those of Composable Kernel (KBatch = pow(2, splitK) in csrc). y = x·Wᵀ: layout nt.
+Entry points: `read_rows`, `origin_of`. Used by the command `import`.
+
+Source: https://github.com/ROCm/aiter, aiter/configs and csrc/*/README.md. Each row is the winner of a search over
+kernels of several libraries, so its time is the best that they have, not what one of them chooses. splitK is the number
+of parts in the rows of assembly, FlyDSL and opus, and its base-2 logarithm in those of Composable Kernel (KBatch =
+pow(2, splitK) in csrc). y = x·Wᵀ: layout nt.
 """
 
 from __future__ import annotations
@@ -88,7 +90,6 @@ def _launch_of(kernel: str, split: int) -> Launch:
 
 
 def origin_of(path: Path, spec: DeviceSpec, *, run_id: str | None = None) -> Origin:
-    """Describes the origin of a table of winners."""
     made = file_origin(path, "aiter", spec.name, run_id, f"aiter, best of a search, {spec.name}, ")
     note = "a time is the best of a search over the kernels of several libraries, not the choice of one of them"
     caveats = ("imported: the best time of a search over kernels; spread, clock and cache state not recorded",)

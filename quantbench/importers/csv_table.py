@@ -1,7 +1,8 @@
 """Reads CSV files (plain, .gz or .xz; Parquet too) and imports tables of times by the columns of `--map`.
 
 Entry points: `parse_map`, `read_rows` and `origin_of`, used by the command `import`; `CsvFile` and `CsvRow`, used by
-the other importers of files and by `planner.rows`. Errors name the file, the line, the column and the value.
+the other modules of this package that read files and by `planner.rows`. Errors name the file, the line, the column and
+the value.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class CsvRow:
-    """Row of a CSV file. operation: command named in errors. line: line number. cells: text by column name."""
+    """Row of a CSV file: its line number, and cells by column name. `operation`: command named in errors."""
 
     operation: str
     file: str
@@ -69,13 +70,12 @@ class CsvRow:
             raise InputError(self.operation, what, error.expected) from None
 
     def error(self, column: str, expected: str) -> InputError:
-        """Builds the error for one cell."""
         where = f"{self.file}, line {self.line}, column {column}"
         return InputError(self.operation, f"{where} = {self.text(column)!r}", expected)
 
 
 class CsvFile:
-    """CSV file with a header line, or a Parquet file. operation: command named in errors. columns: their names."""
+    """CSV file with a header line, or a Parquet file, with its column names. `operation`: command named in errors."""
 
     def __init__(self, operation: str, path: Path) -> None:
         self._operation, self.path = operation, path
@@ -166,7 +166,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Mapped:
-    """Parsed `--map`. kind: key of _KINDS. columns: column name by field. unit: unit of the latency column."""
+    """Parsed `--map`: kind of workload, column name by field, and unit of the latency column."""
 
     kind: str
     columns: Mapping[str, str]

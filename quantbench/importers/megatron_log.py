@@ -1,7 +1,9 @@
 """Reads the iterations (time, loss, TFLOPs, …) of training logs of Megatron-LM and Megatron-DeepSpeed.
 
-Entry points: `read_log`, used by the command `import`; its result `Iterations`, which `training_run` summarizes. An
-iteration is a line of `|`-separated fields; the field order varies by release:
+Entry points: `read_log`, used by the command `import`; its result `Iterations`, the names `COLUMNS` and the limit
+`LARGEST_LOG_BYTES`, used by `training_run`, which summarizes.
+
+An iteration is a line of `|`-separated fields; the field order varies by release:
 
 `[default7]: iteration 2/ 250000 | consumed samples: 384 | … | elapsed time per iteration (ms): 5350.0 | … |`
 
@@ -80,9 +82,10 @@ FloatArray = npt.NDArray[np.float64]
 class Iterations:
     """Iterations of a log in the order of its lines.
 
-    values: (n,) array for each name in COLUMNS, nan if a line lacks the field. segment: (n,) number of restarts of the
-    job before each line. left_out: number of lines left out, by reason. arguments: parallel degrees and dimensions of
-    the job, by the names in ARGUMENTS, if the log prints them.
+    values: (n,) array for each name in COLUMNS, nan if a line lacks the field.
+    segment: (n,) number of restarts of the job before each line.
+    left_out: number of lines left out, by reason.
+    arguments: parallel degrees and dimensions of the job, by the names in ARGUMENTS, if the log prints them.
     """
 
     values: dict[str, FloatArray]

@@ -1,9 +1,11 @@
 """Reads NeuSight's timings of fp32 products and softmax: its CSV files, merged or of one GPU, or a Parquet table.
 
-Entry points: `read_rows`, `origin_of`. Used by `cli.import_`. Source: https://github.com/sitar-lab/NeuSight,
-neusight/Dataset/collect.py. `linear` is torch.nn.Linear with bias, `bmm` torch.bmm. The files' N is the reduction and
-K the output's width. A time is the mean of the fastest 5 of 25, between CUDA events around one call on an idle GPU, so
-the launch from Python is in every one of them; `_launch_note` finds how long that is.
+Entry points: `read_rows`, `origin_of`. Used by the command `import` and by tools.
+
+Source: https://github.com/sitar-lab/NeuSight, neusight/Dataset/collect.py. `linear` is torch.nn.Linear with bias, `bmm`
+torch.bmm. The files' N is the reduction and K the output's width. A time is the mean of the fastest 5 of 25, between
+CUDA events around one call on an idle GPU, so the launch from Python is in every one of them; `_launch_note` finds how
+long that is.
 """
 
 from __future__ import annotations

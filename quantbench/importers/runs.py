@@ -1,7 +1,8 @@
 """Writes imported tables as runs, with one record per workload, provider and kernel.
 
-Entry points: `write_run`, used by the command `import` and `tools`; `Row`, `Rows` and `Origin`, which the readers of
-tables in this package return; `dtype_name`, `file_origin` and `digest`.
+Entry points: `write_run`, and `summary_lines` for its result, used by the command `import` and by tools; the types
+`Row`, `Rows` and `Origin`, the functions `dtype_name`, `file_origin`, `digest`, `require_gpu`, `slug_of`, and
+`UNITS_US`, used by the readers of tables in this package.
 """
 
 from __future__ import annotations
@@ -64,9 +65,11 @@ def dtype_name(text: str) -> str:
 class Row:
     """Workload and time from one row of an imported table.
 
-    latency_us: time as in the table, which may be nan, 0 or negative. provider: library that ran it (`sglang`,
-    `vllm.flash_attn_fa3`). place: sizes that the table varies. kernel: name of the kernel, if the table has it. where:
-    position of the row for messages (`line 12`). launch: the launch, if the table has more of it than the name.
+    latency_us: time as in the table, which may be nan, 0 or negative.
+    provider: library that ran it (`sglang`, `vllm.flash_attn_fa3`).
+    place: sizes that the table varies.
+    where: position of the row for messages (`line 12`).
+    launch: the launch, if the table has more of it than the name.
     """
 
     workload: Workload
@@ -79,7 +82,6 @@ class Row:
 
     @property
     def has_time(self) -> bool:
-        """Returns whether the time is a finite number above 0."""
         return isfinite(self.latency_us) and self.latency_us > 0
 
 
@@ -103,10 +105,12 @@ _UNKNOWN_STATE = DeviceState(note="imported: the device's state was not recorded
 class Origin:
     """Provenance of an imported table.
 
-    run_id: name of the run, the same for the same table. source: package, version, table and framework in one line.
-    software: versions by name. options: description of the table in run.json (importer, file, sha256, …). mode, cache:
-    timing mode and cache state, if known. caveats: reasons stored with the grade of every record. notes: what readers
-    of the times must know, shown at the import and stored in run.json.
+    run_id: name of the run, the same for the same table.
+    source: package, version, table and framework in one line.
+    options: description of the table in run.json (importer, file, sha256, …).
+    mode, cache: timing mode and cache state, if known.
+    caveats: reasons stored with the grade of every record.
+    notes: what readers of the times must know, shown at the import and stored in run.json.
     """
 
     run_id: str
@@ -135,7 +139,6 @@ def require_gpu(operation: str, path: Path, here: str, there: Collection[str]) -
 
 
 def digest(path: Path) -> str:
-    """Returns the SHA-256 of a file's content."""
     return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
@@ -154,11 +157,14 @@ def file_origin(path: Path, importer: str, table: str, run_id: str | None, what:
 class ImportSummary:
     """Result of an import.
 
-    rows: number of rows read. records: number written, of which `rejected` exceed the device's peak and `cached` exceed
-    its memory bandwidth (graded D). no_time: number of rows without a time above 0. repeated: number of shapes with
-    several different times, which become samples. no_tile: number of records whose kernel name has no tile. notes:
-    examples of these. left_out: rows that no workload describes, by reason. existed: whether the table was imported
-    before and left unchanged.
+    records: number written, of which `rejected` exceed the device's peak and `cached` exceed its memory bandwidth
+        (graded D).
+    no_time: number of rows without a time above 0.
+    repeated: number of shapes with several different times, which become samples.
+    no_tile: number of records whose kernel name has no tile.
+    notes: examples of these.
+    left_out: rows that no workload describes, by reason.
+    existed: whether the table was imported before and left unchanged.
     """
 
     folder: Path
@@ -375,7 +381,6 @@ def _counted(number: int, what: str) -> str:
 
 
 def summary_lines(summary: ImportSummary) -> list[str]:
-    """Formats the summary for printing."""
     if summary.existed:
         return [f"{summary.source}", f"  imported before, unchanged: {summary.folder}"]
     lines = [

@@ -1,7 +1,7 @@
 """Summarizes training logs and stores the summaries.
 
-Entry points: `summarize` and `write_training`, used by the command `import`; `read_training`, `training_folders` and
-`TrainingSummary`, used by `report.training` and the command `report`.
+Entry points: `summarize`, `default_run_id` and `write_training`, used by the command `import`; `read_training`,
+`training_folders` and `TrainingSummary`, used by `report.training` and the command `report`.
 
 The folder `results/<device-slug>/<run-id>/` has `training.json` (`quantbench-training`, version 1: initial) and
 `iterations.csv`.
@@ -42,10 +42,12 @@ FloatArray = npt.NDArray[np.float64]
 class TrainingSummary:
     """Summary of a training log; None for values that the log does not contain.
 
-    gpus, tp, pp, dp, mbs: layout. gbs, seq: values of the last iteration. iterations: number of distinct iterations.
-    restarts: number of restarts of the job. sec_per_it, tokens_per_s, tflops: medians over the iterations of that gbs,
-    without the first after each start. tokens_per_s_low, tokens_per_s_high: 95 % interval of the median. first_loss,
-    last_loss: first and last finite loss. nan_losses: number of other losses. left_out: lines left out, by reason.
+    gbs, seq: values of the last iteration.
+    sec_per_it, tokens_per_s, tflops: medians over the iterations of that gbs, without the first after each start.
+    tokens_per_s_low, tokens_per_s_high: 95 % interval of the median.
+    first_loss, last_loss: first and last finite loss.
+    nan_losses: number of other losses.
+    left_out: lines left out, by reason.
     """
 
     name: str

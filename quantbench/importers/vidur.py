@@ -127,7 +127,6 @@ _KINDS: dict[str, tuple[str, tuple[str, ...], Callable[[CsvRow, str, Rows], None
 
 
 def origin_of(path: Path, kind: str, *, run_id: str | None = None) -> Origin:
-    """Describes the origin of a profiling file for its run."""
     caveats = ("imported: one median per shape, its spread, clock and cache state not recorded",)
     made = file_origin(path, "vidur", kind, run_id, f"Vidur {kind} profile, ")
     return replace(made, software={"vidur": "not stated"}, caveats=caveats)

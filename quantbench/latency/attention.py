@@ -1,6 +1,7 @@
 """Predicts fused attention latencies with a cost model and a Gaussian process for its residual.
 
-Entry point: `AttentionModel`. Used by `model_times`, by `profile` and by `tools.ship_attention`.
+Entry points: `AttentionModel` and `FEWEST_ROWS`, the rows that a fit needs; `shipped_slugs` and `shipped_json`, used by
+`tools.ship_attention`. Used by `model_times`, by `profile` and by tools.
 
 A fit selects the kernel family (its tiles, whether it packs query heads) and the parameters with the lowest loss, and
 keeps the Gaussian process if that lowers the cross-validated error. Priors come from the shipped models (`knowledge`).
@@ -75,7 +76,6 @@ class AttentionModel:
 
     dtype, masks: dtype and masks (causal, full) of the fitted rows; other shapes get a wider interval, and no learner.
     below, above: extra half-widths of a prior's interval, log time, from its errors on other GPUs; 0 after a fit.
-    provenance: origin of the rows and held-out errors.
     note: source and caveats of the predictions.
     """
 
@@ -232,7 +232,6 @@ def _check_prior(prior: str) -> str:
 
 @cache
 def shipped_slugs() -> tuple[str, ...]:
-    """Returns the slugs of the devices with a shipped attention model."""
     return tuple(sorted(file.stem.removeprefix("attention-") for file in _MODELS.glob("attention-*.json")))
 
 
@@ -249,7 +248,6 @@ def shipped_json(slug: str) -> dict[str, Any] | None:
 class Knowledge:
     """Prior of a device.
 
-    words: its source.
     start, spread: mean and standard deviation of the parameters.
     log_below, log_above: extra half-widths of the interval, log time, from the prior's errors on other GPUs.
     """

@@ -1,7 +1,8 @@
 """Computes attention times from the blocks that each kernel family divides its work into.
 
-Entry points: `AttentionShapes`, `cut`, `Physics`, `times`, `peak_tflops`, and the tables `FAMILIES` and `PARAMETERS`.
-Used by `attention`, which fits the parameters; `profile` uses `AttentionShapes`.
+Entry points: `cut` and `times`, which compute the `Terms` of a time from `AttentionShapes`; `Physics`, `peak_tflops`,
+`KernelFamily`, `assumed_family`; the tables `FAMILIES`, `PARAMETERS`, `START` and `SPREAD`. Used by `attention`, which
+fits the parameters, and tools; `profile` uses `AttentionShapes`.
 
 latency = launch + ‖compute, memory‖₃ (increased if a long kernel throttles) + padding copies of misaligned heads +
 writing keys and values, if the measured time includes that. compute runs the row blocks in waves of one per SM,
@@ -101,7 +102,6 @@ class Blocks:
     rows: thread blocks in the grid.
     keys: key blocks processed by all of them.
     longest: key blocks of the longest one.
-    block_m, block_n: tile.
     width: padded head_dim.
     group: query heads packed into the rows of a block.
     may_split: whether keys are split over idle SMs if row blocks are few.

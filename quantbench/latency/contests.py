@@ -1,8 +1,9 @@
 """Compares latency models on measured tables, with the same train and test rows for each.
 
-Entry points: `run_contests`, which returns one `Line` of metrics per contestant; `table_contests`, the comparison that
-`quantbench validate` runs on a table; `Step`, a report of progress. Used by the command `validate` and by
-`tools.accuracy`, which defines the comparisons of docs/accuracy.md.
+Entry points: `run_contests`, which returns one `Line` of metrics per `Contestant`; `table_contests`, the comparison
+that `quantbench validate` runs on a table; `Step`, a report of progress. To define other comparisons: `Contest`,
+`Plan`, `Answer`, `answer_of`, `fit`, the contestants `ours`, `usual`, `log_interpolation` and `gaussian_process`, and
+`OUR_WEIGHT`. Used by the command `validate` and by `tools.accuracy`, which defines the comparisons of docs/accuracy.md.
 """
 
 from __future__ import annotations
@@ -96,7 +97,6 @@ class Answer:
 class Contestant:
     """Predictor in a comparison.
 
-    name: label in the table.
     train_rows: None for all of the training half, 0 for none.
     answer: predicts a split's test rows.
     weight: rough cost relative to a cheap contestant.

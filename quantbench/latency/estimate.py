@@ -1,7 +1,8 @@
 """Defines result types of the latency models (a time with a 90 % interval), interval calibration and time bounds.
 
-Entry points: `Estimate` (one time), `Estimates` (arrays), `IntervalCalibration`, `Parameter`, `bounded`. Used by the
-attention, softmax and GEMM models, `op_times`, `profile`, `advice.cost`, and by the commands `advise` and `profile`.
+Entry points: `Estimate` (one time), `Estimates` (arrays), `IntervalCalibration`, `Parameter`, `bounded`, `name_bound`,
+`require_format`. Used by the other modules of `latency`, by `profile`, `advice` and by the commands `advise` and
+`profile`.
 
 Other types of results for arrays: the GEMM model's in `gemm.model`, those of profile queries in `profile.answers`.
 """

@@ -36,11 +36,7 @@ class GaussianProcess:
     """Gaussian process posterior over standardised features.
 
     features: (rows, features), standardised.
-    targets: (rows,), centred.
     shift, spread: (features,), mean and deviation of the raw features.
-    length_scales: (features,).
-    amplitude, noise: variances.
-    centre: mean of the targets.
     """
 
     features: FloatArray

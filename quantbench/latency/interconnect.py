@@ -1,8 +1,10 @@
 """Describes GPU clusters: times of all-reduces inside a node, and network bandwidth between nodes.
 
 Entry points: `Cluster`; `cluster` (known system by name) and `reference_cluster` (assumed for a GPU), which return one;
-`Link`, `stated_link`, `host_link`. Used by `planner`, the command `plan` and `profile.exporters`. clusters.toml holds
-the systems, links.json the public NCCL tables.
+`Link`, `stated_link`, `host_link`, `same_site`, `NODE_LATENCY_S`. Used by `planner`, the command `plan`,
+`profile.exporters` and tools.
+
+clusters.toml holds the systems, links.json the public NCCL tables.
 """
 
 from __future__ import annotations
@@ -33,10 +35,7 @@ _UNMEASURED_LATENCY_US = 25.0
 
 @dataclass(frozen=True)
 class Link:
-    """All-reduce times between GPUs of a node, as points.
-
-    bus_bytes: bytes sent per GPU, ascending.
-    latency_us: time of each point, µs.
+    """All-reduce times between GPUs of a node, as points: bytes sent per GPU (ascending) and time in µs.
 
     Interpolates in log space; above the last point the bandwidth stays constant, below the first the time.
     """

@@ -1,9 +1,13 @@
 """Defines the interface for op times of one GPU, caches their results and sums ops with correlated errors.
 
-Entry points: `OpTimes`, the protocol; `RememberedTimes`, a cache that also models Megatron's softmax fallback and
-unaligned batched GEMMs, which the wrapped `OpTimes` does not; `RooflineTimes` (spec sheet only); `total`; `peak_share`;
-`assumed_tile`. Used by `model_times`, by the packages `planner`, `advice`, `sweep`, `analysis`, `profile`, `importers`
-and `report`, and by the commands that predict. The protocol is implemented by `model_times` and by `profile.profile`.
+Entry points: `OpTimes`, the protocol (`TimesOf` makes one); `RememberedTimes`, a cache that also models Megatron's
+softmax fallback and unaligned batched GEMMs, which the wrapped `OpTimes` does not; `RooflineTimes` (spec sheet only)
+and `roofline_us`; the results `OpEstimate` and `ShapeEstimate`; `total`, `as_run`, `correlation_of`, `peak_share`,
+`assumed_tile`; the constants `CORRELATION`, `UNMEASURED_COMMON` and `UNALIGNED_NOTE`. Used by `model_times`, by
+`planner`, `advice`, `sweep`, `analysis`, `profile`, `importers` and `report`, by tools and by the commands that
+predict.
+
+The protocol is implemented by `model_times` and by `profile.profile`.
 """
 
 from __future__ import annotations
@@ -69,7 +73,6 @@ TimesOf = Callable[[DeviceSpec], OpTimes]
 class AssumedTile:
     """Tile assumed for all GEMMs of a device.
 
-    blocks_per_sm: resident blocks per SM.
     reason: text for messages.
     """
 

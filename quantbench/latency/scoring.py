@@ -1,8 +1,9 @@
 """Scores predictions against measured times: train/test splits, errors, interval coverage, cliffs, means over seeds.
 
-Entry points: `held_out_sites` and `random_split`, which return a `Split`; `summarize`, `coverage`, `cliff_pairs`;
-`Line`, a row of a table of scores, and `over_seeds`, its mean. Used by `contests`, the command `validate`, and the
-maintainers' `tools`.
+Entry points: `held_out_sites` and `random_split`, which return a `Split`; `summarize`, `coverage`, `compute_rows`,
+`row_count`, `shares`; for cliffs `cliff_pairs`, `rises`, `recall_and_precision`, `cliff_levels` (`CliffLevels`, at the
+`LEVELS`); `Line`, a row of a table of scores with `COLUMNS` and `cells`, and `over_seeds`, its mean. Used by
+`contests`, the command `validate`, and the maintainers' tools.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Split:
 
 
 def random_split(rows: int, train: int, seed: int) -> Split:
-    """Splits `rows` rows at random into `train` train rows and the remaining test rows.
+    """Draws `train` of `rows` rows at random as train rows; the other rows are test rows.
 
     >>> random_split(5, 3, seed=0).train
     array([2, 4, 3])
@@ -119,10 +120,10 @@ def cliff_pairs(m: IntArray, n: IntArray, k: IntArray) -> tuple[IntArray, IntArr
 
 
 def rises(latency_us: FloatArray, pairs: tuple[IntArray, IntArray]) -> BoolArray:
-    """Returns whether each pair is a cliff, (pairs,).
+    """Returns True where the time rises by over 10 %, (pairs,).
 
     latency_us: times of all rows.
-    pairs: from `cliff_pairs`.
+    pairs: lower and higher rows, from `cliff_pairs`.
     """
     low, high = pairs
     return np.asarray(latency_us[high] / latency_us[low] > 1 + _STEP)

@@ -1,6 +1,6 @@
 """Predicts the time of unfused attention's softmax from its bytes, its waves of row blocks and its launches.
 
-Entry points: `SoftmaxModel`, used by `model_times` and by `profile`; `fallback_bytes`, used by `op_times`.
+Entry points: `SoftmaxModel`, used by `model_times`, by `profile` and by tools; `fallback_bytes`, used by `op_times`.
 
 Two libraries differ. Megatron's fused kernel applies scale and mask and reads and writes each element once. When its
 constraints are not met, Megatron falls back to separate kernels in fp32 (cast, mask, softmax, cast), which move 5 to 9
@@ -67,7 +67,6 @@ class SoftmaxModel:
     parameters: logarithms of the parameters, in the order of _PARAMETERS.
     half_width: half-width of the 90 % interval, log time; None before a fit, when the interval spans the times of the
         optimistic and the pessimistic parameters.
-    rows: number of fitted rows.
     note: source and caveats of predictions.
     library: whose kernel runs, one of LIBRARIES.
 

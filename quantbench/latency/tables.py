@@ -1,9 +1,11 @@
 """Reads measured GEMM tables, and maps device slugs to the systems and default tables of aiconfigurator-core.
 
-Entry points: `read_table`, which returns a `GemmTable`, used by `contests`, `gemm.model` and `tools.accuracy`;
-`system_of`, `slug_of` and `DEFAULT_TABLES`, the names of aiconfigurator, used by `importers.aiconfigurator`, `profile`
-and the command `import`. A table is a Parquet or CSV file with columns `m`, `n`, `k`, `latency` (ms) and, if it holds
-several dtypes, `gemm_dtype`.
+Entry points: `read_table`, which returns a `GemmTable`, used by `contests`, `gemm.model` and tools; `read_columns`;
+`read_parquet`, used by `importers`; `system_of`, `slug_of`, `SYSTEMS` and `DEFAULT_TABLES`, the names of
+aiconfigurator, used by `importers.aiconfigurator`, `profile` and the command `import`.
+
+A table is a Parquet or CSV file with columns `m`, `n`, `k`, `latency` (ms) and, if it holds several dtypes,
+`gemm_dtype`.
 """
 
 import csv

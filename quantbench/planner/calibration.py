@@ -1,8 +1,8 @@
 """Loads the planner's fitted constants of each site, and replaces a cluster's stated link speeds by measured ones.
 
-Entry points: `shipped`, which reads planner.json and returns the `Calibrations`; `with_measured_links`. Used by the
-other planner modules, by the commands `plan` and `predict`, by `advice.advise`, and by `tools.planner_fit`, which fits
-the constants.
+Entry points: `shipped`, which reads planner.json and returns the `Calibrations`, one `Calibration` per site; their
+limits `RANGES` and `MEMORY_RANGES`; `with_measured_links`. Used by the other modules of this package, by the commands
+`plan` and `predict`, by `advice.advise`, and by `tools.planner_fit`, which fits the constants.
 
 Each site (its machines and software) has four constants for the time of an iteration and two for memory. At a site
 without fitted constants, collectives take as long as in isolation, kernel launches cost no extra time and the network
@@ -57,7 +57,6 @@ class Calibration:
     base_gib: memory of a process for context, communicators, buckets and workspaces, GiB.
     activation_slack: memory that the caching allocator holds beyond the activations, as a share of them.
     scatter: 90 % quantile of |ln(predicted / measured)|; widens intervals but does not change predictions.
-    provenance: origin of the constants, by topic.
     """
 
     tensor_factor: float
@@ -96,7 +95,6 @@ class Calibrations:
     elsewhere: Calibration
 
     def of(self, cluster: Cluster) -> Calibration:
-        """Returns the constants for a cluster."""
         return self.sites.get(cluster.name, self.elsewhere)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Checks layouts against the divisibility and framework rules of Megatron-DeepSpeed.
 
-Entry points: `violations`, `strict_violations`, `is_possible`. Used by `search`, `row_checks`, `row_results` and the
-command `plan`. A layout that breaks a strict rule cannot run; breaking one of the other rules costs time or GPUs.
+Entry points: `violations` and `strict_violations`, which return `Violation` objects; `is_possible`; `OF_SOFTWARE`. Used
+by `search`, `row_checks`, `row_results`, the command `plan` and tools. A layout that breaks a strict rule cannot run;
+breaking another costs time.
 
 Sources: Megatron-LM (megatron/arguments.py, fused_softmax.py), DeepSpeed's pipeline engine, and the sanity checks in
 the BigScience documents.
@@ -20,7 +21,7 @@ from quantbench.workload import Softmax
 
 @dataclass(frozen=True)
 class Constraint:
-    """Rule for layouts. name: short name for tables. rule: text of the condition. strict: required to run."""
+    """Rule for layouts: short name for tables, condition as text, and whether a layout that breaks it cannot run."""
 
     name: str
     rule: str

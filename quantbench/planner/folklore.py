@@ -1,8 +1,8 @@
 """Compares rules of thumb of the BigScience documents with the best layouts of a search.
 
-Entry point: `judge_folklore`. Used by the command `plan`. For each rule it reports the layout that follows from it, its
-cost against the best layout, and why the rule fails. (`analysis.rules` tests rules of thumb for shapes with
-measurements.)
+Entry point: `judge_folklore`, which returns `Judged` rules. Used by the command `plan`. For each rule it reports the
+layout that follows from it, its cost against the best layout, and why the rule fails. (`analysis.rules` tests rules of
+thumb for shapes with measurements.)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PREQUEL = f"{_BIGSCIENCE}/tr11-176B-ml/chronicles-prequel.md"
 
 @dataclass(frozen=True)
 class LayoutRule:
-    """Rule of thumb for layouts. source: public document. weakness: cases in which the rule is wrong."""
+    """Rule of thumb for layouts, the public document that states it, and cases in which it is wrong (`weakness`)."""
 
     name: str
     text: str
@@ -55,7 +55,6 @@ class Judged:
     choice: Prediction | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the verdict as a JSON object."""
         return {
             **asdict(self.rule),
             "verdict": self.verdict,

@@ -1,7 +1,8 @@
 """Counts parameters and FLOPs of a model, and computes TFLOPs per GPU by the formulas of three public calculators.
 
-Entry points: `parameters`, `model_flops`, `hardware_flops`, `useful_parameters`, `tflops_by_calculator`. Used by the
-other planner modules, by `advice`, by `report.shape_comparison` and by the commands `plan` and `advise`.
+Entry points: `parameters`, `gpt_layer_parameters`, `useful_parameters`, `model_flops`, `hardware_flops`,
+`tflops_by_calculator`. Used by the other modules of this package, by `advice`, by `report.shape_comparison` and by the
+commands `plan` and `advise`.
 
 The calculators differ by up to 16 % for the same run, so TFLOPs must be stated with their calculator. All count
 hardware FLOPs of training with activation recomputation: 8 FLOPs per parameter and token (2 forward, 2 for the
@@ -31,7 +32,8 @@ def tflops_by_calculator(
         layers of hidden 14400 and by 16 % for 8 layers.
     megatron: 96 · gbs · s · l · h² · (1 + s/6h + V/16lh) / time, for GPT layers. Counts all pairs of tokens.
 
-    gbs: samples of shape.seq tokens per iteration. sec_per_it: seconds per iteration on `gpus` GPUs.
+    gbs: samples of shape.seq tokens per iteration.
+    sec_per_it: seconds per iteration on `gpus` GPUs.
     size_b: stated number of parameters, 1e9, for `simple`; default: parameters of the shape.
 
     Raises InputError for a time or number of GPUs that is not above 0.
@@ -103,7 +105,7 @@ def model_flops(shape: TransformerShape, gbs: int) -> float:
 
 
 def hardware_flops(shape: TransformerShape, gbs: int) -> dict[str, float]:
-    """Returns the FLOPs of an iteration by kind of recomputation; for GPT layers by the `megatron` formula."""
+    """Returns FLOPs per iteration by recomputation (full, selective, none); GPT layers as `megatron`."""
     if _is_gpt(shape):
         full = _megatron_flops(shape, gbs)
         none = 0.75 * full

@@ -40,11 +40,16 @@ _ZERO3_OVERLAP = 1.0
 class Iteration:
     """Seconds per iteration, and its parts on the slowest stage, which add up to `sec.mid`.
 
-    products: weight GEMMs. attention: attention's GEMMs and softmax. recompute: recomputed forward passes.
-    vector: elementwise kernels. overhead: fitted overhead per layer. tensor: tensor-parallel collectives.
+    products: weight GEMMs.
+    attention: attention's GEMMs and softmax.
+    recompute: recomputed forward passes.
+    vector: elementwise kernels.
+    overhead: fitted overhead per layer.
+    tensor: tensor-parallel collectives.
     logits: embedding, logits and loss, if the slowest stage holds them.
-    point_to_point: transfers between stages. bubble: idle time while the pipeline fills and drains.
-    data_parallel: data-parallel traffic that is not overlapped. optimizer: optimizer step.
+    point_to_point: transfers between stages.
+    bubble: idle time while the pipeline fills and drains.
+    data_parallel: data-parallel traffic that is not overlapped.
     """
 
     sec: Span
@@ -62,12 +67,10 @@ class Iteration:
 
     @property
     def bubble_share(self) -> float:
-        """Share of the iteration that the pipeline bubble takes."""
         return self.bubble / self.sec.mid
 
     @property
     def parts(self) -> dict[str, float]:
-        """Seconds by part."""
         return {part.name: getattr(self, part.name) for part in fields(self) if part.name != "sec"}
 
     @property
@@ -156,7 +159,8 @@ def data_parallel_s(
 ) -> float:
     """Returns the seconds of data-parallel traffic per iteration, without overlap.
 
-    stage_parameters: parameters of a stage on one GPU. micro_batches: micro-batches per iteration.
+    stage_parameters: parameters of a stage on one GPU.
+    micro_batches: micro-batches per iteration.
     """
     if layout.dp == 1:
         return 0.0

@@ -1,8 +1,10 @@
 """Computes the time of one layer, embedding and logits per micro-batch, on one GPU of a tensor-parallel group.
 
-Entry points: `LayerTimes`, and the types `LayerTime` and `Span` (a time with its interval). Used by `iteration`,
-`predict` and the command `plan`. Times of GEMMs, softmax and attention come from an `OpTimes`. Bandwidth-bound kernels
-(norms, biases, activations, dropout, residuals) are counted in bytes. All-reduces use the cluster's links.
+Entry points: `LayerTimes`, and the types `LayerTime` and `Span` (a time with its interval; `exactly` makes one
+without). Used by `iteration`, `predict` and the command `plan`.
+
+Times of GEMMs, softmax and attention come from an `OpTimes`. Bandwidth-bound kernels (norms, biases, activations,
+dropout, residuals) are counted in bytes. All-reduces use the cluster's links.
 """
 
 from __future__ import annotations
@@ -54,10 +56,12 @@ def exactly(seconds: float) -> Span:
 class LayerTime:
     """Seconds per micro-batch on one GPU, one forward and one backward pass.
 
-    products: weight GEMMs of a layer. core: its attention GEMMs and softmax.
-    vector: its bandwidth-bound kernels. reduces: its tensor-parallel collectives. overhead: fitted overhead per layer.
+    products, core, vector: of a layer, its weight GEMMs, attention GEMMs with softmax, and bandwidth-bound kernels.
+    reduces: tensor-parallel collectives of a layer.
+    overhead: fitted overhead per layer.
     by_recompute: total of a layer including recomputation, by kind of recomputation.
-    logits: logits and loss. embedding: lookup and its gradient.
+    logits: logits and loss.
+    embedding: lookup and its gradient.
     """
 
     products: Span

@@ -1,7 +1,8 @@
 """Defines the training job, its parallel layout and the split of layers into pipeline stages.
 
-Entry points: `Job`, `Layout`, `partition_of`, `stage_kinds`, `padded_vocab`. Used by the other planner modules, by
-`advice.space`, by the command `plan` and by `cli.model_options`.
+Entry points: `Job`, `Layout`, `partition_of`, `stage_kinds` (`StageKind`), `padded_vocab`; the constants `PRECISIONS`,
+`RECOMPUTATIONS` and `ALIGNED_ELEMENTS`. Used by the other modules of this package, by `advice.space`, by the command
+`plan` and by `cli.model_options`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ class Job:
     """Training job: the settings that all compared layouts share.
 
     shape: whole model (mbs = tp = 1).
-    gpus: number of GPUs of the job.
     gbs: samples per iteration.
     optimizer: adam (torch.optim.Adam), fused_adam (apex) or adam_8bit (bitsandbytes).
     dp_overlap: share of data-parallel traffic that overlaps with computation (0 in DeepSpeed's pipeline engine, which
@@ -58,7 +58,6 @@ class Job:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Hashable key of the job."""
         return (
             self.shape, self.cluster.key, self.gpus, self.gbs, self.optimizer, self.dp_overlap, self.rampup_step,
         )  # fmt: skip
@@ -141,7 +140,8 @@ def partition_of(layers: int, pp: int, *, uneven: bool = False) -> str:
 class StageKind:
     """Group of `count` equal pipeline stages with `layers` layers each.
 
-    first: whether it holds the embedding. last: whether it holds the logits.
+    first: whether it holds the embedding.
+    last: whether it holds the logits.
     """
 
     layers: int

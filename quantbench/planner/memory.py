@@ -1,7 +1,8 @@
 """Predicts the memory of the fullest GPU: weights, gradients, optimizer states, activations, logits, overheads.
 
 Entry points: `memory`, which returns a `Memory`; `limit_bytes`, what a GPU can hold; `embedding_parameters` and
-`stage_parameters`. Used by the other planner modules, the command `plan` and `tools.planner_fit`.
+`stage_parameters`; the constants `GIB` and `MASK_BYTES`. Used by the other modules of this package, the command `plan`
+and `tools.planner_fit`.
 
 Activations follow Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022, sections 4
 and 5, extended to any MLP width, gate and number of key/value heads. Sizes are bytes and shown in GiB: a GPU sold with
@@ -34,8 +35,10 @@ _STATE_BYTES = {"adam": 4 + 4 + 8 + 4, "fused_adam": 4 + 4 + 8, "adam_8bit": 4 +
 class Memory:
     """Memory of the fullest GPU in bytes, by use.
 
-    activations: activations kept for the backward pass. working: recomputed activations and logits.
-    slack: extra memory of the caching allocator. base: context, communicators and buffers.
+    activations: activations kept for the backward pass.
+    working: recomputed activations and logits.
+    slack: extra memory of the caching allocator.
+    base: context, communicators and buffers.
     stage: pipeline stage of the GPU, from 0.
     """
 
@@ -50,13 +53,11 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """Sum of all uses, bytes."""
         static = self.weights + self.gradients + self.optimizer
         return static + self.activations + self.working + self.slack + self.base
 
     @property
     def total_gib(self) -> float:
-        """Sum of all uses, GiB."""
         return self.total / GIB
 
 

@@ -1,7 +1,7 @@
 """Predicts time, memory, TFLOPs and MFU for layouts of one job, and encodes them for `plan --json`.
 
 Entry points: `Planner`, which returns a `Prediction` per layout; `job_to_json` and `provenance`. Used by `search`,
-`row_results`, `row_checks`, `folklore` and the command `plan`.
+`row_results`, `row_checks`, `folklore`, the command `plan` and tools.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ class Prediction:
 
     tflops: TFLOP/s per GPU, including recomputation (Megatron's formula for GPT layers).
     mfu: FLOPs without recomputation over the GPU's peak.
-    tokens_per_s: tokens per second of the whole job.
     fits: whether the memory is within the limit.
     not_counted: activities that take further time in a real run; the times are lower bounds.
     """
@@ -55,7 +54,6 @@ class Prediction:
 
     @property
     def sec_per_it(self) -> float:
-        """Predicted seconds per iteration."""
         return self.iteration.sec.mid
 
     def to_json(self) -> dict[str, Any]:
@@ -123,7 +121,8 @@ def provenance(arguments: Sequence[str]) -> dict[str, Any]:
 def job_to_json(job: Job, calibration: Calibration, times_note: str, assumed: Sequence[str] = ()) -> dict[str, Any]:
     """Returns a job as a JSON object, with the planner's constants.
 
-    times_note: source of the times of single ops. assumed: texts of assumed values.
+    times_note: source of the times of single ops.
+    assumed: texts of assumed values.
     """
     where = job.cluster
     return {

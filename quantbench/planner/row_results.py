@@ -1,7 +1,8 @@
 """Predicts the rows of a table of layouts and compares the predictions with the measured values.
 
-Entry points: `predict_rows`, `predict_cases`, `summarize`, `misses`, and the types `RowResult` and `Summary`. Used by
-the command `plan` (`--rows`), by `row_checks`, and by `tools.planner_accuracy` and `tools.planner_fit`.
+Entry points: `predict_rows`, `predict_cases`, `summarize`, `misses`, the types `RowResult` and `Summary`, and
+`WORTH_A_WORD`. Used by the command `plan` (`--rows`), by `row_checks`, and by `tools.planner_accuracy` and
+`tools.planner_fit`.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class Summary:
     """Prediction errors over the counted rows; nan if there are none.
 
     rows, memory_rows: number of rows with an error of time, of memory.
-    mape, median, bias: mean absolute, median absolute and mean error of time, percent. memory_mape: percent.
+    mape, median, bias: mean absolute, median absolute and mean error of time, percent.
+    memory_mape: percent.
     spearman: rank correlation of predicted and measured time (nan below 3 rows).
     oom_seen: rows predicted to run out of memory, of the oom_rows rows that did.
     worst_overrun: largest excess of predicted memory over the limit in rows that ran, as a share of the limit.
@@ -188,7 +190,6 @@ def _tflops(row: TableRow, case: Case, prediction: Prediction) -> float:
 
 
 def summarize(results: Sequence[RowResult]) -> Summary:
-    """Summarizes the errors of all counted rows."""
     from scipy.stats import spearmanr
 
     nan = float("nan")

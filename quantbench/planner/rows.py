@@ -1,8 +1,9 @@
 """Reads published tables of layouts from CSV, and builds a job and a layout from each row.
 
 Entry points: `read_table`, which returns `TableRow` objects; `case_of`, which builds a `Case` (job and layout) from
-one; `Given`, values from options. Used by `row_results`, `row_checks`, the command `plan`, and `tools.planner_accuracy`
-and `tools.planner_fit`.
+one; `Given`, values from options; `Assumption`, a cell that was filled; `known_of`, `document_of`, `uncounted`,
+`NOT_TOLD`. Used by `row_results`, `row_checks`, the command `plan`, and `tools.planner_accuracy` and
+`tools.planner_fit`.
 
 Empty cells are filled from the row's source document (contexts.toml), from options, or with usual values, in that
 order. Each filled cell is recorded as an `Assumption`.
@@ -57,7 +58,9 @@ class TableRow:
     mem_gb: memory as nvidia-smi shows it, GiB.
     status: ok, oom, fail, …
     calculator: formula of `tflops`.
-    attention: flash or unfused. softmax: megatron or torch.
+    async_launch: yes (CUDA_LAUNCH_BLOCKING unset), no (set) or empty.
+    attention: flash or unfused.
+    softmax: megatron or torch.
     """
 
     row_id: str
@@ -131,7 +134,8 @@ class Case:
 class Given:
     """Values from command-line options for empty cells; None and "" mean no value.
 
-    cells: values by field of `TableRow`. cluster, gpu: names. as_typed: whether to keep known typing mistakes.
+    cells: values by field of `TableRow`.
+    as_typed: whether to keep known typing mistakes.
     """
 
     cells: dict[str, Any] = field(default_factory=dict)

@@ -1,7 +1,8 @@
 """Searches over layouts of a training job, and over shapes of about the same number of parameters.
 
 Entry points: `search` (over a `Space`), `shape_search` (over a `ShapeSpace`), and their results `Found` and
-`ShapeFound`. Used by the command `plan`; `advice.space` uses `layers_within`, `folklore` uses `Found`.
+`ShapeFound`. Used by the command `plan`, and by `cli.model_options` for its defaults; `advice.space` uses
+`layers_within`, `folklore` uses `Found`.
 
 `search` enumerates every combination of parallel degrees and micro-batch size that the strict rules allow, drops
 layouts that exceed the memory before predicting times, and ranks the others by time per iteration. Layer times depend
@@ -38,8 +39,9 @@ _MOST_SHAPES = 5_000
 class Space:
     """Allowed values in a search over layouts; an empty tuple allows all. (`advice.space.Space` is for shapes.)
 
-    mbs_limit: largest micro-batch to try. sequence_parallel: None tries both. uneven: whether to try stages of
-    different length.
+    mbs_limit: largest micro-batch to try.
+    sequence_parallel: None tries both.
+    uneven: whether to try stages of different length.
     """
 
     dp: tuple[int, ...] = ()
@@ -62,8 +64,10 @@ class Space:
 class Found:
     """Result of a search over layouts.
 
-    ranked: predictions of layouts that fit, fastest first. looked_at: number of layouts that the rules allow.
-    too_large: number of these that exceed the memory. smallest: the one of these that needs the least memory.
+    ranked: predictions of layouts that fit, fastest first.
+    looked_at: number of layouts that the rules allow.
+    too_large: number of these that exceed the memory.
+    smallest: the one of these that needs the least memory.
     """
 
     ranked: tuple[Prediction, ...]
@@ -172,11 +176,11 @@ def divisors(number: int) -> list[int]:
 class ShapeSpace:
     """Allowed shapes in a search over shapes.
 
-    parameters: parameter budget. tolerance: largest deviation from the budget, as a share.
+    parameters: parameter budget.
+    tolerance: largest deviation from the budget, as a share.
     hidden_step: divisor of all hidden sizes.
     aspect: range of hidden / layers. The BigScience documents tried 128 (12288 / 96) to 205 (14336 / 70); without
         bounds the widest model is the fastest.
-    head_dim: range of head_dim.
     layouts: largest number of layouts to try per shape.
     """
 
@@ -198,7 +202,6 @@ class ShapeFound:
     scaled_s: float
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the shape and its prediction as a JSON object."""
         return {
             "shape": asdict(self.shape),
             "parameters": self.parameters,

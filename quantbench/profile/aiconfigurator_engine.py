@@ -1,7 +1,7 @@
 """Runs aiconfigurator's engine in a child process, with selected rows as its only table.
 
-Entry points: `engine_missing`, `engine`, and `ask_child` for other predictors. Used by `blindspots_report` and by
-`tools.accuracy`.
+Entry points: `engine_missing`, `engine`; `ask_child`, which returns a `ChildAnswer`, for other predictors; the type
+`IntArray`. Used by `blindspots_report` and by `tools.accuracy`.
 
 The child isolates the engine's imports, memory leaks and crashes. It is this module, run as `python -m
 quantbench.profile.aiconfigurator_engine`: it reads a JSON object from standard input and writes one to standard output.
@@ -56,7 +56,8 @@ def engine_missing() -> str | None:
 def engine(table: Mapping[str, str], rows: Mapping[str, Any], m: IntArray, n: IntArray, k: IntArray) -> ChildAnswer:
     """Returns the engine's times of GEMMs, with `rows` (lists m, n, k, latency_ms) as its whole bf16 table.
 
-    table: system, backend and version under which the engine stores its tables. m, n, k: (rows,) GEMM sizes.
+    table: system, backend and version under which the engine stores its tables.
+    m, n, k: (rows,) GEMM sizes.
     """
     shapes = [m.tolist(), n.tolist(), k.tolist()]
     return ask_child("quantbench.profile.aiconfigurator_engine", {**table, "rows": dict(rows), "shapes": shapes})

@@ -59,7 +59,8 @@ _BOUNDS = ("compute", "memory", "latency")
 class Estimates:
     """Times of many shapes (not `latency.estimate.Estimates`); arrays have the broadcast shape of the query's sizes.
 
-    low_us, high_us: interval of each time. source_code: index in SOURCES.
+    low_us, high_us: interval of each time.
+    source_code: index in SOURCES.
     outside: True if the shape is outside the measured range.
     compute_us, memory_us: time of the arithmetic alone and of the memory traffic alone, at the device's peaks.
     note: one note for all shapes.
@@ -92,7 +93,6 @@ class Estimates:
         return len(self.latency_us)
 
     def reshape(self, *shape: int) -> Estimates:
-        """Returns these estimates with all arrays reshaped."""
         arrays: dict[str, Any] = {
             name: value.reshape(shape) for name, value in vars(self).items() if isinstance(value, np.ndarray)
         }
@@ -115,7 +115,8 @@ class Estimates:
 class LayerEstimate(Estimate):
     """Time of one transformer layer.
 
-    source: least certain source among the operations. bound: the bound that accounts for the most time.
+    source: least certain source among the operations.
+    bound: the bound that accounts for the most time.
     parts: estimates of the operations.
     """
 
@@ -123,7 +124,6 @@ class LayerEstimate(Estimate):
 
     @property
     def ops(self) -> tuple[OpEstimate, ...]:
-        """Operations of the layer with their estimates."""
         return () if self.parts is None else self.parts.ops
 
 
@@ -185,7 +185,8 @@ class Asker:
     def ask(self, kind: str, format_asked: tuple[Any, ...], sizes: tuple[Any, ...]) -> Estimate | Estimates:
         """Returns an Estimate for plain numbers, Estimates for arrays.
 
-        kind: gemm, softmax or attention. format_asked: arguments of the kind's `choose_` function after the profile.
+        kind: gemm, softmax or attention.
+        format_asked: arguments of the kind's `choose_` function after the profile.
         sizes: sizes in the order of SIZES.
         """
         chosen = self._choice(kind, format_asked)
@@ -217,7 +218,6 @@ class Asker:
         return [known[work] for work in works]
 
     def trust(self, kind: str) -> float | None:
-        """Implements `Profile.trust`."""
         surface = self._choice(kind, _MAIN_FORMAT.get(kind, (None, True, "forward", None))).surface
         return float(surface.trust.half_width) if len(surface.latency_us) else None
 

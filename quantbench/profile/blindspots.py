@@ -1,7 +1,10 @@
 """Estimates a planner's interpolation error between the rows of its table, and selects the rows to add that fix it.
 
-Entry points: `choose`, `replay`, `interpolated_us`, and the types `Site`, `Choice` and `Replay`. Used by
-`blindspots_report`, the command `profile` and the exporters `exporters.modelled` and `exporters.vidur`.
+Entry points: `choose`, which returns a `Choice` for a `Site`; `replay`, which returns a `Replay` of `ReplayLine`
+objects from `MeasuredProducts`; `Errors`; `sites_between`, `places_between`, `sorted_table`; the `Consumer` of a table
+(`straight_lines` or `through_rows`) and its type `Ask`; `TARGETS`; types of arrays: `FloatArray`, `IntArray`. Used by
+`blindspots_report`, the command `profile` and the exporters `exporters.modelled`, `exporters.rates` and
+`exporters.vidur`.
 
 aiconfigurator's engine interpolates the time of a GEMM m×n×k at a known (n, k) linearly between the two nearest rows in
 m (tests compare `interpolated_us` with the engine). The time jumps at a tile or wave edge, so the line is wrong on both
@@ -72,7 +75,7 @@ class Choice:
     """Rows to add to a table, the result of `choose`. (`sources.Chosen` is the selection for a query.)
 
     added: one (places,) mask per site.
-    before, after: |error| at all places of all sites that have no row in the table; 0 after at added rows.
+    before, after: |error| at all places of all sites that have no row in the table; `after` is 0 at added rows.
     """
 
     sites: tuple[Site, ...]
@@ -208,7 +211,6 @@ class MeasuredProducts:
     latency_us: FloatArray
 
     def where(self, rows: BoolArray) -> MeasuredProducts:
-        """Returns the selected rows."""
         return MeasuredProducts(self.m[rows], self.n[rows], self.k[rows], self.latency_us[rows])
 
     @property
@@ -234,9 +236,10 @@ class Errors:
 
 @dataclass(frozen=True)
 class ReplayLine:
-    """Errors of one of the compared tables. rows: number of its rows.
+    """Errors of one of the compared tables.
 
-    unseen: errors at rows that no compared table has. large: errors at unseen rows with m >= 128 and n, k >= 1024.
+    unseen: errors at rows that no compared table has.
+    large: errors at unseen rows with m >= 128 and n, k >= 1024.
     at_cliffs: errors at large rows on both sides of measured cliffs that the thin table lacks, including added rows.
     """
 
@@ -252,7 +255,7 @@ class Replay:
     """Result of `replay`.
 
     lines: errors of the thin table; with random rows added; with chosen rows, measured; with chosen rows, modelled.
-    added: number of rows added to the thin table. model_rows: number of rows that the model was fitted to.
+    model_rows: number of rows that the model was fitted to.
     """
 
     lines: tuple[ReplayLine, ...]
@@ -283,7 +286,9 @@ def replay(
     """Compares the interpolation errors of tables with chosen and with random rows added.
 
     model_us: fits a model to the thin table; returns its times of all rows of `table`, (rows,), and the number of rows
-    it was fitted to. consumer: the planner's interpolation. seeds: of the random draws, whose errors are averaged.
+        it was fitted to.
+    consumer: the planner's interpolation.
+    seeds: of the random draws, whose errors are averaged.
     """
     thin = table.thin
     if thin.sum() < _FEWEST_MODEL_ROWS or thin.all():

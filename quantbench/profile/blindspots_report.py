@@ -1,8 +1,9 @@
 """Finds the blind spots of a planner's GEMM table, and formats them and `replay` results as JSON, text or Markdown.
 
-Entry points: `find`, which returns `Blindspots`; `measured_products`, `thin_model` and `consumer_of`, which prepare a
-replay; functions that format the results; `write_between`, which replaces a marked part of a document. Used by the
-command `profile`; `tools.accuracy` and `tools.evidence` use `write_between`.
+Entry points: `find`, which returns `Blindspots`; `measured_products`, `thin_model` and `consumer_of` (one of
+`CONSUMERS`), which prepare a replay; the formats `summary`, `spot_line`, `found_to_json`, `replay_to_json`,
+`replay_columns`, `replay_cells` and `replay_markdown`; `write_between`, which replaces the part of a document between
+`around_markers`. Used by the command `profile`; `tools.accuracy` and `tools.evidence` use `write_between`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ _WHO = "profile blindspots"
 class Spot:
     """Size m with the largest interpolation error between two neighbouring rows of one (n, k).
 
-    low, high: m of the two rows. interpolated_us: the planner's time at m. expected_us: the model's time at m.
+    low, high: m of the two rows.
+    interpolated_us: the planner's time at m.
+    expected_us: the model's time at m.
     """
 
     n: int
@@ -62,16 +65,16 @@ class Spot:
 
     @property
     def error(self) -> float:
-        """Relative error, interpolated / expected - 1."""
         return self.interpolated_us / self.expected_us - 1.0
 
 
 @dataclass(frozen=True)
 class Blindspots:
-    """Result of `find`.
+    """Result of `find` for a table of `num_rows` GEMMs.
 
-    choice: rows to add, with the errors before and after. spots: one per gap, largest error first.
-    num_rows: number of rows in the table. dtype: dtype of its GEMMs. model_rows: rows that the model was fitted to.
+    choice: rows to add, with the errors before and after.
+    spots: one per gap, largest error first.
+    model_rows: rows that the model was fitted to.
     """
 
     choice: Choice
@@ -94,9 +97,11 @@ def measured_products(profile: Profile, consumer: str) -> tuple[MeasuredProducts
 def find(
     profile: Profile, consumer: str, bound: float, target: str, most_rows: int, *, own_model: bool = False
 ) -> Blindspots:
-    """Finds the blind spots between the profile's rows. bound, target: see `blindspots.choose`.
+    """Finds the blind spots between the profile's rows.
 
-    most_rows: most rows to fit the model to. own_model: use the profile's model if it has one.
+    bound, target: see `blindspots.choose`.
+    most_rows: most rows to fit the model to.
+    own_model: use the profile's model if it has one.
     """
     table, dtype = measured_products(profile, consumer)
     own = profile.models.product(dtype) if own_model else None
@@ -203,7 +208,6 @@ def found_to_json(found: Blindspots, bound: float, target: str, most_spots: int)
 
 
 def spot_line(spot: Spot) -> str:
-    """Formats a blind spot as a line of text."""
     off = f"{percent(abs(spot.error))} too {'low' if spot.error < 0 else 'high'}"
     said = f"{latency(spot.interpolated_us)} between m = {spot.low} and {spot.high}"
     return f"m = {spot.m}, n = {spot.n}, k = {spot.k}: {said}, expected {latency(spot.expected_us)}: {off}"

@@ -1,7 +1,8 @@
 """Interpolates times between measured shapes with a model that knows the tile and wave edges.
 
-Entry points: `Surface`, whose `many` returns the times of many shapes; `Base`, the model below a surface. Used by
-`sources`, which builds surfaces.
+Entry points: `Surface`, whose `many` returns the times of many shapes; `Base`, the model below a surface; the types
+`Sizes`, `Predicted` and `FloatArray`; the sources of a time, `MEASURED`, `INTERPOLATED` and `MODELLED`, with their
+names `SOURCES`. Used by `sources`, which builds surfaces, and `answers`.
 
 A measured shape returns its own row (found by `RowIndex`). Otherwise the model predicts, and its time is multiplied by
 the ratio of measured to modelled time, which is smooth across edges. The ratio is interpolated between the two nearest
@@ -168,7 +169,8 @@ def line_of(sizes: Sizes, moving: tuple[int, ...]) -> tuple[Sizes, IntArray]:
 class Lines:
     """Interpolation along lines of measured rows.
 
-    sizes: one (rows,) array per size. value: (rows,) quantity to interpolate.
+    sizes: one (rows,) array per size.
+    value: (rows,) quantity to interpolate.
     families: indices of the sizes that grow together, tried in order.
     """
 
@@ -266,7 +268,8 @@ class Trust:
 class Surface:
     """Times of all shapes, from measured rows and a model.
 
-    sizes, latency_us, low_us, high_us: (rows,) arrays of the measured rows. base: model of all sizes.
+    sizes, latency_us, low_us, high_us: (rows,) arrays of the measured rows.
+    base: model of all sizes.
     families: see `Lines`.
     """
 

@@ -46,7 +46,7 @@ _PRODUCT_PROBES = tuple(
 class ProductModel:
     """Distilled GEMM model of one dtype, with its interval.
 
-    fast: the distilled model. rows: number of measured rows that the model was fitted to.
+    rows: number of measured rows that the model was fitted to.
     log_us, half: (points,) log of predicted µs, ascending, and half-width of the 90 % interval there, log time.
     """
 
@@ -63,7 +63,6 @@ class ProductModel:
         return np.interp(np.log(latency_us), self.log_us, self.half)
 
     def to_json(self) -> Json:
-        """Returns the model as a JSON object."""
         return {
             "dtype": self.dtype, "rows": self.rows, "note": self.note, "provenance": dict(self.provenance),
             "log_us": list(self.log_us), "half_width": list(self.half), "distilled": fast_to_json(self.fast),
@@ -127,7 +126,8 @@ _ATTENTION_PROBES = (Attention(1, 32, 2048, 2048, 128), Attention(8, 8, 64, 64, 
 class Models:
     """Models for shapes that were not measured.
 
-    gemm: one model per dtype. softmax, attention: None if the device has no such model.
+    gemm: one model per dtype.
+    softmax, attention: None if the device has no such model.
     softmax_fused: True if the softmax model describes one fused kernel, False for the unfused fallback.
     """
 
@@ -137,7 +137,6 @@ class Models:
     attention: AttentionModel | None = None
 
     def product(self, dtype: str) -> ProductModel | None:
-        """Returns the GEMM model of a dtype, None if there is none."""
         return next((model for model in self.gemm if model.dtype == dtype), None)
 
 

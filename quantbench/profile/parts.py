@@ -1,7 +1,7 @@
 """Defines the provenance and the cliffs of a profile, as they are stored in its file.
 
 Entry points: the types `Provenance`, `RunSource`, `KnownCliff` and `StoredFile`. Used by `profile.profile`, `build`,
-`file`, `schema`, `exporters.modelled` and `tools.shelf`.
+`file`, `schema`, `exporters.modelled`, `report.terminal` and `tools.shelf`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from quantbench.workload import Workload
 class RunSource:
     """Run from which a profile was built.
 
-    origin: measured, imported or simulated. source: source of imported times. cache: cold, hot or unknown.
-    records: number of records in the run. rows: number of profile rows taken from it.
+    origin: measured, imported or simulated.
+    cache: cold, hot or unknown.
+    rows: number of profile rows taken from it.
     keys_sha256: digest of all record keys in order.
     """
 
@@ -33,8 +34,11 @@ class RunSource:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Origin of a profile. quantbench: version that built it. runs: source runs, sorted by id. num_cliffs: number of
-    cliffs found, of which the profile keeps the largest."""
+    """Origin of a profile.
+
+    quantbench: version that built it.
+    num_cliffs: number of cliffs found, of which the profile keeps the largest.
+    """
 
     quantbench: str
     runs: tuple[RunSource, ...] = ()
@@ -47,7 +51,8 @@ class KnownCliff:
     """Cliff in measured times: from size `at` to `next` of `axis`, the time jumps by `ratio` beyond the trend.
 
     low, high: 95 % interval of ratio.
-    cause: kind of the cause. why: explanation. evidence: as in `analysis.cliffs.Cause`; "" for a family.
+    cause: kind of the cause.
+    evidence: as in `analysis.cliffs.Cause`; "" for a family.
     num_curves: 1 for a cliff of one curve; else the number of curves in the family, and ratio is their median.
     held, before, after, keys: fixed sizes, workloads on both sides and their record keys; empty for a family.
     """

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 class Profile:
     """Profile of one device. Construction checks that no row has an invalid workload or an impossible time.
 
-    software: versions by name.
     tables: measured tables by kind (gemm, softmax, attention, collective), each possibly empty.
     models: models fitted to the tables, or shipped ones.
-    cliffs: known cliffs, largest first. findings: verdicts on the rules of thumb.
+    cliffs: known cliffs, largest first.
+    findings: verdicts on the rules of thumb.
     """
 
     device: DeviceSpec

@@ -43,7 +43,6 @@ _NAMED_COLUMNS: dict[str, Json] = {"grade": {"enum": list(ROW_GRADES)}, "origin"
 
 
 def schema() -> Json:
-    """Returns the JSON Schema of the current version."""
     body = _object({
         "format": {"const": PROFILE_FORMAT},
         "version": {"const": PROFILE_VERSION},

@@ -1,7 +1,9 @@
 """Selects the rows and the model of a profile that answer a query.
 
-Entry points: `choose_gemm` and `choose_vector` (softmax and attention), which return a `Chosen`. Used by `answers`. If
-there is no exact match, they use the closest dtype or layout, widen the interval and add a note.
+Entry points: `choose_gemm` and `choose_vector` (softmax and attention), which return a `Chosen`; `by_provider`,
+`roofline_parts`; the names of columns `SIZES` and `ALIKE`. Used by `answers`.
+
+If there is no exact match, the closest dtype or layout is used, with a wider interval and a note.
 
 A `Base` predicts all sizes: the fitted model of the dtype, the model of another dtype scaled by the roofline, or the
 roofline alone.
@@ -124,9 +126,11 @@ def _with_halves(found: Estimates, floor_us: FloatArray) -> Predicted:
 class Chosen:
     """Rows and model selected to answer queries of one dtype, layout, mask and direction.
 
-    surface: interpolator over the rows and the model. fixed: values of columns that are not sizes.
+    surface: interpolator over the rows and the model.
+    fixed: values of columns that are not sizes.
     note: set if a similar dtype or layout is used instead; then no answer is reported as measured.
-    wider: extra half-width of the interval, log time, if `note` is set. model_note: note on the model's source.
+    wider: extra half-width of the interval, log time, if `note` is set.
+    model_note: note on the model's source.
     """
 
     kind: str

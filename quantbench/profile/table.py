@@ -1,8 +1,10 @@
 """Defines the tables of a profile (columns, rows sorted by unique keys) and checks their rows.
 
-Entry points: `Table`; `LAYOUTS`, the columns of each kind of table; `check_table`, which rejects invalid workloads and
-impossible times. Used by the rest of `profile` and by the command `profile`. Checks are vectorised: tens of thousands
-of rows take milliseconds.
+Entry points: `Table`; `LAYOUTS`, the columns of each kind of table (`TableLayout`), whose types are `INTEGER`,
+`NUMBER`, `FLAG` and `TEXT`; `check_table`, which rejects invalid workloads and impossible times; `flops` and
+`min_bytes` of rows; `LARGEST`, `ROW_GRADES`. Used by the other modules of `profile` and by the command `profile`.
+
+Checks are vectorised: tens of thousands of rows take milliseconds.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ INTEGER, TEXT, NUMBER, FLAG = "integer", "text", "number", "flag"
 
 
 class Column(NamedTuple):
-    """Column of a table. name: ends in the unit, if any. kind: integer, text, number or flag."""
+    """Column of a table: a name, which ends in the unit, if any, and a kind (integer, text, number or flag)."""
 
     name: str
     kind: str
@@ -48,7 +50,6 @@ class TableLayout(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Column names in order."""
         return tuple(column.name for column in self.columns)
 
 
@@ -119,12 +120,10 @@ class Table:
 
     @classmethod
     def empty(cls, kind: str) -> Table:
-        """Returns a table without rows."""
         return cls.of(kind, {column.name: [] for column in layout_of(kind).columns})
 
     @classmethod
     def of(cls, kind: str, columns: Mapping[str, Sequence[Any] | Array]) -> Table:
-        """Builds a table from columns, with rows in any order."""
         layout = layout_of(kind)
         who = f"profile table {kind}"
         missing = [name for name in layout.names if name not in columns]
@@ -141,7 +140,6 @@ class Table:
         return self.columns[name]
 
     def where(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Table:
-        """Returns the selected rows (mask or ascending indices)."""
         return Table(self.kind, {name: values[rows] for name, values in self.columns.items()})
 
     def most(self, column: str, rows: npt.NDArray[np.bool_] | None = None) -> str | None:

@@ -1,12 +1,12 @@
 """Computes the error of a result from its inputs and outputs alone, at a small share of the workload's cost.
 
-Entry points: `check`, `tolerance`, `project`. Used by `audit` for every measured point; `torch_attention` uses
-`causal_mask`. Shares no code with our kernels.
+Entry points: `check`, `tolerance`, `project`, `fast_format`. Used by `audit` for every measured point;
+`torch_attention` uses `causal_mask`. Shares no code with our kernels.
 
-Errors are compared with a tolerance twice: over a whole output (‖out − ref‖ / ‖ref‖) and row by row, with ROW_FACTOR
+Errors are compared with a tolerance twice: over a whole output (‖out − ref‖ / ‖ref‖) and row by row, with 3.2
 times the tolerance.
 
-GEMM: Freivalds' check. C·x is compared with A·(B·x), and yᵀ·C with (yᵀ·A)·B, for VECTORS random normal vectors x and y:
+GEMM: Freivalds' check. C·x is compared with A·(B·x), and yᵀ·C with (yᵀ·A)·B, for 8 random normal vectors x and y:
 O(mn + nk + mk) instead of O(mnk). Sums are taken in fp32 where the tolerance is 1e-3 or more, a thousand times the
 rounding of fp32, and in float64 elsewhere (fp32 and int8 products).
 
@@ -37,9 +37,9 @@ from quantbench.errors import InputError, MeasurementError
 from quantbench.providers.base import Tolerance
 from quantbench.workload import Attention, Gemm, Softmax, Workload
 
-VECTORS = 8
+_VECTORS = 8
 #: P(χ²(8) > 8 · 3.2²) = 2e-14: one false alarm in 10¹³ rows.
-ROW_FACTOR = 3.2
+_ROW_FACTOR = 3.2
 TILE = 64
 
 # Elements converted at once: what fits into a core's cache, and what keeps a GPU busy (128 MiB in float64).
@@ -136,10 +136,10 @@ def check(
 
 
 def _judge(who: str, rows: Rows, bound: Tolerance, outputs: Sequence[torch.Tensor]) -> float:
-    """Returns the relative error over all rows. Raises if it exceeds the bound, or a row ROW_FACTOR times the bound."""
+    """Returns the relative error over all rows. Raises if it exceeds the bound, or a row 3.2 times the bound."""
     whole = _relative(rows.error.sum(), rows.norm.sum())
     worst = _relative(rows.error, rows.norm).max()
-    if bool(whole <= bound.relative_norm) and bool(worst <= ROW_FACTOR * bound.relative_norm):
+    if bool(whole <= bound.relative_norm) and bool(worst <= _ROW_FACTOR * bound.relative_norm):
         return float(whole)
     if not isfinite(float(whole)) or not isfinite(float(worst)):
         unwritten = sum(_not_finite(output) for output in outputs)
@@ -149,7 +149,7 @@ def _judge(who: str, rows: Rows, bound: Tolerance, outputs: Sequence[torch.Tenso
     found = f"relative error {float(whole):.3g}"
     if bool(whole <= bound.relative_norm):
         found = f"relative error {float(worst):.3g} in one of the {rows.what}"
-        bound = Tolerance(ROW_FACTOR * bound.relative_norm, bound.source)
+        bound = Tolerance(_ROW_FACTOR * bound.relative_norm, bound.source)
     raise MeasurementError(who, found, f"at most {bound.relative_norm:.3g} ({bound.source})")
 
 
@@ -254,8 +254,8 @@ def _freivalds(
     Norms are the expected ones of a·b for random a and b, or c's own norm through the same vectors if that is larger.
     """
     (group, m, n), k = c.shape, a.shape[-1]
-    x = torch.randn(n, VECTORS, generator=generator, device=a.device, dtype=compute).expand(group, -1, -1)
-    y = torch.randn(VECTORS, m, generator=generator, device=a.device, dtype=compute).expand(group, -1, -1)
+    x = torch.randn(n, _VECTORS, generator=generator, device=a.device, dtype=compute).expand(group, -1, -1)
+    y = torch.randn(_VECTORS, m, generator=generator, device=a.device, dtype=compute).expand(group, -1, -1)
     of_a = project(a, compute, left=y, square=True)
     of_b = project(b, compute, left=of_a.left, right=x, square=True)
     of_c = project(c, compute, left=y, right=x)

@@ -1,9 +1,12 @@
 """Identifies the kernel that a workload ran, with torch.profiler, and the installed software versions.
 
 Entry points: `identify`, used by `sweep.naming`; `versions`, used by `sweep.worker` and the command `comm`;
-`trace_events` and `kernel_events`, used by `tools.evidence`. A kernel's name, grid, block, registers, shared memory and
-blocks per SM come from one profiled run per point, in a process that times nothing. Pure functions without torch turn
-the trace's events into `KernelEvent`s and those into a `Launch`.
+`trace_events` and `kernel_events`, used by `tools.evidence`; `KernelEvent` and `launch_of`, used by
+`importers.neusight` and `tools.evidence`.
+
+A kernel's name, grid, block, registers, shared memory and blocks per SM come from one profiled run per point, in a
+process that times nothing. Pure functions without torch turn the trace's events into `KernelEvent`s and those into a
+`Launch`.
 """
 
 from __future__ import annotations

@@ -1,22 +1,23 @@
 """Creates random inputs of workloads on the device.
 
-Entry points: `Inputs`, `input_templates`, `output_templates`, `torch_device`. Used by the providers and by `audit`. The
-same seed gives the same tensors on devices of one kind.
+Entry points: `Inputs`; `MetaInputs`, which have no memory; `input_templates`, `output_templates`, `torch_device`,
+`TORCH_DTYPES`. Used by the other modules of this package, by `sweep.compiling` and tools. The same seed gives the same
+tensors on devices of one kind.
 
 Distributions (recorded with every run, because the power a GPU draws depends on the data):
   normal    mean 0, standard deviation 1
   uniform   between −1 and 1, as CUTLASS advises for measuring
   integers  whole numbers from −4 to 4, CUTLASS' profiler's default
   zeros     all zero: unrealistic, and fastest on a GPU
-fp8 and int8 scale normal and uniform values to the dtype's range, like quantised tensors (see `quantum`). No GEMM
-applies a scale: the stored values are the operands.
+fp8 and int8 scale normal and uniform values to the dtype's range, like quantised tensors (see `quantum`). GEMMs
+multiply the stored values, without a scale.
 
 Numbers of 16 and 32 bits are drawn in place. fp8 and some int8 are drawn in fp32 and converted in chunks, so that
 making a tensor never needs a second one of its size.
 
 A CPU draws 50 to 100 million numbers a second, which takes longer than many runs. There a tensor of more than 2¹⁶
-numbers is assembled from pieces of 64, each copied from a random place among 2¹⁶ drawn numbers. All of them change with
-the seed.
+numbers is assembled from pieces of 64, each copied from a random place among 2¹⁶ drawn numbers. The seed determines all
+of it.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def torch_device(device: DeviceSpec) -> torch.device:
 
 
 def quantum(dtype: str, distribution: str) -> float:
-    """Returns the real value of one stored unit (real = quantum · stored); 1 for all dtypes but fp8 and int8.
+    """Returns the real value of one stored unit (real = quantum · stored): 1 unless fp8 or int8 is normal or uniform.
 
     >>> quantum("int8", "uniform") == 1 / 127
     True
@@ -158,13 +159,12 @@ class Inputs:
 
 
 class MetaInputs(Inputs):
-    """Inputs without memory, on torch's meta device, of which kernels can be compiled but not run."""
+    """Inputs without memory, on torch's meta device: kernels can be compiled for them, not run."""
 
     def __init__(self) -> None:
         self.device = torch.device("meta")
 
     def operands(self, workload: Workload) -> tuple[torch.Tensor, ...]:
-        """Returns the templates of the inputs."""
         return input_templates(workload)
 
 

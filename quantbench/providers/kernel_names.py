@@ -1,7 +1,7 @@
 """Parses a GPU kernel's name into its library, role and tile.
 
-Entry points: `parse`, and its result `KernelName`. Used by `identity` and `importers.runs`. quantbench's own kernels
-state their tile themselves and are not parsed.
+Entry points: `parse`, and its result `KernelName`. Used by `identity`, `importers.runs` and `importers.aiter`.
+quantbench's own kernels state their tile themselves and are not parsed.
 
 Names of library kernels are not documented. The grammars here were derived from names seen in practice and checked
 against the grids that were launched with them; tests/providers/test_kernel_names.py holds both, with their sources. A
@@ -38,15 +38,13 @@ FAMILIES = (
 )  # fmt: skip
 #: threads of a wavefront, AMD's warp, on the GPUs that these libraries serve (CDNA)
 _WAVEFRONT = 64
-ROLES = ("gemm", "splitk_reduce", "attention", "softmax", "other")
+_ROLES = ("gemm", "splitk_reduce", "attention", "softmax", "other")
 
 
 @dataclass(frozen=True)
 class KernelName:
     """Properties parsed from a kernel's name.
 
-    name: the whole name.
-    family: the library or generator.
     role: what the kernel computes.
     tile: in our orientation (row-major m and n, see above); None if the name states none; for attention block_m counts
         queries and block_n keys.
@@ -68,7 +66,7 @@ class KernelName:
 
     def __post_init__(self) -> None:
         require_choice("KernelName", "family", self.family, FAMILIES)
-        require_choice("KernelName", "role", self.role, ROLES)
+        require_choice("KernelName", "role", self.role, _ROLES)
 
 
 def parse(name: str) -> KernelName:

@@ -1,10 +1,12 @@
 """Provides the base class of quantbench's own providers and the tasks they create.
 
-Entry points: `BuiltInProvider`, `LaunchTask`, `ForwardTask`, `BackwardTask`. Used by `torch_gemm`, `torch_attention`
-and `triton_kernels`. `LaunchTask` runs kernels that write into given tensors. `ForwardTask` and `BackwardTask` run
-torch operations that return new tensors. Each of their runs first releases the previous results, so that torch's
-caching allocator returns the same memory again: no cudaMalloc after the first run, and the addresses stay. In a CUDA
-graph the results live in the graph's own pool.
+Entry points: `BuiltInProvider`, `LaunchTask`, `ForwardTask`, `BackwardTask`. Used by `torch_gemm`, `torch_attention`,
+`triton_kernels` and `sweep.compiling`.
+
+`LaunchTask` runs kernels that write into given tensors. `ForwardTask` and `BackwardTask` run torch operations that
+return new tensors. Each of their runs first releases the previous results, so that torch's caching allocator returns
+the same memory again: no cudaMalloc after the first run, and the addresses stay. In a CUDA graph the results live in
+the graph's own pool.
 """
 
 from __future__ import annotations
@@ -73,7 +75,6 @@ class _Task:
 class LaunchTask(_Task):
     """Task that runs `call`, which writes into `outputs`.
 
-    launch: its launch, if known.
     before: called once ahead of the first run, for the forward pass that a backward pass needs.
     """
 

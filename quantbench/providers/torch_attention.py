@@ -116,10 +116,7 @@ CAN_USE: dict[SDPBackend, Callable[..., bool] | None] = {
 def choose_heads(
     provider_id: str, can_use: Callable[..., bool] | None, work: Attention, device: torch.device
 ) -> tuple[bool, str | None]:
-    """Returns whether grouped heads must be repeated for each query head, and the reason if nothing runs.
-
-    Asks torch about the workload unchanged, then, for grouped heads, with the heads repeated.
-    """
+    """Returns whether grouped heads must be repeated per query head, and torch's reason for refusing."""
     if can_use is None:
         return False, None
     refusal = _refusal(provider_id, can_use, work, device)
@@ -147,7 +144,7 @@ def _refusal(provider_id: str, can_use: Callable[..., bool], work: Attention, de
 
 
 class TorchEagerSoftmax(BuiltInProvider[Softmax]):
-    """`torch.eager`: cast to fp32 (fp16 and bf16 inputs), times scale, masked scores to −10000, softmax, cast back.
+    """`torch.eager`: casts fp16 and bf16 to fp32, scales, sets masked scores to −10000, softmaxes, casts back.
 
     Source: Megatron-LM, megatron/core/fusions/fused_softmax.py, `forward_torch_softmax` with softmax_in_fp32. The
     causal mask is made once and kept, as there. Backward is autograd's through the same operations.

@@ -1,7 +1,8 @@
 """Plotting helpers that the figures of a report share: style, labels, saving, panels, and which curves to plot.
 
-Entry points: `figure` (one PNG), `draw_panels` (one panel per op), `draw_curve`, `label_sizes`, `typical`,
-`curve_names`, `PALETTE`. Used by every module of this package that plots, and by `tools.guide`.
+Entry points: `figure` (one PNG), `draw_panels` (one panel per op), `draw_curve`; the axes' helpers `plain`, `position`,
+`limit_heights`, `label_sizes`, `is_wide`; `rate` and `rate_unit`; `typical`, `curve_names`; `PALETTE`, `MARKERS`,
+`CLIFF_COLOUR`, `WAVE_COLOUR`. Used by every module of this package that plots, and by `tools.guide`.
 """
 
 from __future__ import annotations

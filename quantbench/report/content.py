@@ -1,7 +1,8 @@
 """Defines the parts of a report's page: tables, plots, sections.
 
-Entry points: `Section`, `PictureCard`, `Table`, and `Gallery`, which names and embeds the plots. The modules of this
-package that build sections use them, and `page` renders them. Texts need no escaping: `page` does it.
+Entry points: `Section`, `PictureCard`, `Table`; `Gallery`, which names and embeds the plots, each a `Picture` with a
+`Caption`; `file_name`. Used by the modules of this package that build sections, and by `page`, which renders them.
+Texts need no escaping: `page` does it.
 """
 
 from __future__ import annotations
@@ -17,12 +18,7 @@ from quantbench.analysis.summary import Point
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG embedded in the page.
-
-    file: name of the PNG in the page's folder.
-    data: content as a `data:` URL.
-    alt: alternative text.
-    """
+    """A PNG embedded in the page: its file name in the page's folder, content as a `data:` URL, alternative text."""
 
     file: str
     data: str
@@ -31,11 +27,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Table:
-    """A plain table of the page.
-
-    numeric: indices of right-aligned columns.
-    whole: indices of columns that are never folded.
-    """
+    """A plain table of the page. numeric, whole: indices of columns that are right-aligned, or never folded."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -63,7 +55,6 @@ class PictureCard:
 class Section:
     """A section of the page.
 
-    id: HTML anchor.
     note: text below the heading.
     lines: paragraphs of plain text.
     folded: whether it is closed until the reader opens it.

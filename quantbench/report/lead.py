@@ -60,12 +60,10 @@ class LeadRow:
 class Lead:
     """Content of the first screen.
 
-    axis: name of the axis of the table.
     sentence: result in one line.
     rows: the worst sizes, ascending.
     more: number of further rows that are not shown.
     several: whether each row summarizes many shapes.
-    bad: the bad sizes behind the rows.
     """
 
     axis: str
@@ -79,7 +77,6 @@ class Lead:
 def lead_of(rows: Sequence[Row], axes: Sequence[str], why: Causes) -> Lead:
     """Builds the first screen of a run. If no two sizes are close, sizes are compared with half and twice the size.
 
-    rows: one or more rows.
     axes: axes of the run; the one with the largest total loss is shown.
     why: finds the causes.
     """

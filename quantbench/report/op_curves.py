@@ -43,7 +43,7 @@ _NAMED_BAND = 0.09
 
 
 def axis_section(axis: str, every: Sequence[Curve], check: Check, gallery: Gallery, caption: Caption) -> Section | None:
-    """Builds the section of one axis: a card per op, for the ops that take most time; None without curves.
+    """Builds an axis's section: a card for each of the 12 ops taking most time; None if `every` is empty.
 
     every: all curves along the axis.
     check: results of the whole run; its cliffs are numbered.

@@ -112,7 +112,6 @@ def write_page(output: Path, make: Callable[[Gallery], Page]) -> Written:
 def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mapping[str, int]) -> Page:
     """Builds the page for some points of a run and draws its plots.
 
-    points: points to show.
     where: axis values that selected them.
     """
     info, spec = run.info, run.info.device

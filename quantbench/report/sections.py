@@ -1,7 +1,7 @@
 """Builds the report's text and table sections: causes of steps, rules of thumb, trust, all sizes, and method.
 
 Entry points: `steps_section`, `rules_section`, `trust_section`, `sizes_section`, `how_section`, `period_words`, and
-`facts_of` (the foot of the page). Used by `page`.
+`facts_of` (the foot of the page). Used by `page` and the command `check`.
 """
 
 from __future__ import annotations

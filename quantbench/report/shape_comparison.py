@@ -1,7 +1,8 @@
 """Compares the named transformer shapes of a run: time per layer, and each shape's gain over the first.
 
-Entry points: `compare_shapes`; `comparison_section` for `page`; `comparison_table`, `comparison_lines` and
-`comparison_to_json` for the command `sweep` (`--shapes`). (`comparison` compares two runs.)
+Entry points: `compare_shapes` and `comparison_sentence`; `comparison_section` for `page`; `comparison_table`,
+`comparison_lines` and `comparison_to_json` for the command `sweep` (`--shapes`). Used by both. (`comparison` compares
+two runs.)
 """
 
 from __future__ import annotations
@@ -145,7 +146,6 @@ def comparison_table(comparison: ShapeComparison) -> RichTable:
 
 
 def comparison_section(comparison: ShapeComparison) -> Section:
-    """Builds the section of the report's page."""
     columns = _columns(comparison)
     rows = tuple(zip(*columns.values(), strict=True))
     table = Table(tuple(columns), rows, numeric=frozenset(range(1, len(columns) - 1)))

@@ -46,10 +46,7 @@ def read_one_run(folder: Path) -> Run:
 
 
 def picture_caption(info: RunInfo, points: Iterable[Point | Record]) -> str:
-    """Formats the caption of a plot: `a100-sxm4-80gb · bf16 · sglang 0.5.10 · imported from aiconfigurator-core`.
-
-    points: points in the plot.
-    """
+    """Formats the caption of a plot: `a100-sxm4-80gb · bf16 · sglang 0.5.10 · imported from aiconfigurator-core`."""
     shown = list(points)
     dtypes = ", ".join(dict.fromkeys(point.workload.dtype for point in shown))
     origin = info.origin

@@ -2,7 +2,7 @@
 
 Entry points: `sweep_table`, `ops_line`, `trust_lines`, `rows_to_json` and `draw_run`, used by the command `sweep`;
 `cliff_to_json`, also used by `check`; `row_figures` and `row_words`, used by `sections` for the report's table of all
-sizes.
+sizes. Tools use `draw_run`.
 """
 
 from __future__ import annotations
@@ -153,7 +153,6 @@ def rows_to_json(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> list[di
 
 
 def cliff_to_json(cliff: Cliff) -> dict[str, Any]:
-    """Converts a cliff to a JSON object."""
     return {
         "axis": cliff.axis, "at": cliff.at, "next": cliff.next, "ratio": cliff.ratio, "low": cliff.low,
         "high": cliff.high, "cause": cliff.cause.kind, "why": cliff.cause.words, "evidence": cliff.cause.evidence,

@@ -1,7 +1,7 @@
 """Writes and reads the folder of a run: run.json and records.jsonl.
 
 Entry points: `RunWriter`, used by all that measure or import; `read_run`, which returns a `Run`; `find_runs`. Used by
-`sweep`, `cluster`, `importers`, `analysis`, `report`, `profile` and the commands `comm` and `sweep`.
+`sweep`, `cluster`, `importers`, `analysis`, `report`, `profile`, tools and the commands `comm` and `sweep`.
 
 Each record is one line, flushed to disk before the next point starts, so a crash loses at most the point in flight.
 `read_run` tolerates and reports an incomplete last line, missing lines and repeated lines; a resumed run measures the
@@ -28,14 +28,13 @@ from quantbench.store.run import RunInfo, read_run_info, require_name, write_run
 
 _MOST_NAMED = 5
 #: size limit of records.jsonl
-LARGEST_RECORDS_BYTES = 2**32
+_LARGEST_RECORDS_BYTES = 2**32
 
 
 @dataclass(frozen=True)
 class Run:
     """A run read from disk.
 
-    folder: its path.
     warnings: messages about tolerated defects of records.jsonl.
     retried: keys of the points that were tried again after a failure.
     """
@@ -76,7 +75,7 @@ def _read_records(path: Path, *, origin: str) -> _Found:
         found.absent = True
         return found
     try:
-        with open_binary(path, most_bytes=LARGEST_RECORDS_BYTES) as file:
+        with open_binary(path, most_bytes=_LARGEST_RECORDS_BYTES) as file:
             for number, line in enumerate(file, start=1):
                 try:
                     record = record_from_json(json.loads(line))
@@ -251,7 +250,7 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 def _end_at_a_line(path: Path) -> None:
     """Removes an incomplete last line, or adds the newline to a complete one."""
-    data = read_bytes(path, most_bytes=LARGEST_RECORDS_BYTES)
+    data = read_bytes(path, most_bytes=_LARGEST_RECORDS_BYTES)
     if not data or data.endswith(b"\n"):
         return
     start = data.rfind(b"\n") + 1

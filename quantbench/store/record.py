@@ -1,12 +1,13 @@
 """Defines `Record`, one line of records.jsonl: a workload and the outcome of measuring it.
 
-Entry points: `Record`; its outcomes `Measured`, `Skipped` and `Failed`; `Place`; `record_key`; `record_to_json` and
-`record_from_json`. Used by `folder`, by the packages that measure or import (`sweep`, `cluster`, `comm`, `importers`)
-and by those that read runs (`analysis`, `report`, `profile`).
+Entry points: `Record`; its `Outcome`, one of `Measured`, `Skipped` and `Failed`; `Place`; `record_key`;
+`record_to_json` and `record_from_json`; the names `ORIGINS`, `ROLES`, `FAILURES` and `RECORD_VERSION`. Used by the
+other modules of `store`, by the commands, by `sweep`, `cluster`, `comm` and `importers`, which measure or import, and
+by `analysis`, `report` and `profile`, which read runs.
 
 History of the format:
-1  first version. `check` and `phases_s` were added later; they are absent if the result was not checked or no phase was
-   timed, or an older version wrote the record.
+1  first version. `check` and `phases_s` came later; they are absent in older records, and if nothing was checked or
+   timed.
 2  measurement.floor_us; null if it is not known, as in version 1.
 """
 
@@ -68,11 +69,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Failed:
-    """Outcome of a point whose run failed.
-
-    kind: one of FAILURES.
-    message: the error.
-    """
+    """Outcome of a point whose run failed, with the error. kind: one of FAILURES."""
 
     kind: str
     message: str
@@ -95,7 +92,7 @@ class Record:
     role: `point` (planned) or `reference` (repetition of a reference point that shows drift).
     elapsed_s: time since the run began, s.
     check: error of the result against its reference.
-    phases_s: seconds by phase of the point, as in run.json; without `identify` nobody asked for the kernel's name.
+    phases_s: seconds by phase of the point, as in run.json; `identify` only if the kernel's name was requested.
     """
 
     run_id: str
@@ -139,7 +136,7 @@ def _decode_shared(kind: type[_T], data: object) -> _T:
 _TILE_FIELDS = tuple(one.name for one in fields(Tile))
 
 
-def launch_to_json(launch: Launch | None) -> Json | None:
+def _launch_to_json(launch: Launch | None) -> Json | None:
     """Encodes a launch as one flat JSON object: the tile's fields next to the grid, null if unknown."""
     if launch is None:
         return None
@@ -148,7 +145,7 @@ def launch_to_json(launch: Launch | None) -> Json | None:
     return cast(Json, flat)
 
 
-def launch_from_json(data: object) -> Launch | None:
+def _launch_from_json(data: object) -> Launch | None:
     if data is None:
         return None
     if not isinstance(data, dict):
@@ -158,7 +155,7 @@ def launch_from_json(data: object) -> Launch | None:
     return decode(Launch, {**rest, "tile": decode(Tile, known) if "block_m" in known else None})
 
 
-def measurement_to_json(measurement: Measurement, grade: Grade) -> Json:
+def _measurement_to_json(measurement: Measurement, grade: Grade) -> Json:
     """Encodes a measurement, with all samples and its grade, as a JSON object."""
     values = {one.name: getattr(measurement, one.name) for one in fields(measurement)}
     return {
@@ -175,7 +172,7 @@ def _encode_once(value: DeviceState | TimingOptions) -> Json:
     return cast(Json, encode(value))
 
 
-def measurement_from_json(data: object) -> tuple[Measurement, Grade]:
+def _measurement_from_json(data: object) -> tuple[Measurement, Grade]:
     if not isinstance(data, dict):
         raise InputError("measurement", repr(data)[:80], "a JSON object")
     values = dict(data)
@@ -204,7 +201,7 @@ def record_to_json(record: Record) -> Json:
         "places": [{"axes": dict(p.axes), "op": p.op, "count": p.count} for p in record.places],
         "workload": workload_to_json(record.workload),
         "provider": record.provider,
-        "launch": launch_to_json(record.launch),
+        "launch": _launch_to_json(record.launch),
     }
     if record.check is not None:
         data["check"] = encode(record.check)
@@ -212,7 +209,7 @@ def record_to_json(record: Record) -> Json:
         data["phases_s"] = {name: round(seconds, 4) for name, seconds in record.phases_s.items()}
     match record.outcome:
         case Measured(measurement, grade):
-            data["measurement"] = measurement_to_json(measurement, grade)
+            data["measurement"] = _measurement_to_json(measurement, grade)
         case Skipped(reason):
             data["skipped"] = {"reason": reason}
         case Failed():
@@ -246,7 +243,7 @@ def record_from_json(data: object) -> Record:
     return Record(
         workload=workload_from_json(data.get("workload")),
         outcome=_outcome_from_json(data),
-        launch=launch_from_json(data.get("launch")),
+        launch=_launch_from_json(data.get("launch")),
         places=tuple(decode(Place, p) for p in places),
         elapsed_s=float(elapsed_s),
         check=decode(Check, data["check"]) if data.get("check") is not None else None,
@@ -266,7 +263,7 @@ def _outcome_from_json(data: Json) -> Outcome:
     if len(present) != 1:
         raise InputError("record", f"outcomes {present}", "exactly one of measurement, skipped, failed")
     if present[0] == "measurement":
-        return Measured(*measurement_from_json(data["measurement"]))
+        return Measured(*_measurement_from_json(data["measurement"]))
     if present[0] == "skipped":
         return decode(Skipped, data["skipped"])
     return decode(Failed, data["failed"])

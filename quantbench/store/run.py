@@ -1,7 +1,8 @@
 """Defines `RunInfo`, the contents of run.json: device, options, software versions and how the run ended.
 
-Entry points: `RunInfo`, `read_run_info`, `write_run_info`, `now_text`. Used by `folder`, `sweep`, `cluster`,
-`importers`, `report.source` and the commands `comm` and `sweep`.
+Entry points: `RunInfo`, `read_run_info`, `write_run_info`, `now_text`, `require_name`, `ENDINGS`, `RUN_FORMAT`,
+`RUN_VERSION`. Used by `folder`, `schema`, `sweep`, `cluster`, `importers`, `report.source`, tools and the commands
+`comm` and `sweep`.
 
 History of the format:
 1  first version.
@@ -50,13 +51,10 @@ class RunInfo:
     """Metadata of a run.
 
     device, state: the device and its state at the start.
-    software: versions by name.
-    axes: axis values by name.
     options: all other options, enough to make the same plan again.
     environment: variables that affect timings.
     started, ended: ISO 8601 in UTC; ended is None during the run.
     how_ended: one of ENDINGS.
-    phases_s: time per phase, s.
     num_records: number of records when run.json was last written; None if not counted.
     """
 

@@ -1,8 +1,10 @@
 """Parses the axes of a sweep and lists the ops at each point.
 
 Entry points: `parse_axis` (`hidden=1024:4096:64`, `tp=1,2,4,8`, `n=3072:8192@edges`), which returns an `Axis`;
-`ops_at`; `Held`, the sizes and options that no axis varies. Used by the other modules of this package, by `analysis`
-and `report`, and by the commands `sweep` and `predict`.
+`check_axes`, `with_defaults`, `grain_of`; `ops_at`; `Held`, the sizes and options that no axis varies; the names of
+axes `DIMS`, `GEMM_DIMS`, `MODEL_DIMS`, `SHAPE_DIM` and of ops `LINEAR_OPS`, `UNFUSED_OPS`; `MOST_VALUES`. Used by the
+other modules of this package, by `analysis` and `report`, by `cli.model_options`, and by the commands `sweep` and
+`predict`.
 
 Grammar of an axis: items separated by commas, each an integer or `start:stop[:step]` (stop included if the step reaches
 it), and `@edges` at the end to add both sides of every predicted edge between the smallest and the largest value.
@@ -176,9 +178,10 @@ def check_axes(axes: tuple[Axis, ...], who: str = "sweep") -> None:
 class Held:
     """Sizes and options that no axis varies. 0 and "" select a default that depends on the device or the shape.
 
-    attention: one of SWEPT_ATTENTIONS; `ops` overrides it. softmax: one of SOFTMAXES, used by predictions only (a sweep
-    measures the provider's). ops: names of MODEL_OPS, or () for those that the axes change most. direction: one of
-    DIRECTIONS.
+    attention: one of SWEPT_ATTENTIONS; `ops` overrides it.
+    softmax: one of SOFTMAXES, used by predictions only (a sweep measures the provider's).
+    ops: names of MODEL_OPS, or () for those that the axes change most.
+    direction: one of DIRECTIONS.
     """
 
     hidden: int = 0
@@ -226,8 +229,11 @@ def with_defaults(held: Held, spec: DeviceSpec) -> Held:
 def ops_at(axes: tuple[Axis, ...], values: tuple[int, ...], held: Held, who: str = "sweep") -> tuple[Op, ...]:
     """Returns the ops of one point.
 
-    values: one value per axis. held: all other sizes, defaults filled in. who: command named in errors. Raises
-    InputError for an impossible point (heads that do not divide hidden, …).
+    values: one value per axis.
+    held: all other sizes, defaults filled in.
+    who: command named in errors.
+
+    Raises InputError for an impossible point (heads that do not divide hidden, …).
     """
     point = {axis.field: value for axis, value in zip(axes, values, strict=True)}
     if axes[0].dim in GEMM_DIMS:

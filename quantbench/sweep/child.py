@@ -1,7 +1,8 @@
 """Runs Python modules as child processes that answer requests over pipes.
 
-Entry points: `WorkerProcess` in the parent, used by `cluster.ray_pool` and by the commands `sweep` and `check`;
-`parent_pipes` in the child, used by `worker` and `naming`; `WorkerLostError`.
+Entry points: `WorkerProcess` in the parent, used by `cluster.ray_pool` and by the commands `sweep` and `check`; its
+base `ChildProcess`, its protocol `Asked` and `WorkerLostError`; `parent_pipes`, `first_line`, `context_lost` and
+`refusal` in the child. Used by `worker`, `naming`, `compiling`, `runner`, `session`, `cluster.lane` and tools.
 """
 
 from __future__ import annotations
@@ -109,7 +110,6 @@ class ChildProcess:
             return Reply(failed=("error", str(error)))
 
     def close(self) -> None:
-        """Kills the process and its children."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -180,7 +180,6 @@ class WorkerProcess(ChildProcess):
             raise
 
     def begin(self, timing: TimingOptions) -> None:
-        """Sends the timing options."""
         self._send(timing_to_json(timing))
 
 

@@ -35,7 +35,8 @@ class Grid:
 def parse_grid(dims: tuple[str, ...], held: Held, spec: DeviceSpec, who: str = "sweep") -> Grid:
     """Parses the axes `dims`, each `hidden` or `hidden=1024:4096`, and adds predicted edges.
 
-    held: all other sizes, defaults filled in. who: command named in errors.
+    held: all other sizes, defaults filled in.
+    who: command named in errors.
     """
     axes = tuple(parse_axis(text, spec.torch_kind) for text in dims)
     check_axes(axes, who)

@@ -1,8 +1,9 @@
 """Defines the JSON messages between a sweep and its workers: `Hello`, then a `Reply` to each `Request`.
 
-Entry points: these three types and their functions `*_to_json` and `*_from_json`. Used by `child`, `worker`, `naming`
-and `runner`, which send them over pipes, and by `cluster.ray_pool`, which sends them over the network. JSON rather than
-pickle: the worst that a broken worker can send is a line that does not parse.
+Entry points: the types `Hello`, `Request` and `Reply`, and the functions `*_to_json` and `*_from_json`. Used by
+`child`, `worker`, `naming`, `compiling`, `runner` and `session`, which send them over pipes, and by `cluster`, which
+sends them over the network. JSON rather than pickle: the worst that a broken worker can send is a line that does not
+parse.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ class Request:
 class Reply:
     """Result of a request: at most one of measurement, skipped (reason) and failed (kind, message).
 
-    launch: kernel that ran, the only content of a reply of `naming`. checked: result of the checks, None if not
-    checked. phases_s: seconds by phase. broken: whether the worker must be replaced (its GPU context is lost).
+    launch: kernel that ran, the only content of a reply of `naming`.
+    checked: result of the checks, None if not checked.
+    phases_s: seconds by phase.
+    broken: whether the worker must be replaced (its GPU context is lost).
     """
 
     measurement: Measurement | None = None

@@ -1,9 +1,11 @@
 """Identifies the kernel that a point ran, by default with torch.profiler in a second process.
 
-Entry points: `NamesApart` and `answer`, used by `worker`; `main` of the second process,
-`python -m quantbench.sweep.naming READ_FD WRITE_FD`. QUANTBENCH_KERNEL_NAMES selects where the profiler runs: `apart`
-(default, the second process), `here` (in the worker, if only one process may use the device: compute mode
-EXCLUSIVE_PROCESS) or `off` (nowhere). A point never fails because its kernel could not be identified.
+Entry points: `NamesApart`, `chosen_way` and `answer`, used by `worker`; `LIMIT_S`, used by `runner`; `main` of the
+second process, `python -m quantbench.sweep.naming READ_FD WRITE_FD`.
+
+QUANTBENCH_KERNEL_NAMES selects where the profiler runs: `apart` (default, the second process), `here` (in the worker,
+if only one process may use the device: compute mode EXCLUSIVE_PROCESS) or `off` (nowhere). A point never fails because
+its kernel could not be identified.
 
 torch.profiler attaches CUPTI to its process for good, which slowed programs by 10 to 20 % after profiling had ended
 (pytorch/pytorch issue 144455), and detaching it crashed CUDA graphs before CUDA 12.6 (pull request 112507). So the
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
 
 VARIABLE = "QUANTBENCH_KERNEL_NAMES"
-WAYS = ("apart", "here", "off")
+_WAYS = ("apart", "here", "off")
 
 #: Seconds to wait for a kernel's name; the first request also creates a context and starts CUPTI. A point's time limit
 #: is extended by this on a GPU, so that a measurement is never lost because of its name.
@@ -36,8 +38,8 @@ _MOST_LOST = 3
 
 
 def chosen_way() -> str:
-    """Returns the value of QUANTBENCH_KERNEL_NAMES, one of WAYS. Raises InputError for any other value."""
-    return require_choice(VARIABLE, "value", os.environ.get(VARIABLE, "").strip().lower() or "apart", WAYS)
+    """Returns the value of QUANTBENCH_KERNEL_NAMES (`apart`, `here`, `off`). Raises InputError for any other value."""
+    return require_choice(VARIABLE, "value", os.environ.get(VARIABLE, "").strip().lower() or "apart", _WAYS)
 
 
 def start_server() -> ChildProcess:

@@ -1,7 +1,8 @@
 """Defines the options of a sweep and builds its plan for a device.
 
-Entry points: `SweepOptions` (stored in run.json), `plan_sweep`, `options_to_json` and `options_from_json`. Used by
-`session`, `refine`, `cluster`, `analysis.check`, `report.page`, and by the commands `sweep` and `check`.
+Entry points: `SweepOptions` (stored in run.json), `plan_sweep`, `whole_plan`, `options_to_json` and
+`options_from_json`. Used by `session`, `refine`, `cluster`, `analysis.check`, `report.page`, and by the commands
+`sweep` and `check`.
 """
 
 from __future__ import annotations
@@ -28,14 +29,17 @@ _FEWEST_FIRST = 10
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """Options of a sweep, which determine its plan on a device.
+    """Options of a sweep, which determine its plan on a device. One of dims, shapes and models is set.
 
-    dims: axes as typed, `hidden` or `hidden=1024:4096`; instead of dims, shapes: (m, n, k, batch) of each GEMM, or
-    models: transformer shapes, all ops of which are measured, forward and backward.
-    budget_s: seconds for the whole sweep, None for no limit. limit_s: seconds after which a point counts as hanging,
-    None for a limit from its estimate. points: most points to measure, 0 for all; selected at random in whole sizes
-    with all their ops or, if adaptive, where a model is least certain. refine: bisect to every edge that the plan's
-    points show. shard: (2, 8) for the second of eight parts of the plan, () for all of it.
+    dims: axes as typed, `hidden` or `hidden=1024:4096`.
+    shapes: (m, n, k, batch) of each GEMM to measure.
+    models: transformer shapes, whose ops are all measured, forward and backward.
+    budget_s: seconds for the whole sweep, None for no limit.
+    limit_s: seconds after which a point counts as hanging, None for a limit from its estimate.
+    points: most points to measure, 0 for all; selected at random in whole sizes with all their ops or, if adaptive,
+        where a model is least certain.
+    refine: whether to bisect to every edge that the plan's points show.
+    shard: (2, 8) for the second of eight parts of the plan, () for all of it.
     """
 
     dims: tuple[str, ...]
@@ -80,7 +84,6 @@ class SweepOptions:
 
 
 def options_to_json(options: SweepOptions) -> dict[str, Any]:
-    """Encodes the options for run.json."""
     return asdict(options)
 
 

@@ -1,7 +1,8 @@
 """Selects the points of a sweep, their order, and those that fit into a budget.
 
-Entry points: `build_plan` (grid of axes) and `lay_out` (list of places), which return a `Plan` of `PlanPoint` objects;
-`Pace` (time estimates). Used by `options`, `refine`, `runner`, `session`, `cluster` and the command `sweep`.
+Entry points: `build_plan` (grid of axes) and `lay_out` (list of `Placed` ops), which return a `Plan`: `Group` objects
+of `PlanPoint` objects; `fitting`, which selects groups for a budget; `Pace` (time estimates); `REFERENCE_EVERY`. Used
+by `options`, `refine`, `runner`, `session`, `compiling`, `cluster` and the command `sweep`.
 
 A place is one combination of axis values; a workload at several places is measured once. Points are planned in groups:
 all ops of one direction (forward or backward) of a place by all providers and, along the longest axis, both sides of a
@@ -93,7 +94,8 @@ class Pace:
     def learn(self, workload: Workload, run_us: float, took_s: float | None) -> None:
         """Adds a measured point.
 
-        run_us: median of its samples. took_s: its wall seconds, None if they include the start of a worker.
+        run_us: median of its samples.
+        took_s: its wall seconds, None if they include the start of a worker.
         """
         slowdown = run_us / roofline_us(workload, self._spec)
         known = self._slowdowns.setdefault(workload.kind, [])
@@ -122,8 +124,11 @@ class Pace:
 
 @dataclass(frozen=True)
 class PlanPoint:
-    """Planned measurement of one workload by one provider. estimate_s: expected wall seconds. named: whether its kernel
-    is identified even where that takes long."""
+    """Planned measurement of one workload by one provider.
+
+    estimate_s: expected wall seconds.
+    named: whether its kernel is identified even where that takes long.
+    """
 
     key: str
     workload: Workload
@@ -137,8 +142,8 @@ class PlanPoint:
 class Group:
     """Points that are measured together or not at all, in the order they run.
 
-    rank: groups of a lower rank run first: the ends of the longest axis, then finer and finer grids along it. keep:
-    groups with a lower number are kept first if the budget is short: forward before backward, then along that axis.
+    rank: groups of a lower rank run first: the ends of the longest axis, then finer and finer grids along it.
+    keep: groups with a lower number are kept first if the budget is short: forward before backward, then by the axis.
     """
 
     points: tuple[PlanPoint, ...]
@@ -150,8 +155,10 @@ class Group:
 class Plan:
     """Groups in the order they run, and the reference point (None if the plan has fewer than two GEMMs).
 
-    Groups may share points; each is measured once. left_out: groups that do not fit into the budget, in the order they
-    would run. impossible: reason for each place left out as impossible.
+    Groups may share points; each is measured once.
+
+    left_out: groups that do not fit into the budget, in the order they would run.
+    impossible: reason for each place left out as impossible.
     """
 
     groups: tuple[Group, ...]
@@ -223,10 +230,10 @@ def fitting(groups: Iterable[Group], budget_s: float, seconds: Callable[[PlanPoi
 
 @dataclass(frozen=True)
 class Placed:
-    """Ops at one place on the axes.
+    """Ops at one place on the axes, with the rank of their group and its order of keeping.
 
-    axes: value of each axis. group: identifier of the places measured together, None for a group of its own. rank,
-    keep: those of that group. named: as in `PlanPoint`.
+    group: identifier of the places measured together; None for a group of its own.
+    named: as in `PlanPoint`.
     """
 
     axes: dict[str, int]
@@ -249,9 +256,11 @@ def build_plan(
 ) -> Plan:
     """Builds the plan of a sweep over a grid of axes.
 
-    axes: axes with their edges added. held: all other sizes, defaults filled in. neighbours: whether to group both
-    sides of predicted edges; otherwise each place is its own group. Raises InputError for an impossible point, unless
-    skip_impossible, and if no points remain.
+    axes: axes with their edges added.
+    held: all other sizes, defaults filled in.
+    neighbours: whether to group both sides of predicted edges; otherwise each place is its own group.
+
+    Raises InputError for an impossible point, unless skip_impossible, and if no points remain.
     """
     check_axes(axes)
     placed: list[Placed] = []

@@ -37,9 +37,11 @@ _ROUNDS = 4
 class Gap:
     """Two neighbouring sizes of a coarse pass between which the time jumps.
 
-    low, high: sizes. low_us, high_us: median times at these sizes. elasticity: d log time / d log size without a step.
-    noise: standard error of a log time. grain: only its multiples are measured, since misaligned rows are slow for
-    another reason.
+    low, high: sizes.
+    low_us, high_us: median times at these sizes.
+    elasticity: d log time / d log size without a step.
+    noise: standard error of a log time.
+    grain: only its multiples are measured, since misaligned rows are slow for another reason.
     """
 
     low: int
@@ -170,10 +172,12 @@ FindGaps = Callable[[Sequence[Record]], Sequence[PlacedGap]]
 
 @dataclass
 class Refine:
-    """The `more` of a sweep with --refine: bisects to all edges of the coarse pass at once.
+    """Selects the next points of a sweep with --refine (`runner.Sweep.more`): bisects to all edges of the plan at once.
 
-    axes: axes with the values of the coarse pass. find: finds the gaps; injected, as `quantbench.analysis` is a layer
-    above. The searches are rebuilt from the records at each call, so that a stopped sweep can be resumed.
+    axes: axes with the values of the coarse pass.
+    find: finds the gaps; injected, because `quantbench.analysis` is a layer above.
+
+    The searches are rebuilt from the records at each call, so that a stopped sweep can be resumed.
     """
 
     options: SweepOptions
@@ -238,10 +242,10 @@ class Refine:
 
 
 class LeastSure:
-    """The `more` of an adaptive sweep: in rounds, the points for which a fitted model is least certain.
+    """Selects the next points of an adaptive sweep (`runner.Sweep.more`): those that a fitted model predicts worst.
 
-    Ends when `options.points` points have been tried. Raises InputError unless the plan consists of unbatched GEMMs of
-    one provider and dtype, which is all that the model describes.
+    Selects in rounds, until `options.points` points have been tried. Raises InputError unless the plan consists of
+    unbatched GEMMs of one provider and dtype, which is all that the model describes.
     """
 
     def __init__(self, options: SweepOptions, spec: DeviceSpec) -> None:

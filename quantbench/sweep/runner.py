@@ -1,7 +1,7 @@
 """Runs the loop of a sweep: sends each missing point to a worker, grades the reply and writes the record.
 
-Entry points: `Sweep`, with its method `run`; `Progress` and `Finished`, which the commands print. Used by `session`,
-`cluster` and the command `sweep`.
+Entry points: `Sweep`, with its method `run`; `More`, the type of its field `more`; `Progress` and `Finished`, which the
+commands print. Used by `session`, `cluster` and the command `sweep`.
 
 The loop repeats the reference point to measure drift and keeps the budget. Workers, writer, clock and progress are
 injected, so that resuming, drift, crashes and budgets are tested without a device.
@@ -87,14 +87,17 @@ class _NoWorkerError(Exception):
 
 @dataclass
 class Sweep:
-    """One pass over the points of a plan that are not in `done`, then over those of `more`.
+    """Measures points of a plan not in `done`, those of `more`, then the rest of the plan.
 
     budget_s: wall seconds from the worker's first answer, so that its start is not counted; None for no limit. Groups
-    of the plan, including those left out, run while their expected time at the pace so far fits; at least one group
-    runs. The point in progress at 1.2 budgets is ended. limit_s: seconds after which a point counts as hanging, None to
-    derive it from the estimate. records: records of the run so far, passed to `more`; extended by this pass.
-    interpreter: whether Triton's kernels run in its interpreter, which spoils their times. more_references: points
-    measured with the plan's reference at the beginning and end, to compare devices.
+        of the plan run while their expected time at the pace so far fits; at least one group runs. If `more` is set,
+        the plan's first part gets 60 % of the budget. The point in progress at 1.2 budgets is ended.
+    limit_s: seconds after which a point counts as hanging; None to derive it from the estimate.
+    first_reference_us: time of the run's first reference point, if the run is resumed.
+    more: function from all records so far to the points to measure next.
+    records: records of the run so far, passed to `more`; extended by this pass.
+    interpreter: whether Triton's kernels run in its interpreter, which makes their times meaningless.
+    more_references: points measured with the plan's reference at the beginning and end, to compare devices.
     """
 
     plan: Plan

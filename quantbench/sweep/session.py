@@ -1,7 +1,8 @@
 """Runs a sweep on one device from start to end.
 
-Entry point: `SweepSession` (`new` builds the plan and the run folder, `resume` reopens a run, `run` measures). Used by
-the commands `sweep` and `check`; `cluster.session`, which sweeps several devices, uses the functions below the class.
+Entry points: `SweepSession` (`new` builds the plan and the run folder, `resume` reopens a run, `run` measures), used by
+the commands `sweep` and `check`; `adaptive_more`, used by the command `sweep`; `resumed_options`, `begun` and
+`records_to_keep`, used by `cluster.session`, which sweeps several devices.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ Connect = Callable[[], Asked]
 class SweepSession:
     """Sweep into one run folder: `new` or `resume`, then `run`. Use as a context manager.
 
-    worker: worker that identified the device; it also measures. connect: starts another. plan: plan of the missing
-    points. num_retried: number of points that failed once and are tried again.
+    worker: worker that identified the device; it also measures.
+    connect: function that starts another worker.
+    plan: plan of the missing points.
+    num_retried: number of points that failed once and are tried again.
     """
 
     def __init__(self, worker: Asked, connect: Connect, options: SweepOptions, plan: Plan, writer: RunWriter) -> None:
@@ -114,7 +117,6 @@ class SweepSession:
 
     @property
     def done(self) -> frozenset[str]:
-        """Returns the keys of the points in the folder."""
         return frozenset(record.key for record in self._records if record.role == "point")
 
     def run(
@@ -184,7 +186,8 @@ class SweepSession:
 def begun(hello: Hello, options: SweepOptions, axes: tuple[Axis, ...], results: Path) -> RunInfo:
     """Builds the run.json of a sweep that starts now, with a new run id.
 
-    axes: axes with the values to measure. results: folder of all runs.
+    axes: axes with the values to measure.
+    results: folder of all runs.
     """
     device = hello.device
     return RunInfo(
@@ -251,5 +254,5 @@ def first_reference_us(records: tuple[Record, ...], plan: Plan) -> float | None:
 
 
 def adaptive_more(options: SweepOptions, device: DeviceSpec) -> More | None:
-    """Returns the `more` of an adaptive sweep; None if the sweep is not adaptive."""
+    """Returns the `more` of `runner.Sweep` for an adaptive sweep; None for any other sweep."""
     return LeastSure(options, device) if options.adaptive else None

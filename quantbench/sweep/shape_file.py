@@ -1,8 +1,9 @@
 """Reads and writes the files of `sweep --shapes`.
 
-Entry points: `read_shapes` (GEMM sizes in CSV) and `read_shape_file` (transformer shapes in JSON), used by the command
-`sweep`; `write_shape_file`, used by the command `advise` (`--shapes-out`); `NamedShape`, used by `advice.report` and
-`report.shape_comparison`. Versions of the JSON format: 1: initial.
+Entry points: `read_shapes` (GEMM sizes in CSV, which `named_shapes` names) and `read_shape_file` (transformer shapes in
+JSON), used by the command `sweep`; `write_shape_file` and `SUFFIX`, used by the command `advise` (`--shapes-out`);
+`NamedShape` and `Gain`, used by `advice.report` and `report.shape_comparison`. `options` uses the names of shapes.
+Versions of the JSON format: 1: initial.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from quantbench.store.typed import decode
 from quantbench.units import signed_percent
 from quantbench.workload import TransformerShape
 
-SHAPES_FORMAT = "quantbench-shapes"
-SHAPES_VERSION = 1
+_SHAPES_FORMAT = "quantbench-shapes"
+_SHAPES_VERSION = 1
 #: file name suffix of transformer shapes; any other file is CSV
 SUFFIX = ".json"
 
@@ -64,7 +65,7 @@ class NamedShape:
 
 def write_shape_file(path: Path, shapes: Sequence[NamedShape]) -> None:
     """Writes a file of transformer shapes. Raises StoreError if it cannot be written."""
-    data = {"format": SHAPES_FORMAT, "version": SHAPES_VERSION, "shapes": [asdict(shape) for shape in shapes]}
+    data = {"format": _SHAPES_FORMAT, "version": _SHAPES_VERSION, "shapes": [asdict(shape) for shape in shapes]}
     write_file("write shapes", path, json.dumps(data, indent=1) + "\n")
 
 
@@ -78,11 +79,11 @@ def read_shape_file(path: Path) -> tuple[NamedShape, ...]:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(_WHO, f"{path} ({str(error)[:80]})", "a JSON file of shapes") from None
-    if not isinstance(data, dict) or data.get("format") != SHAPES_FORMAT:
+    if not isinstance(data, dict) or data.get("format") != _SHAPES_FORMAT:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise InputError(_WHO, f"{path} of format {str(found)[:60]!r}", f"a JSON file of format {SHAPES_FORMAT!r}")
-    if data.get("version") != SHAPES_VERSION:
-        raise InputError(_WHO, f"{path} of version {str(data.get('version'))[:20]}", f"version {SHAPES_VERSION}")
+        raise InputError(_WHO, f"{path} of format {str(found)[:60]!r}", f"a JSON file of format {_SHAPES_FORMAT!r}")
+    if data.get("version") != _SHAPES_VERSION:
+        raise InputError(_WHO, f"{path} of version {str(data.get('version'))[:20]}", f"version {_SHAPES_VERSION}")
     try:
         return named_shapes(data.get("shapes"))
     except InputError as error:

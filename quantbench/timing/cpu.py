@@ -54,8 +54,11 @@ def thread_preemptions() -> int:
 class CpuClocks:
     """Clocks that `CpuSampler` reads; tests replace them.
 
-    wall_ns: wall clock. thread_ns: CPU time of this thread. preemptions: how often it has lost its core. nap: sleeps
-    for a number of seconds. process_ns: CPU time of all threads of the process; None: other threads are ignored.
+    wall_ns: wall clock.
+    thread_ns: CPU time of this thread.
+    preemptions: how often it has lost its core.
+    nap: sleeps for a number of seconds.
+    process_ns: CPU time of all threads of the process; None: other threads are ignored.
     """
 
     wall_ns: Callable[[], int] = time.perf_counter_ns
@@ -92,7 +95,6 @@ class CpuSampler:
         self._crowded = False
 
     def sample(self, count: int) -> Batch:
-        """Takes `count` samples."""
         taken = [self._sample() for _ in range(count)]
         return Batch(tuple(time_us for time_us, _ in taken), invalid=tuple(why for _, why in taken))
 

@@ -45,9 +45,12 @@ def runs_in_graph(
 ) -> tuple[int, int]:
     """Returns how many copies rotate with a run in its graph, and how many runs the graph has.
 
-    run_us: approximate time of the run. copies: number of copies that are available. min_bytes: least number of bytes
-    that one run touches; if None, copies are not used, since they might fit into the cache. Raises UnsupportedError if
-    the cache is to be cold and there are too few copies.
+    run_us: approximate time of the run.
+    copies: number of copies that are available.
+    min_bytes: least number of bytes that one run touches; if None, copies are not used, since they might fit into the
+        cache.
+
+    Raises UnsupportedError if the cache is to be cold and there are too few copies.
     """
     many = min(_MAX_GRAPH_RUNS, ceil(_GRAPH_US / run_us))
     if options.cache == "hot":
@@ -61,10 +64,11 @@ def runs_in_graph(
 
 
 class CudaTimer(Timer):
-    """Timer for the current CUDA device.
+    """Timer for the current CUDA device, which times an empty kernel in the mode of `options` first.
 
-    spec: device whose L2 size is used. state: reads clock, power and throttle reasons. Tests replace ops, now and
-    pause. Times an empty kernel in the mode of `options` first.
+    spec: device whose L2 size is used.
+    state: reads clock, power and throttle reasons.
+    ops, now, pause: replaced by tests.
     """
 
     _batch_limit = MAX_QUEUED

@@ -64,13 +64,13 @@ class HostFlagHold:
         self._timed_out_view = self._timed_out.numpy()
 
     def hold(self) -> None:
-        """Queue the spinning kernel on the current stream."""
+        """Queues the spinning kernel on the current stream."""
         self._release_view[0] = 0
         self._timed_out_view[0] = 0
         self._kernel[(1,)](self._release, self._timed_out, _HOLD_TIMEOUT_NS, num_warps=1)
 
     def release(self) -> None:
-        """Set the flag. The device sees this store over the bus within about a microsecond."""
+        """Sets the flag. The device sees this store over the bus within about a microsecond."""
         self._release_view[0] = 1
 
     def was_held(self) -> bool:
@@ -91,12 +91,11 @@ class SleepHold:
         self._late = False
 
     def hold(self) -> None:
-        """Queue the sleep."""
         torch.cuda._sleep(self._cycles)
         self._awake.record()
 
     def release(self) -> None:
-        """Check whether the device still sleeps."""
+        """Checks whether the device still sleeps."""
         self._late = self._awake.query()
         if self._late:
             self._cycles = min(2 * self._cycles, _LONGEST_SLEEP_CYCLES)
@@ -114,11 +113,9 @@ class TorchEventPair:
         self._stop = torch.cuda.Event(enable_timing=True)
 
     def start(self) -> None:
-        """Record the start."""
         self._start.record()
 
     def stop(self) -> None:
-        """Record the stop."""
         self._stop.record()
 
     def elapsed_us(self) -> float:
@@ -153,24 +150,22 @@ class TorchCuda:
         self.synchronize()
 
     def event_pair(self) -> TorchEventPair:
-        """Returns a new pair."""
         return TorchEventPair()
 
     def empty(self) -> None:
-        """Queue a kernel of one thread block that writes one number."""
+        """Queues a kernel of one thread block that writes one number."""
         self._sink.fill_(0.0)
 
     def flush(self) -> None:
-        """Read the whole buffer (`quantbench.timing.cuda` explains the flush)."""
+        """Reads the whole buffer (`quantbench.timing.cuda` explains the flush)."""
         torch.sum(self._buffer, dim=0, out=self._sink)
 
     def hold(self) -> None:
-        """Clear the stamps of the last batch and hold the current stream."""
+        """Clears the stamps of the last batch and holds the current stream."""
         self._stamps.zero_()
         self._hold.hold()
 
     def release(self) -> None:
-        """Let the queued work run."""
         self._hold.release()
 
     def was_held(self) -> bool:
@@ -178,7 +173,7 @@ class TorchCuda:
         return self._hold.was_held()
 
     def stamp(self, index: int) -> None:
-        """Queue the kernel that reads all SM counters; does nothing without probes."""
+        """Queues the kernel that reads all SM counters; does nothing without probes."""
         if self._stamp_kernel is not None:
             self._stamp_kernel[(self._stamp_blocks,)](self._stamp_rows[index], _MAX_SMS, num_warps=1)
 
@@ -198,7 +193,6 @@ class TorchCuda:
         return self._state
 
     def synchronize(self) -> None:
-        """Wait for the device."""
         torch.cuda.synchronize()
 
     def capture(self, body: Callable[[], None], rehearsal: Callable[[], None]) -> Run:

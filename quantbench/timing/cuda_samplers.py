@@ -1,7 +1,7 @@
 """Orders the launches in a batch of samples.
 
-Entry points: `EventSampler` and `replay_sampler`, used by `cuda`; `CudaOps`, the CUDA calls that are injected,
-implemented in `cuda_device`. A batch has one synchronisation:
+Entry points: `EventSampler`, `replay_sampler` and `MAX_QUEUED`, used by `cuda`; `CudaOps`, the CUDA calls that are
+injected, implemented in `cuda_device`. A batch has one synchronisation:
 
     hold the stream · stamp · [audit · flush · start event · run · stop event · stamp] × count · release · wait
 
@@ -34,10 +34,10 @@ class EventPair(Protocol):
     """A start and a stop event."""
 
     def start(self) -> None:
-        """Record the start in the current stream."""
+        """Records the start in the current stream."""
 
     def stop(self) -> None:
-        """Record the stop in the current stream."""
+        """Records the stop in the current stream."""
 
     def elapsed_us(self) -> float:
         """Returns the device time between the two events, µs; both must have completed."""
@@ -50,22 +50,22 @@ class CudaOps(Protocol):
         """Returns a new pair."""
 
     def empty(self) -> None:
-        """Queue a kernel that does nothing, or next to nothing."""
+        """Queues a kernel that does nothing, or next to nothing."""
 
     def flush(self) -> None:
-        """Queue the flush of the last-level cache."""
+        """Queues the flush of the last-level cache."""
 
     def hold(self) -> None:
-        """Hold the stream until `release`."""
+        """Holds the stream until `release`."""
 
     def release(self) -> None:
-        """Let the queued work run."""
+        """Lets the queued work run."""
 
     def was_held(self) -> bool:
         """Returns whether the stream stayed held until `release`; call after `synchronize`."""
 
     def stamp(self, index: int) -> None:
-        """Queue the kernel that reads all SM counters into stamp `index`, from 0."""
+        """Queues the kernel that reads all SM counters into stamp `index`, from 0."""
 
     def clocks_mhz(self, stamps: int) -> tuple[float, ...]:
         """Returns the clocks between neighbouring stamps, MHz; empty if unknown. Call after `synchronize`."""
@@ -74,17 +74,18 @@ class CudaOps(Protocol):
         """Returns the current state of the device."""
 
     def synchronize(self) -> None:
-        """Wait for all queued work; raises its errors."""
+        """Waits for all queued work; raises its errors."""
 
     def capture(self, body: Callable[[], None], rehearsal: Callable[[], None]) -> Run:
-        """Capture the work that body queues as a graph and return its replay; rehearsal runs first, uncaptured."""
+        """Captures the work that body queues as a graph and returns its replay; rehearsal runs first, uncaptured."""
 
 
 class EventSampler:
     """Sampler that times each run between two events.
 
-    flush: whether to make the cache cold before each run. before: called before each sample. runs_per_sample: number of
-    runs in one call of `run`; a sample is their mean.
+    flush: whether to make the cache cold before each run.
+    before: called before each sample.
+    runs_per_sample: number of runs in one call of `run`; a sample is their mean.
     """
 
     def __init__(

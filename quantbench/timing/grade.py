@@ -1,8 +1,10 @@
 """Grades the quality of a measurement from A to D, with reasons.
 
-Entry point: `grade`. Used by `sweep.runner`, `comm.session` and `pytest_plugin` for each point. Every reason has a
-weight; the letter follows from their sum: 0 is A, 1 is B, 2 and 3 are C, more is D. A rate above the hardware's peak is
-rejected.
+Entry points: `grade`, and its reason `NO_CHECK`. Used by `sweep.runner`, `comm.session` and `pytest_plugin` for each
+point.
+
+Every reason has a weight; the letter follows from their sum: 0 is A, 1 is B, 2 and 3 are C, more is D. A rate above the
+hardware's peak is rejected.
 """
 
 from collections.abc import Iterator
@@ -69,13 +71,14 @@ def grade(
     interpreted: bool = False,
     unchecked: str = "",
 ) -> Grade:
-    """Grade one point.
+    """Grades the quality of one point.
 
-    flops, min_bytes: operations and least device-memory traffic of one run. dtype: format whose peak applies; if None
-    or without a known peak, the device's highest peak applies. drift_ratio: current time of the reference point over
-    its first time; None without a reference. options: requested half-width, cache and sample count. interpreted:
-    whether it ran in triton's interpreter, whose times describe no kernel. unchecked: why the results could not be
-    checked, or "".
+    flops, min_bytes: operations and least device-memory traffic of one run.
+    dtype: format whose peak applies; if None or without a known peak, the device's highest peak applies.
+    drift_ratio: current time of the reference point over its first time; None without a reference.
+    options: requested half-width, cache and sample count.
+    interpreted: whether it ran in triton's interpreter, whose times describe no kernel.
+    unchecked: why the results could not be checked, or "".
     """
     impossible = tuple(_impossible(measurement, flops, min_bytes, spec, dtype))
     if impossible:

@@ -1,7 +1,8 @@
 """Times a collective on all ranks at once: rank 0 leads, the others follow its commands.
 
 Entry points: `Leader` and `LeaderSampler`, used on rank 0 by `comm.session`; `follow`, used on the other ranks by the
-command `comm`. `providers.collectives` implements the protocols `Ranks` and `Work`.
+command `comm`. `providers.collectives` implements the protocols `Ranks` and `Work`, and uses `COMMAND_LENGTH` and
+`OUT_OF_MEMORY`.
 
 Only rank 0 warms up, stops and discards (`LeaderSampler`). It broadcasts each command as a few integers, every rank
 performs it, and rank 0 gathers the results. A sample is the time of the slowest rank: a collective ends when the last
@@ -42,10 +43,10 @@ class Work(Protocol):
     """One rank's part of a collective; implemented by `providers.collectives.TorchWork`."""
 
     def allocate(self, collective: Collective) -> str:
-        """Allocate buffers. Returns "" or the reason for the failure."""
+        """Allocates buffers. Returns "" or the reason for the failure."""
 
     def check(self) -> str:
-        """Run once and check the result. Returns "" or the error found."""
+        """Runs once and checks the result. Returns "" or the error found."""
 
     def sample(self, count: int, runs: int) -> list[float]:
         """Takes `count` samples of `runs` runs each; returns µs per run."""
@@ -69,7 +70,7 @@ class Leader:
         self._ranks, self._work = ranks, work
 
     def begin(self, collective: Collective) -> Refused | None:
-        """Allocate and check one point on every rank. Returns None or the reason for not measuring it."""
+        """Allocates and checks one point on every rank. Returns None or the reason for not measuring it."""
         if trouble := _first(self._do(ALLOCATE, collective)):
             memory = trouble.startswith(OUT_OF_MEMORY)
             return Refused("out_of_memory" if memory else "unsupported", trouble)
@@ -86,7 +87,6 @@ class Leader:
         return [max(column) for column in zip(*times, strict=True)]
 
     def stop(self) -> None:
-        """End the followers."""
         self._ranks.broadcast([STOP] + [0] * (COMMAND_LENGTH - 1))
 
     def _do(self, code: int, collective: Collective, count: int = 0, runs: int = 0) -> list[object]:
@@ -98,19 +98,17 @@ class Leader:
 
 
 def follow(ranks: Ranks, work: Work) -> None:
-    """Perform rank 0's commands until it sends STOP."""
+    """Performs rank 0's commands until it sends STOP."""
     while (command := ranks.broadcast(None))[0] != STOP:
         ranks.gather(perform(work, command, ranks))
 
 
 def encode(code: int, collective: Collective, count: int, runs: int) -> list[int]:
-    """Encodes a command as integers."""
     op, dtype = COLLECTIVE_OPS.index(collective.op), COLLECTIVE_DTYPES.index(collective.dtype)
     return [code, op, collective.message_bytes, dtype, count, runs]
 
 
 def perform(work: Work, command: Sequence[int], ranks: Ranks) -> object:
-    """Perform one command on this rank."""
     code, op, message_bytes, dtype, count, runs = command
     if code == ALLOCATE:
         return work.allocate(
@@ -138,5 +136,4 @@ class LeaderSampler:
     runs: int = 1
 
     def sample(self, count: int) -> Batch:
-        """Take `count` samples."""
         return Batch(tuple(self.leader.sample(self.collective, count, self.runs)))

@@ -1,26 +1,27 @@
 """Defines and validates the timing options, which are part of each record's key.
 
-Entry point: `TimingOptions`. Used by the rest of `timing`, by `sweep`, `comm`, `cluster`, `store.record`,
-`importers.runs`, `pytest_plugin` and the commands `sweep` and `comm`.
+Entry point: `TimingOptions`. Used by the other modules of `timing`, by `sweep`, `comm`, `cluster`, `store.record`,
+`importers.runs`, `pytest_plugin`, tools and the commands `sweep` and `comm`.
 """
 
 from dataclasses import dataclass
 
 from quantbench.errors import InputError, UnsupportedError, require_choice, require_int
 
-CACHES = ("cold", "hot")
-MODES = ("auto", "events", "graph")
-DISTRIBUTIONS = ("normal", "uniform", "zeros", "integers")
+_CACHES = ("cold", "hot")
+_MODES = ("auto", "events", "graph")
+_DISTRIBUTIONS = ("normal", "uniform", "zeros", "integers")
 
 
 @dataclass(frozen=True)
 class TimingOptions:
     """Options that determine how each point is timed.
 
-    cache: cold flushes the last-level cache before every sample; hot does not. mode: events around single runs, graph
-    replays, or auto (events on a GPU; the times of all points compare). half_width: target relative half-width of the
-    median's 95 % confidence interval. min_samples, max_samples: bounds on accepted samples.
-    max_time_s: wall time after which a point stops, precise or not. distribution: distribution of the random inputs.
+    cache: cold flushes the last-level cache before every sample; hot does not.
+    mode: events around single runs, graph replays, or auto (events on a GPU; the times of all points compare).
+    half_width: target relative half-width of the median's 95 % confidence interval.
+    min_samples, max_samples: bounds on accepted samples.
+    max_time_s: wall time after which a point stops, precise or not.
     seed: seed of the inputs that providers prepare; before timing, `quantbench.providers.audit` replaces their values.
     """
 
@@ -35,9 +36,9 @@ class TimingOptions:
 
     def __post_init__(self) -> None:
         who = "TimingOptions"
-        require_choice(who, "cache", self.cache, CACHES)
-        require_choice(who, "mode", self.mode, MODES)
-        require_choice(who, "distribution", self.distribution, DISTRIBUTIONS)
+        require_choice(who, "cache", self.cache, _CACHES)
+        require_choice(who, "mode", self.mode, _MODES)
+        require_choice(who, "distribution", self.distribution, _DISTRIBUTIONS)
         require_int(who, "min_samples", self.min_samples, low=3, high=1_000_000)
         require_int(who, "max_samples", self.max_samples, low=self.min_samples, high=1_000_000)
         require_int(who, "seed", self.seed, low=0)
@@ -47,6 +48,6 @@ class TimingOptions:
             raise InputError(who, f"max_time_s = {self.max_time_s!r}", "seconds above 0 and at most 3600")
 
     def require_device(self, kind: str) -> None:
-        """Raise UnsupportedError if a device of this kind cannot use these options."""
+        """Raises UnsupportedError if a device of this kind cannot use these options."""
         if kind == "cpu" and self.mode == "graph":
             raise UnsupportedError("timing", "mode = 'graph' on a processor", "a CUDA device, or mode = 'auto'")

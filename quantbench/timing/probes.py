@@ -1,8 +1,10 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 """Defines two small Triton kernels: `hold` holds a stream until the host releases it, `stamp` reads SM counters.
 
-Used by `cuda_device`, which works without them if Triton is missing. They are in Triton because it needs no CUDA
-compiler on the machine. mypy does not check these bodies, which Triton's compiler reads.
+Entry points: `hold` and `stamp`. Used by `cuda_device`, which works without them if Triton is missing.
+
+They are in Triton because it needs no CUDA compiler on the machine. mypy does not check these bodies, which Triton's
+compiler reads.
 """
 
 import triton

@@ -1,6 +1,7 @@
 """Provides copies of the same work that run in turn, so that each finds its inputs evicted from the cache.
 
-Entry points: `cold_copies` (how many), `LazyRuns` (makes them on demand); used by sweeps and `CudaTimer` in graph mode.
+Entry points: `cold_copies` (how many, from `COLD_L2_MULTIPLE`), `LazyRuns` (makes them on demand), `Run`. Used by the
+other modules of `timing`, by `sweep.worker`, `sweep.plan` and tools.
 
 The cold time of a kernel of a few microseconds cannot be measured in a graph with flushes in between (the flush is
 timed too), nor by replaying one run (it is warm from the second on; flashinfer issue 4468 is a "cold" graph that was

@@ -1,7 +1,9 @@
 """Samples a point: warms up until times are steady, then takes batches until the stopping rule is satisfied.
 
 Entry points: `Timer`, the base of `CpuTimer` and `CudaTimer`; `warm_up` and `sample_point`, also used by
-`comm.session`; `Batch` and `Audit`. Used by the other modules of `timing`, by `sweep.worker` and `pytest_plugin`.
+`comm.session`; `Batch` and `Audit`; why a sample was discarded: `LAUNCH_GAP`, `PREEMPTED`, `OTHER_THREADS`,
+`THROTTLED`, `NOT_A_TIME`; `KEPT`, `HARD_THROTTLES`. Used by the other modules of `timing`, by `sweep.worker`,
+`pytest_plugin` and tools.
 
 `Sampler` hides the device, and clock and sleep are injected, so tests cover warm-up, discarding and backing off without
 a GPU.
@@ -61,9 +63,9 @@ KEPT = "; so were all the others, which are kept"
 class Batch:
     """Samples taken with one synchronisation.
 
-    samples_us: device times of single runs. clocks_mhz: SM clock of each sample; empty if not known. state: device
-    state during the batch. invalid: for each sample the reason why it is invalid ("launch gap: …") or ""; empty if all
-    are valid.
+    samples_us: device times of single runs.
+    clocks_mhz: SM clock of each sample; empty if not known.
+    invalid: for each sample the reason why it is invalid ("launch gap: …") or ""; empty if all are valid.
     """
 
     samples_us: tuple[float, ...]
@@ -76,7 +78,7 @@ class Sampler(Protocol):
     """Source of samples of one point."""
 
     def sample(self, count: int) -> Batch:
-        """Take about `count` samples, at least one."""
+        """Takes about `count` samples, at least one."""
 
 
 class Audit(Protocol):
@@ -93,8 +95,11 @@ class Audit(Protocol):
 class WarmUp:
     """Result of warming up.
 
-    typical_us: median of the last samples. clock_mhz: their median clock, None if not known. steady: False if the time
-    limit came first. state: device state at the end. light: whether the runs took little of the time (`Steadiness`).
+    typical_us: median of the last samples.
+    clock_mhz: their median clock, None if not known.
+    steady: False if the time limit came first.
+    state: device state at the end.
+    light: whether the runs took little of the time (`Steadiness`).
     """
 
     typical_us: float
@@ -129,7 +134,7 @@ def warm_up(
     now: Callable[[], float],
     known_mhz: float | None = None,
 ) -> WarmUp:
-    """Sample until times and clock are steady over two windows of window_s seconds, for at most limit_s seconds.
+    """Samples until times and clock are steady over two windows of window_s seconds, for at most limit_s seconds.
 
     Takes samples exactly as when measuring (flushes included) and discards them: other work would settle at another
     clock. known_mhz: clock at which earlier light work was steady; at this clock short windows suffice for light work
@@ -156,7 +161,7 @@ def warm_up(
 def collect(
     sampler: Sampler, rule: StoppingRule, warm: WarmUp, *, batch_limit: int, sleep: Callable[[float], None]
 ) -> Collected:
-    """Sample until `rule` is satisfied. Discards throttled samples and pauses after them.
+    """Samples until `rule` is satisfied. Discards throttled samples and pauses after them.
 
     If every sample was bad, all are kept except the one with the lowest clock, whose reason ends with `KEPT`. Raises
     MeasurementError if then fewer than two are finite positive times.
@@ -213,10 +218,12 @@ def sample_point(
     now: Callable[[], float],
     pause: Callable[[float], None],
 ) -> Measurement:
-    """Sample a warmed-up point with `options` and return its measurement.
+    """Samples a warmed-up point with `options` and returns its measurement.
 
-    mode, runs_per_sample: stored in the `Measurement`. batch_limit: maximum samples in a batch. tick_us: resolution of
-    one sample. pause: sleeps for a number of seconds.
+    mode, runs_per_sample: stored in the `Measurement`.
+    batch_limit: maximum samples in a batch.
+    tick_us: resolution of one sample.
+    pause: sleeps for a number of seconds.
     """
     rule = StoppingRule(
         half_width=options.half_width,
@@ -277,12 +284,15 @@ class Timer:
     def measure(
         self, run: Run, *, rotate: Sequence[Run] = (), min_bytes: int | None = None, audit: Audit | None = None
     ) -> Measurement:
-        """Time `run`.
+        """Times `run`.
 
-        run: does the work once; on CUDA it queues the work on the current stream. rotate: runs of the same work on
-        copies of its data. min_bytes: least number of bytes that one run touches. Both allow cold times of short
-        kernels on CUDA (see `quantbench.timing.rotation`) and are ignored on a CPU. audit: checks the results. Raises
-        MeasurementError if no sample is a finite positive time, and whatever `run` and `audit` raise.
+        run: does the work once; on CUDA it queues the work on the current stream.
+        rotate: runs of the same work on copies of its data.
+        min_bytes: least number of bytes that one run touches. Both allow cold times of short kernels on CUDA (see
+            `quantbench.timing.rotation`) and are ignored on a CPU.
+        audit: checks the results.
+
+        Raises MeasurementError if no sample is a finite positive time, and whatever `run` and `audit` raise.
         """
         raise NotImplementedError
 

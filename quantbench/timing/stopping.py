@@ -1,6 +1,6 @@
 """Decides when to end the warm-up and the sampling, from numbers and a clock alone.
 
-Entry points: `Steadiness` (end of the warm-up), `StoppingRule` (end of the sampling). Used by `session`.
+Entry points: `Steadiness` (end of the warm-up), `StoppingRule` (end of the sampling), `same_clock`. Used by `session`.
 
 Reasons to stop sampling, strongest first:
 - precision: the relative half-width of the median's 95 % confidence interval is at or below the target. On a coarse
@@ -84,7 +84,7 @@ class Steadiness:
         self.rounds = 0  # batches added so far
 
     def add(self, at_s: float, samples_us: Sequence[float], clocks_mhz: Sequence[float]) -> None:
-        """Add one batch of at least one sample. at_s: seconds since warming up began, at the end of the batch."""
+        """Adds one batch of at least one sample. at_s: seconds since warming up began, at the end of the batch."""
         self._batches.append((at_s, _Window(list(samples_us), list(clocks_mhz))))
         recent = len(self._batches) - 2 * _MIN_WINDOW_SAMPLES
         self._batches = [b for i, b in enumerate(self._batches) if at_s - b[0] < 2 * self._window_s or i >= recent]
@@ -157,9 +157,11 @@ def _clock_mhz(window: _Window) -> float | None:
 class StoppingRule:
     """Rule that decides from the samples when to stop.
 
-    half_width: target relative half-width of the median's 95 % interval. min_samples: minimum samples for a statistic.
+    half_width: target relative half-width of the median's 95 % interval.
+    min_samples: minimum samples for a statistic.
     max_time_s: seconds by `now` since the rule was created; may end a point with fewer than min_samples, but not with
-    none. tick_us: the clock's resolution, used while all samples are equal; 0: unknown.
+        none.
+    tick_us: the clock's resolution, used while all samples are equal; 0: unknown.
 
     >>> rule = StoppingRule(half_width=0.005, min_samples=10, max_samples=100, max_time_s=1.0, now=lambda: 0.0)
     >>> for _ in range(10):
@@ -193,7 +195,6 @@ class StoppingRule:
 
     @property
     def count(self) -> int:
-        """Number of samples added so far."""
         return len(self._samples_us)
 
     @property
@@ -210,7 +211,6 @@ class StoppingRule:
         return self._elapsed_s >= self._max_time_s
 
     def add(self, sample_us: float) -> None:
-        """Add one accepted sample in microseconds."""
         if not 0 < sample_us < float("inf"):
             raise InputError("StoppingRule.add", f"sample_us = {sample_us!r}", "a finite time above 0")
         self._samples_us.append(sample_us)

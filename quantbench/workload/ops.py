@@ -1,8 +1,11 @@
 """Defines the workloads that can be measured and predicted: GEMM, softmax, attention and collectives.
 
 Entry points: `Gemm`, `Softmax`, `Attention`, `Collective`; `Workload`, any of them; `Compute`, any but collectives;
-`workload_to_json` and `workload_from_json`. Used by nearly all packages, mostly through `quantbench.workload`. Every
-workload has flops, min_bytes and dtype, validates its fields, and has a label as its string.
+`workload_to_json` and `workload_from_json`; what their fields may be: `LAYOUTS`, `MASKS`, `DIRECTIONS`,
+`COLLECTIVE_OPS`, `COLLECTIVE_DTYPES`, `LARGEST_MESSAGE_BYTES`. Used by nearly all packages, mostly through
+`quantbench.workload`.
+
+Every workload has flops, min_bytes and dtype, validates its fields, and has a label as its string.
 """
 
 from dataclasses import dataclass, fields

@@ -1,7 +1,7 @@
 """Looks up the shapes of published models by name in presets.toml.
 
 Entry points: `preset`, `preset_names`, `preset_source`, `published_parameters`. Used by `cli.model_options`, the
-command `models` and `profile.exporters.vidur`.
+command `models`, `profile.exporters.vidur` and tools.
 """
 
 import tomllib
@@ -35,7 +35,6 @@ def preset_names() -> tuple[str, ...]:
 
 
 def preset_source(name: str) -> str:
-    """Returns the source of a preset's dimensions."""
     return str(_data()[name]["source"])
 
 

@@ -1,7 +1,8 @@
 """Defines the dimensions of a transformer and lists the ops that one GPU computes.
 
-Entry points: `TransformerShape`, whose `ops` returns `Op` objects; `backward_of`. Used by `sweep`, `advice`, `planner`,
-`report`, `profile` and the commands, mostly through `quantbench.workload`.
+Entry points: `TransformerShape`, whose `ops` returns `Op` objects; `backward_of`; the names `ATTENTIONS` and
+`SOFTMAXES`. Used by the other modules of `workload`, by `sweep`, `advice`, `analysis`, `latency`, `planner`, `report`,
+`profile`, tools and the commands, mostly through `quantbench.workload`.
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +24,6 @@ class Op:
 
     name: qkv, scores, softmax, context, attention, proj, mlp_up, mlp_gate, mlp_up_gate, mlp_down or logits.
     phase: forward; dgrad and wgrad for the two gradients of a GEMM; backward for softmax and attention.
-    workload: the computation.
     count: runs per micro-batch in the whole model (layers, or 1 for the logits).
     """
 
@@ -47,7 +47,6 @@ class TransformerShape:
     gate_fused: whether both are one GEMM of twice the width, as in Megatron and vLLM.
     tied: whether input embedding and logits share one matrix.
     mbs: samples per micro-batch.
-    tp: degree of tensor parallelism.
     dtype: dtype of the linear layers; see `attention_dtype` for attention.
     attention: one of ATTENTIONS.
     softmax: one of SOFTMAXES, for unfused attention.

@@ -1,7 +1,9 @@
 """Predicts the probability of cliffs with a GEMM model, and selects the shapes that are most useful to measure next.
 
-Entry points: `cliff_probability` and `forecast_cliffs`, used by `analysis.forecast` and `contests`; `next_points`, used
-by `sweep.refine` (`--adaptive`; docs/accuracy.md compares it with a random choice).
+Entry points: `cliff_probability` and `forecast_cliffs`, used by `analysis.forecast`, `contests` and, through `latency`,
+by users' Python code; `LIKELY`, the probability above which a cliff is forecast, used by `contests` and
+`report.forecast`; `next_points`, used by `sweep.refine` (`--adaptive`; docs/accuracy.md compares it with a random
+choice); `Calibration`. The last two are used by `tools.accuracy`.
 
 An ensemble's mean rise finds too few cliffs, because members place the edges of tiles and waves at different m, which
 smooths their average. So the rises of all trees of all members are treated as a normal distribution, and the
@@ -39,8 +41,12 @@ LIKELY = 0.25
 
 @dataclass(frozen=True)
 class Calibration:
-    """Calibration of cliff probabilities. share: measured over predicted rise. spread: deviation of measured rises over
-    that of the trees. noise: measurement noise of a rise, log time. (`planner.calibration.Calibration` differs.)"""
+    """Calibration of cliff probabilities.
+
+    share: measured over predicted rise.
+    spread: deviation of measured rises over that of the trees.
+    noise: measurement noise of a rise, log time. (`planner.calibration.Calibration` differs.)
+    """
 
     share: float
     spread: float

@@ -1,6 +1,10 @@
 """Computes the GEMM cost model: the time of every kernel that a library may choose, and of its choice.
 
-Entry points: `Menu`, `Machine`, `Shapes`, `log_latency`. Used by `trees`, `ensemble`, `training`, `distilled`, `model`.
+Entry points: `log_latency`, the time of the kernel that a library chooses from a `Menu` on a `Machine`, for `Shapes`
+and parameter `Values`. Its parts: `kernel_parts`, which returns `Parts`; `chosen_time`, `clock_loss`, `hand_prior`,
+`upgraded`, `resident_blocks`, `runs_in_waves`, `keep_freed_memory`. Types of arrays: `Array`, `FloatArray`,
+`IndexArray`. Constants: `TILES`, `SPLITS`, `FIRST_TILE`, `INDEX`, `ADDED`, `LEAST_K`, `ROUNDING`. Used by the other
+modules of `latency.gemm`, by `model_times`, `profile.models` and tools.
 
 A kernel runs batch · ceil(m / block_m) · ceil(n / block_n) · split_k blocks in waves. Its time is a launch, plus the
 p-norm of arithmetic (quantised by waves, softened by a fluid share), memory reads (each operand cold or hot in L2) and
@@ -63,7 +67,8 @@ class Kernels:
 class Menu:
     """Kernels that a library is assumed to choose from: all pairs of tile and split, or a subset.
 
-    tiles: (block_m, block_n) of each tile. kernels: (tile index, split_k) of each kernel.
+    tiles: (block_m, block_n) of each tile.
+    kernels: (tile index, split_k) of each kernel.
     """
 
     tiles: tuple[tuple[int, int], ...]
@@ -75,7 +80,6 @@ class Menu:
 
     @classmethod
     def of(cls, tiles: tuple[tuple[int, int], ...] = TILES) -> Menu:
-        """Builds the menu of all splits of all tiles."""
         return cls(tiles, tuple((t, split) for t in range(len(tiles)) for split in SPLITS))
 
     def subset(self, chosen: IndexArray) -> Menu:
@@ -267,9 +271,10 @@ class Machine:
 class Shapes:
     """Terms of the cost model for kernels × rows that do not depend on parameters.
 
-    m, n, k, batch: (rows,) each; batch is 1 by default. layout: index in `LAYOUTS`, 0 by default. dtype: float type of
-    the arrays; counts of blocks and waves are rounded to it last. float32 is faster and changes a log time by less than
-    ROUNDING. (`attention_cost_model.AttentionShapes` is attention's counterpart.)
+    m, n, k, batch: (rows,) each; batch is 1 by default.
+    layout: index in `LAYOUTS`, 0 by default.
+    dtype: float type of the arrays; counts of blocks and waves are rounded to it last. float32 is faster and changes a
+        log time by less than ROUNDING. (`attention_cost_model.AttentionShapes` is attention's counterpart.)
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Averages several fitted cost models and their trees into one prediction of GEMM times, monotone in doubling k.
 
-Entry points: `Ensemble`, and `Reference`, the rows that it was fitted to. Used by `model`, `training`, `distilled`,
-`files` and `tools.ship_gemm`.
+Entry points: `Ensemble`; `Reference`, the rows that it was fitted to; `shape_keys`, `hold_rising`. Used by `model`,
+`training`, `distilled`, `files` and `tools.ship_gemm`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ Sizes = tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]
 class Reference:
     """Residual of another model (of this GPU or of a similar one): log of measured over predicted time.
 
-    ensemble: the other model. keys, residual: sorted keys (`shape_keys`) of its measured shapes and their residuals;
-    empty if only the model is known. Shapes that were not measured take the correction of its trees.
+    ensemble: the other model.
+    keys, residual: sorted keys (`shape_keys`) of its measured shapes and their residuals; empty if only the model is
+        known. Shapes that were not measured take the correction of its trees.
     """
 
     ensemble: Ensemble
@@ -108,8 +109,9 @@ def hold_rising(
 ) -> FloatArray:
     """Returns the largest log µs at k, k / 2, k / 4, … (whole numbers), (rows,), so that doubling k is never faster.
 
-    log_us: prediction at k. at_most, ask: functions from (row indices, halved k) to an upper bound on log µs, and to
-    log µs. The cost model rises with k, the trees may not; so halving stops if the bound is below the largest so far.
+    log_us: prediction at k.
+    at_most, ask: functions from (row indices, halved k) to an upper bound on log µs, and to log µs. The cost model
+        rises with k, the trees may not; so halving stops if the bound is below the largest so far.
     """
     best = log_us.copy()
     rows, half = np.flatnonzero((k > LEAST_K) & (k % 2 == 0)), k / 2
@@ -124,8 +126,7 @@ def hold_rising(
 
 @dataclass(frozen=True)
 class RawPrediction:
-    """Prediction in log time. log_us: (rows,). variance: (rows,), between members plus between trees. kernels:
-    (members, rows), menu index of each member's fastest kernel."""
+    """Log µs (rows,), variance between members and trees (rows,), and each member's fastest kernel (members, rows)."""
 
     log_us: FloatArray
     variance: FloatArray

@@ -1,7 +1,8 @@
 """Encodes the parts of a GEMM model (device, ensemble, distilled model) as JSON, decodes and validates them.
 
 Entry points: the functions `*_to_json` and `*_from_json`; `require_sound` and `require_sound_fast`, which validate
-array sizes, finite values and the termination of decision trees; `check_format`. Used by `model` and `profile.models`.
+array sizes, finite values and the termination of decision trees; `check_format`, `MODEL_FORMAT`, `MODEL_VERSION`. Used
+by `model` and `profile.models`.
 
 History of the format "quantbench-gemm-model":
 1: initial version.
@@ -56,7 +57,6 @@ def array_from_json(data: Any) -> npt.NDArray[Any]:
 
 
 def device_to_json(device: DeviceSpec) -> dict[str, Any]:
-    """Encodes all fields of a device spec."""
     return {k: dict(v) if isinstance(v, Mapping) else v for k, v in vars(device).items()}
 
 
@@ -72,7 +72,6 @@ def device_from_json(data: Mapping[str, Any]) -> DeviceSpec:
 
 
 def ensemble_to_json(ensemble: Ensemble) -> dict[str, Any]:
-    """Encodes an ensemble, including its reference model."""
     reference = None
     if ensemble.reference is not None:
         reference = {
@@ -162,7 +161,6 @@ def _forest_from_json(data: Mapping[str, Any]) -> Forest:
 
 
 def fast_to_json(fast: FastGemm) -> dict[str, Any]:
-    """Encodes a distilled model."""
     return {
         **_kernels_to_json(fast.machine, fast.menu),
         "parameters": [float(z) for z in fast.parameters],

@@ -1,7 +1,8 @@
 """Fits a GEMM latency model to a few measured shapes, starting from a prior learned on other GPUs.
 
-Entry point: `GemmModel`, with `fit`, `prior`, `best` and `predict`. Used by users' Python code, by `model_times`,
-`contests`, `analysis.forecast`, `profile` and `sweep.refine`.
+Entry points: `GemmModel`, with `fit`, `prior`, `best` and `predict`; `shipped_model`, `whole_sizes`, `LARGEST_SIDE`.
+Used by users' Python code, by `model_times`, `contests`, `gemm.cliffs`, `analysis.forecast`, `profile`, `sweep.refine`
+and tools.
 
 >>> model = GemmModel.prior("a100-sxm4-80gb")
 >>> found = model.predict(4096, 4096, [4096, 8192])
@@ -67,8 +68,10 @@ _PROBE = ([128], [4096], [1024])
 class GemmEstimates:
     """Estimates of `GemmModel.predict`. All arrays have the broadcast shape of the queried sizes, () for scalars.
 
-    low_us, high_us: 90 % interval of latency_us. block_m, block_n, split_k, num_waves: tile, split and waves of the
-    kernel that the model selects. bound: compute, memory or latency. note: caveats of all the estimates.
+    low_us, high_us: 90 % interval of latency_us.
+    block_m, block_n, split_k, num_waves: tile, split and waves of the kernel that the model selects.
+    bound: compute, memory or latency.
+    note: caveats of all the estimates.
     """
 
     latency_us: FloatArray
@@ -159,9 +162,9 @@ def _recorded_kernels(menu: Menu, launches: Sequence[Launch | None] | None, rows
 class GemmModel:
     """Latency model for GEMMs of one dtype on one device.
 
-    ensemble: predicts log times. interval: calibration of the 90 % interval. rows: number of fitted rows.
-    prior_source: description of the prior. provenance: origin of the measurements, saved with the model.
-    note: caveats of the predictions. fast: distilled model, None if not made yet (`compiled`).
+    provenance: origin of the measurements, saved with the model.
+    note: caveats of the predictions.
+    fast: distilled model, None if not made yet (`compiled`).
     """
 
     device: DeviceSpec
@@ -194,10 +197,13 @@ class GemmModel:
     ) -> GemmModel:
         """Fits a model to measured shapes m, n, k and times latency_us, (rows,) each.
 
-        batch: independent products of each row, (rows,) or one number. layout: of each row or of all. launches: kernel
-        that ran each row, None if unknown. prior: "auto" (best shipped parameters, including this GPU's), "family-out"
-        (other GPU generations only), "none" (spec sheet only) or a sequence of models. sibling: table or model of
-        another GPU, whose residual at the same shape becomes a feature; it helps if both GPUs run the same kernels.
+        batch: independent products of each row, (rows,) or one number.
+        layout: of each row or of all.
+        launches: kernel that ran each row, None if unknown.
+        prior: "auto" (best shipped parameters, including this GPU's), "family-out" (other GPU generations only), "none"
+            (spec sheet only) or a sequence of models.
+        sibling: table or model of another GPU, whose residual at the same shape becomes a feature; it helps if both
+            GPUs run the same kernels.
         seed: the same rows and seed give the same model.
 
         Returns the prior, with a note, for fewer than 20 rows. Raises InputError for invalid sizes or times,
@@ -342,7 +348,6 @@ class GemmModel:
         return Known(self.device.name, family(self.device), self.dtype, vector, self.rows, "", 0.0)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the model as a JSON object."""
         return {
             "format": files.MODEL_FORMAT,
             "version": files.MODEL_VERSION,
@@ -390,7 +395,6 @@ class GemmModel:
         return made
 
     def save(self, path: str | Path) -> None:
-        """Writes the model to a JSON file."""
         Path(path).write_text(json.dumps(self.to_json()) + "\n", encoding="utf-8")
 
     @classmethod

@@ -1,8 +1,10 @@
 """Fits a GEMM ensemble and its interval to measured rows, starting from a prior.
 
-Entry points: `choose`, which returns the `Prior` of a device from the shipped parameters of measured GPUs;
-`fit_parameters` (cost model only: maximum a posteriori by L-BFGS); `train` (complete fit) and its `Effort`. Used by
-`model`, `distilled`, `profile.fit` and `tools.ship_gemm`; `analysis.blocks` uses `known_in_waves`.
+Entry points: `choose`, which returns the `Prior` of a device from the shipped parameters of measured GPUs
+(`shipped_pool` of `Known`, `pooled`, `near`), or from its `spec_sheet`; `menu_for`; `fit_parameters` (cost model only:
+maximum a posteriori by L-BFGS); `train` (complete fit) and its `Effort`; the constants `FEWEST_ROWS`,
+`FEWEST_FOR_TREES`, `POOL_FORMAT` and `POOL_VERSION`. Used by `model`, `distilled`, `profile.fit` and tools;
+`analysis.blocks` uses `known_in_waves`.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ _BEYOND = 1.2
 
 @dataclass(frozen=True)
 class Prior:
-    """Gaussian prior of the parameters. mean, sd: (parameters + tiles,) each. source: description of its origin."""
+    """Gaussian prior of the parameters: mean and sd, (parameters + tiles,) each, and the source of both."""
 
     mean: FloatArray
     sd: FloatArray
@@ -67,9 +69,9 @@ class Prior:
 
 @dataclass(frozen=True)
 class Known:
-    """Parameters of one measured GPU, fitted from the hand prior. table: source table. rows: number of fitted rows.
+    """Parameters of one measured GPU, fitted from the hand prior.
 
-    blind_90: 90th percentile of |log time error| on it of the prior pooled from the other families.
+    blind_90: 90th percentile of |log time error| on its table of the prior pooled from the other families.
     """
 
     device: str
@@ -208,8 +210,7 @@ _UNLIKELY = 0.04
 
 @dataclass(frozen=True)
 class Effort:
-    """Effort of a fit. members: number of cost models. rows_first, rows_other: most rows for fitting the first and the
-    other cost models. growth: settings of their trees."""
+    """Effort of a fit: number of cost models, most rows to fit the first and the others, settings of their trees."""
 
     members: int = 4
     rows_first: int = 800

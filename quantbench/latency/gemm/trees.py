@@ -1,8 +1,8 @@
 """Fits the cost model's residual with extremely randomised trees, one forest per ensemble member.
 
 Entry points: `Forest` (trees grown by scikit-learn, evaluated by numpy), `Member` (a cost model and its forest),
-`train_member`, `Measured` (training rows), `Growth`. Used by `ensemble`, `training`, `distilled`, `model`, `files` and
-`profile.fit`.
+`train_member`, `Measured` (training rows), `Growth`, `watched_columns`, `chunks`, `Float32Array`. Used by `ensemble`,
+`training`, `distilled`, `model`, `files`, `profile.fit` and tools.
 """
 
 from __future__ import annotations
@@ -39,10 +39,14 @@ _SPARE_DEPTH = 5
 
 @dataclass(frozen=True)
 class Measured:
-    """Measured shapes and log times, (rows,) each. kernel: menu index of the recorded kernel, -1 if unknown. batch: 1
-    for single products. layout: index in `LAYOUTS`.
+    """Measured shapes and log times, (rows,) each.
 
-    `store.record.Measured` is a different class."""
+    kernel: menu index of the recorded kernel, -1 if unknown.
+    batch: 1 for single products.
+    layout: index in `LAYOUTS`.
+
+    `store.record.Measured` is a different class.
+    """
 
     m: FloatArray
     n: FloatArray
@@ -71,7 +75,6 @@ class Measured:
         return any(len(np.unique(self.layout[kind])) > 1 for kind in (self.batch == 1, self.batch > 1))
 
     def take(self, rows: IndexArray) -> Measured:
-        """Returns these rows only."""
         return Measured(*(column[rows] for column in vars(self).values()))
 
 
@@ -82,8 +85,10 @@ def chunks(rows: int, most: int = CHUNK) -> list[slice]:
 
 @dataclass(frozen=True)
 class Forest:
-    """Decision trees as flat arrays. feature, threshold, right, value: (nodes,). roots: (trees,), node index of each
-    root. depth: largest depth.
+    """Decision trees as flat arrays.
+
+    feature, threshold, right, value: (nodes,).
+    roots: (trees,), node index of each root.
 
     A node's left child (feature <= threshold) is the next node; a leaf is its own child, with threshold +inf.
     """
@@ -214,7 +219,7 @@ def watched_columns(shapes: Shapes) -> list[FloatArray]:
 
 @dataclass(frozen=True)
 class Growth:
-    """Settings of tree growth. trees: number per member. leaf: fewest rows in a leaf."""
+    """Settings of tree growth: number of trees per member, and fewest rows in a leaf."""
 
     trees: int = 24
     leaf: int = 2
@@ -222,9 +227,14 @@ class Growth:
 
 @dataclass(frozen=True)
 class Member:
-    """Cost model with its forest. parameters: (parameters + tiles,). forest: None if rows were too few. slope: share of
-    a reference's residual that is added. most: limit of the correction, log time. batched, layouts: whether
-    the forest's inputs include the batch and the layout."""
+    """Cost model with its forest.
+
+    parameters: (parameters + tiles,).
+    forest: None if rows were too few.
+    slope: share of a reference's residual that is added.
+    most: limit of the correction, log time.
+    batched, layouts: whether the forest's inputs include the batch and the layout.
+    """
 
     parameters: FloatArray
     forest: Forest | None
@@ -253,10 +263,12 @@ class Member:
         reference: FloatArray | None,
         weights: Array | None = None,
     ) -> Float32Array:
-        """Returns the inputs of the forest, (rows, features). log_us, parts: result of `physics`.
+        """Returns the inputs of the forest, (rows, features).
 
-        watched: `watched_columns(shapes)`, shared by all members. reference: residual of a reference, (rows,), the last
-        column. weights: probability of each kernel, (kernels, rows), by default `self.weights(parts)`.
+        log_us, parts: result of `physics`.
+        watched: `watched_columns(shapes)`, shared by all members.
+        reference: residual of a reference, (rows,), the last column.
+        weights: probability of each kernel, (kernels, rows), by default `self.weights(parts)`.
         """
         if weights is None:
             weights = self.weights(parts)

@@ -1,4 +1,4 @@
-"""Exports an aiconfigurator systems folder: one YAML file, and Parquet tables of GEMMs, attention and NCCL.
+"""Exports an aiconfigurator systems folder: YAML files, and Parquet tables of GEMMs, attention and NCCL.
 
 Entry point: `export`, called by the package's `export_profile`.
 

@@ -27,9 +27,10 @@ _FABRIC_GPUS = 65536
 def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     """Writes `<device>.json`.
 
-    matrix: efficiency of GEMMs that are not memory-bound, including short ones. vector: fp32 arithmetic at its peak,
-    because softmax and similar operations are memory-bound. The processing mode is roofline, because the measured time
-    of a GEMM includes its memory traffic.
+    matrix: efficiency of GEMMs that are not memory-bound, including short ones.
+    vector: fp32 arithmetic at its peak, because softmax and similar operations are memory-bound.
+
+    The processing mode is roofline, because the measured time of a GEMM includes its memory traffic.
     """
     device = profile.device
     require_gpu(profile, "calculon")

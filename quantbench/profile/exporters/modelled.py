@@ -1,8 +1,8 @@
 """Predicts rows of a planner's table: shapes that were not measured, and both sides of known cliffs.
 
-Entry points: `GemmTimes` and `attention_us` predict times; `model_sites`, `known_cliff_rows` and `rows_between` select
-shapes, the last two because a planner that interpolates linearly needs rows at cliffs. Used by the exporters
-`aiconfigurator` and `vidur`, and by `rates`.
+Entry points: `GemmTimes` and `attention_us` predict times; `model_sites` of `SITE_SIZES`, `known_cliff_rows` and
+`rows_between` select shapes (`GemmRow`), the last two because a planner that interpolates linearly needs rows at
+cliffs. Used by the exporters `aiconfigurator` and `vidur`, and by `rates`.
 """
 
 from __future__ import annotations

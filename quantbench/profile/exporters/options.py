@@ -1,8 +1,8 @@
 """Defines the options and result of an export, and selects the rows to export: one time per shape.
 
 Entry points: `ExportOptions` and `Exported`; `products`, `attentions` and `collectives`, which select rows of one
-provider; `dtype_of`; `require_gpu`. Used by the other modules of this package, by `blindspots_report` and by the
-command `profile`.
+provider; `dtype_of`; `require_gpu`; `WHO`, the operation that errors name. Used by the other modules of this package,
+by `blindspots_report` and by the command `profile`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _LAYOUTS = ("nt", "nn", "tn")
 class ExportOptions:
     """Options of an export.
 
-    provider: provider of the rows; "" selects the most frequent. dtype: "" exports all (single-dtype formats: the most
-    frequent). layout: "" selects nt if measured, else nn or tn.
+    provider: provider of the rows; "" selects the most frequent.
+    dtype: "" exports all (single-dtype formats: the most frequent).
+    layout: "" selects nt if measured, else nn or tn.
     backend, version: names under which aiconfigurator finds the tables.
     model, tensor_parallel: model and tensor-parallel degrees of Vidur's files.
     fill: add modelled rows between measured ones.
@@ -82,7 +83,6 @@ class Exported:
     use: list[str] = field(default_factory=list)
 
     def leave_out(self, reason: str, rows: int) -> None:
-        """Counts rows that are not exported."""
         if rows:
             self.left_out[reason] += rows
 

@@ -1,7 +1,7 @@
 """Derives a GPU's achieved TFLOP/s, memory GB/s and link rates, which simple planners take as input.
 
-Entry points: `achieved`, `link_rates`, `curve` (efficiency by work size). Used by the exporters `aiconfigurator`,
-`calculon`, `llm_analysis` and `vidur`.
+Entry points: `achieved`, `link_rates` (`LinkRates`), `curve` (efficiency by work size). Used by the exporters
+`aiconfigurator`, `calculon`, `llm_analysis` and `vidur`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MODEL_ROWS = (1, 8, 16)
 
 
 class Works:
-    """Workloads with their times. flops, moved_bytes, latency_us: (rows,) each. tflops, gb_per_s: (rows,) rates."""
+    """Workloads with their times, FLOPs, bytes and rates, (rows,) each."""
 
     def __init__(self, flops: FloatArray, moved_bytes: FloatArray, latency_us: FloatArray) -> None:
         self.flops, self.moved_bytes, self.latency_us = flops, moved_bytes, latency_us
@@ -45,7 +45,6 @@ class Works:
         return cls(counts[:, 0], counts[:, 1], np.asarray(latency_us, dtype=np.float64))
 
     def where(self, rows: npt.NDArray[np.bool_]) -> Works:
-        """Returns the selected rows."""
         return Works(self.flops[rows], self.moved_bytes[rows], self.latency_us[rows])
 
     def __len__(self) -> int:
@@ -59,7 +58,6 @@ class Achieved:
     tflops: median over `compute`, the compute-bound GEMMs.
     gb_per_s: median over `memory`, the memory-bound work.
     compute_by_size, memory_by_size: work for efficiency curves, including short runs.
-    peak_tflops: peak of the device.
     """
 
     dtype: str

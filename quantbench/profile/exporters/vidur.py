@@ -220,8 +220,11 @@ def _write_csv(rows: Rows, name: str, folder: tuple[str, ...], release_folder: s
 
 @dataclass(frozen=True)
 class VidurModel:
-    """Model under the names that Vidur uses. name: name in the release. source_name: folder in the source tree.
-    vocab, max_model_len: vocabulary size and longest sequence in Vidur's configuration."""
+    """Model under the names that Vidur uses.
+
+    name, source_name: name in the release, and folder in the source tree.
+    vocab, max_model_len: vocabulary size and longest sequence in Vidur's configuration.
+    """
 
     name: str
     source_name: str
