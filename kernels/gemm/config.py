@@ -1,7 +1,7 @@
 """Describes how GEMM operands are stored, and derives the configuration of the kernel from that.
 
 Entry points: `Operands`, each a `Matrix` from `matrix`; `configure`, which returns a `Config`; `constexprs`,
-`backend_options`, `box_shapes`, `streamed_tiles`, `padded`, `align_bytes`; `WHO`, the operation that errors name. Used
+`backend_options`, `box_shapes`, `streamed_tiles`, `padded`, `align_bytes`; `WHO`, the operation named in errors. Used
 by `host`.
 
 Needs neither a GPU nor tensors, so it is shared by launches (`host.py`) and by ahead-of-time compilation (in the
@@ -83,7 +83,7 @@ def largest_alignment(*sizes: int) -> int:
 
 
 def padded(size: int) -> int:
-    """Rounds `size` up to 16; a placeholder leading dimension for single-row or single-column operands."""
+    """Rounds up to a multiple of 16; a placeholder leading dimension for single-row or single-column operands."""
     return -(-size // _MAX_ALIGN) * _MAX_ALIGN
 
 
@@ -135,7 +135,7 @@ def configure(
     operands: Operands, schedule: str, tile: Tile, capability: tuple[int, int], *, path: str = "auto",
     descriptors_available: bool,
 ) -> Config:  # fmt: skip
-    """Configures the kernel for a schedule and a tile; tile fields that are None come from the menu.
+    """Configures the kernel for a schedule and a tile; tile fields that are None come from `menu.tiles`.
 
     path: `auto` uses descriptors on Hopper and newer if they can address the operands (never for fp32), else pointers.
     """
@@ -168,7 +168,7 @@ def configure(
 
 
 def complete(tile: Tile, dtype: str, schedule: str, capability: tuple[int, int], aligned: int) -> Tile:
-    """Fills in missing tile fields from the menu's tile of the same or the nearest output size."""
+    """Fills in missing tile fields from the tile in `menu.tiles` of the same or the nearest output size."""
     menu = tiles(architecture(capability), dtype, schedule, aligned)
     sides = (tile.block_m, tile.block_n)
     nearest = min(menu, key=lambda t: (abs(t.elements - tile.elements), (t.block_m, t.block_n) != sides))

@@ -1,8 +1,8 @@
 """Lists the shapes near a given one, and the nearest shapes that tensor parallelism can split.
 
-Entry points: `Space`, the dimensions (`DIMENSIONS`) and limits of the search; `together` (varies hidden, heads, MLP
-width and layers) and `alone` (varies one dimension), used by `neighbours`; `repaired`, which returns a `Repair`. Used
-by `advise`, the command `advise` and tools.
+Entry points: `Space`, the limits of the search, and `DIMENSIONS`; `together` (varies hidden, heads, MLP width and
+layers) and `alone` (varies heads, MLP width, vocabulary or micro-batch), used by `neighbours`; `repaired`, which
+returns a `Repair`. Used by `advise`, the command `advise` and tools.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Space:
 
     tolerance: largest relative difference of the number of parameters.
     near: largest relative change of hidden, or of the MLP width when it changes alone.
-    hidden_step: hidden sizes, and MLP widths per GPU, are multiples of this.
+    hidden_step: step of hidden sizes and of MLP widths per GPU; the exact values are tried as well.
     head_dims: head widths to try besides the shape's own.
     heads: largest factor by which the number of heads may change.
     replicate_kv: whether to try fewer key/value heads than tp, copied to several GPUs; the shape's own number is
@@ -91,7 +91,7 @@ def together(base: TransformerShape, space: Space) -> Iterator[TransformerShape]
 
 
 def alone(base: TransformerShape, space: Space) -> dict[str, list[TransformerShape]]:
-    """Lists, by dimension, the shapes that differ only in heads, ffn, vocab or mbs."""
+    """Lists, by dimension, the shapes that differ only in heads (with kv_heads and head_dim), ffn, vocab or mbs."""
     step = space.hidden_step * base.tp
     low, high = ((1 + part) * base.ffn for part in (-space.near, space.near))
     batches = {base.mbs // 2, *(base.mbs << i for i in range(1, space.most_mbs.bit_length()))}
@@ -167,9 +167,10 @@ class Repair:
 def repaired(asked: TransformerShape, tp: int, space: Space) -> Repair | None:
     """Returns the shapes nearest to `asked` (with tp = 1) that tp can split; None if it can split `asked` itself.
 
-    Heads and key/value heads become the next multiples of tp below and above. If hidden is heads × head_dim, it follows
-    at the same head_dim; the MLP width follows hidden, and the layers keep the number of parameters. The MLP width
-    becomes a multiple of `hidden_step` per GPU. The vocabulary is padded as Megatron pads it.
+    Heads and key/value heads that tp does not divide become the next multiples of tp below and above. If hidden is
+    heads × head_dim, it follows at the same head_dim; the MLP width follows hidden, and the layers keep the number of
+    parameters. An MLP width that tp does not divide becomes a multiple of `hidden_step` per GPU, and such a vocabulary
+    is padded as Megatron pads it.
 
     Raises InputError if `space.keep` forbids the change, or the number of heads would change by more than a factor of
     `space.heads`.

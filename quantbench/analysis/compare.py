@@ -4,11 +4,11 @@ Entry points: `compare_runs`, its `CompareOptions` and its result `Comparison` o
 texts `VERDICTS`, `METHOD` and `FIGURES_METHOD`. Used by the command `compare`, and by `report.comparison`, which shows
 the result.
 
-A point is slower or faster if a rank test on the raw samples rejects a change within the tolerance, after Holm's
-correction over all points: comparing unchanged runs gives any false claim at most once in twenty times. (Holm rather
-than a false discovery rate, because one false regression already fails a build.) The tolerance is the user's margin, or
-the drift of the reference point if that is larger. "Same" means that the 95 % interval of the ratio lies within the
-tolerance.
+A point is slower or faster if a rank test on the raw samples (single times: a log-normal test) rejects a change within
+the tolerance, after Holm's correction over all points: unchanged runs yield a false claim in at most 5 % of
+comparisons. (Holm rather than a false discovery rate, because one false regression already fails a build.) The
+tolerance is the user's margin, or the change that the reference point's noise explains, if that is larger. "Same" means
+that the 95 % interval of the ratio lies within the tolerance.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class CompareOptions:
     by: match points by `key` (same workload, provider and timing) or by `workload` (any provider and timing).
     provider_a, provider_b: use only this provider's points of a run; needed with `workload` if a run has several
         providers for one workload.
-    noise: relative standard deviation of times without samples; None if unknown.
+    noise: relative standard deviation of single times; None if unknown.
     force: whether to compare runs of different devices or origins.
     """
 
@@ -260,8 +260,8 @@ class Comparison:
     """The result of `compare_runs`.
 
     obstacles: reasons against comparing these runs, overridden by options.force.
-    wander: drift of the reference points.
-    tolerance: relative change that is ignored: the margin, or the drift if that is larger.
+    wander: noise of the reference points.
+    tolerance: relative change that is ignored: the margin, or `wander.allowance` if larger.
     points: compared points in the order of VERDICTS, largest change first.
     lost: points measured in a that failed in b; they count as regressions.
     only_a, only_b: number of points measured in one run only.

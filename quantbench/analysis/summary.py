@@ -1,9 +1,9 @@
 """Summarises the records of a run as points and rows with medians, intervals, rates and shares of peak.
 
 Entry points: `points_of` (one `Point` per record and place), `rows_of` (one `Row` sums the ops of a place and
-provider), `layer_rows` (sums with each op's fastest provider), `are_parts`, `counted`, `floor_lines` (what an empty
-kernel takes), `op_order`. Used by the other modules of this package, by `report`, the commands `sweep` and `check`, and
-tools.
+provider), `layer_rows` (sums with each op's fastest provider), `are_parts` (whether providers measured different ops),
+`counted` (ops of a layer), `floor_lines` (what an empty kernel takes), `op_order`. Used by the other modules of this
+package, by `report`, the commands `sweep` and `check`, and tools.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Row:
     latency_us: sum of latency × count over the ops.
     half_width: relative half-width of the 95 % interval of the sum.
     tflops, gb_per_s, peak_share: as in `Point`, for the sum.
-    grade: worst grade of all ops.
+    grade: worst grade of all ops, logits included.
     logits: points of the model's logits, excluded from the sum if the place has other ops; else empty.
     missing: ops measured at other places but not here. Sums with missing ops cannot be compared with other rows.
     """

@@ -1,8 +1,9 @@
 """Runs one plan on all devices of one kind of a cluster, into one folder.
 
-Entry points: `Lane`, whose `measure` is called in each device's thread; `PointQueue`, which hands out every point once,
-and again if its device or worker was lost (`DeviceLostError`); the protocols `Host` and `ClusterWorker`, which
-`ray_pool` implements; the type `Tick`. Used by `session`, `ray_pool` and the command `sweep`.
+Entry points: `Lane`, whose `measure` is called in each device's thread; `DeviceLostError`; the protocols `Host` and
+`ClusterWorker`, which `ray_pool` implements; `Tick`, a callback while waiting. `PointQueue` hands out a point again if
+its device is lost, and to another device after a crash or a timeout. Used by `session`, `ray_pool` and the command
+`sweep`.
 """
 
 from __future__ import annotations

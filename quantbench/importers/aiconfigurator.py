@@ -4,8 +4,8 @@ Entry points: `find_tables`, which returns `TableFile` objects; `read_rows`, `or
 `TABLES`, `COLLECTIVES`, `DEFAULT_KINDS`. Used by the command `import` and by tools; the exporter
 `profile.exporters.aiconfigurator` uses the names.
 
-A root has `<system>.yaml`, whose `data_dir` has `<family>/<backend>/<version>/<table>.parquet`; one time per shape, the
-mean of a few runs in ms.
+A root has `<system>.yaml`, whose `data_dir` has `<family>/<backend>/<version>/<table>.parquet`. Each row has one
+shape and its mean time in ms.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def _system_data(system: str, root: Path | None) -> tuple[Path, str | None]:
 
 
 def read_rows(table: TableFile, *, dtypes: Sequence[str] = ()) -> Rows:
-    """Reads the rows of one table.
+    """Reads the rows of one table; `Rows.left_out` counts those that are not read, by reason.
 
     dtypes: quantbench's names of the dtypes to keep, () for all; collectives are always kept.
 
@@ -262,6 +262,7 @@ def _parquet_rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def origin_of(table: TableFile, *, run_id: str | None = None) -> Origin:
+    """Returns what a run records about its source."""
     package = table.package.split("/")[-1].replace(" ", "-").replace("aiconfigurator-core", "aic")
     return Origin(
         run_id=run_id or f"{package}-{table.kind}-{table.backend}-{table.version}",

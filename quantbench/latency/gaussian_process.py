@@ -1,6 +1,6 @@
-"""Fits Gaussian processes with scikit-learn and evaluates them with numpy.
+"""Fits Gaussian processes with scikit-learn and evaluates them with numpy and scipy.
 
-Entry point: `GaussianProcess`. Used by `attention`, `contests` and `profile.models`.
+Entry point: `GaussianProcess`. Used by `attention`, `contests`, `profile.models` and tools.
 
 The kernel is a Matérn 3/2 with one length scale per feature, plus noise. Hyperparameters are fitted on at most `subset`
 rows, because their search costs the cube of the rows; the posterior then uses all rows.
@@ -102,7 +102,7 @@ class GaussianProcess:
 
     def predict_quickly(self, features: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Predicts like `predict`, about ten times faster, in single precision. The mean agrees to about 1e-4 of its
-        spread; the deviation is larger (up to rounding), because it uses only the leading eigenvectors."""
+        spread over shapes; the deviation is slightly too large, because it uses only the leading eigenvectors."""
         columns, outputs = self._quick
         mean, deviation = np.empty(len(features)), np.empty(len(features))
         for start in range(0, len(features), _QUICK_BATCH):

@@ -1,7 +1,7 @@
-"""Builds, saves, loads and queries the profile of one GPU: measured tables, fitted models, cliffs and rule findings.
+"""Builds, saves, loads and queries the profile of one GPU: measured tables, fitted models, cliffs and verdicts.
 
-Entry point: `Profile`, which implements the protocol of `latency.op_times`. Used by users' Python code, by the commands
-`profile`, `plan` and `advise`, by the exporters and by `tools`.
+Entry point: `Profile`, which implements the protocol `OpTimes`. Used by users' Python code, by the commands `profile`,
+`plan` and `advise`, by the other modules of this package and by `tools`.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class Profile:
         return layer_of(ops, self.estimates([op.workload for op in ops]))
 
     def trust(self, kind: str) -> float | None:
-        """Returns the half-width, log time, of the 90 % interval of interpolated times of `kind`, from leave-one-out
+        """Returns the half-width of log time of the 90 % interval of interpolated times of `kind`, from leave-one-out
         errors; None if nothing was measured. Uses the most frequent dtype (softmax, attention: causal, forward)."""
         return self._asker.trust(kind)
 
@@ -200,5 +200,5 @@ class Profile:
 
     @property
     def common_error(self) -> float:
-        """0: errors of measured times are not shared (implements `latency.op_times.OpTimes`)."""
+        """Returns the error common to all estimates: 0 for measured times (implements `latency.op_times.OpTimes`)."""
         return 0.0

@@ -12,10 +12,10 @@ Distributions (recorded with every run, because the power a GPU draws depends on
 fp8 and int8 scale normal and uniform values to the dtype's range, like quantised tensors (see `quantum`). GEMMs
 multiply the stored values, without a scale.
 
-Numbers of 16 and 32 bits are drawn in place. fp8 and some int8 are drawn in fp32 and converted in chunks, so that
-making a tensor never needs a second one of its size.
+Numbers of 16 and 32 bits are drawn in place. fp8 and int8 (except integers) are drawn in fp32 and converted in chunks,
+so that making a tensor never needs a second one of its size.
 
-A CPU draws 50 to 100 million numbers a second, which takes longer than many runs. There a tensor of more than 2¹⁶
+A CPU draws 50 to 100 million numbers a second, which takes longer than many runs. There, a tensor of more than 2¹⁶
 numbers is assembled from pieces of 64, each copied from a random place among 2¹⁶ drawn numbers. The seed determines all
 of it.
 """

@@ -1,4 +1,4 @@
-"""Shows a prediction of `quantbench predict`: as a table, as JSON, and as one plot per axis.
+"""Shows a prediction of `quantbench predict`: as a table, as JSON, and as a plot along one axis.
 
 Entry points: `forecast_table`, `summed_line`, `odds_in_words`, `forecast_to_json` and `draw_forecast`. Used by the
 command `predict`. (`analysis.forecast` makes the prediction.)
@@ -80,7 +80,7 @@ def _rate(tflops: float) -> str:
 
 
 def odds_in_words(rows: Sequence[ForecastRow], odds: Sequence[float | None]) -> str:
-    """Formats the places at which m + 1 probably costs over 10 %. odds: its probability per row, 0 to 1, or None."""
+    """Names the places where one more row (m + 1) probably costs over 10 %. odds: its probability, 0 to 1 or None."""
     if all(probability is None for probability in odds):
         return ""
     likely = [
@@ -140,7 +140,7 @@ def _op_to_json(op: OpEstimate, spec: DeviceSpec) -> dict[str, Any]:
 def draw_forecast(
     rows: Sequence[ForecastRow], axis: str, spec: DeviceSpec, path: Path, *, title: str, caption: str
 ) -> None:
-    """Writes a PNG: a panel per op with its predicted share of peak over `axis` and the 90 % interval as a band.
+    """Writes a PNG: a panel per op with its predicted share of peak over `axis`, or TFLOP/s, and the 90 % interval.
 
     Dashed lines mark where one more wave begins, if waves can be stated.
     """

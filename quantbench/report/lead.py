@@ -1,6 +1,6 @@
-"""Builds the first screen of a report: sizes slower than their neighbours, by how much, why, and the better sizes.
+"""Builds the first screen of a report: sizes with a lower rate than a smaller one nearby, why, and the better sizes.
 
-Entry points: `lead_of` (message and table, as a `Lead`), `Causes` (finds causes; never from an assumed tile) and
+Entry points: `lead_of` (message and table, as a `Lead`), `Causes` (finds causes; none rests on an assumed tile) and
 `draw_lead` (curve with the slow sizes in red). Used by `page`.
 """
 
@@ -60,10 +60,12 @@ class LeadRow:
 class Lead:
     """Content of the first screen.
 
+    axis: axis of the sizes.
     sentence: result in one line.
     rows: the worst sizes, ascending.
     more: number of further rows that are not shown.
     several: whether each row summarizes many shapes.
+    bad: the sizes of the rows.
     """
 
     axis: str
@@ -200,7 +202,7 @@ def _over_shapes(axis: str, bad: Sequence[BadSize], curves: int, why: Causes) ->
 
 
 class Causes:
-    """Finder of a bad size's cause: that of the cliff between it and the better size, else its tile's idle blocks."""
+    """Finder of a bad size's cause: a cliff before the better size, a kernel change, idle blocks, or unexplained."""
 
     def __init__(self, check: Check) -> None:
         self._check = check

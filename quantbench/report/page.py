@@ -89,7 +89,7 @@ def write_report(run: Run, output: Path, where: Mapping[str, int] | None = None)
 
 
 def write_page(output: Path, make: Callable[[Gallery], Page]) -> Written:
-    """Writes a page completely or not at all.
+    """Writes the plots, then the HTML file in one step.
 
     output: folder for the page and its PNGs, created if needed; or a file name that ends in .html or .htm, for a page
         without separate PNGs.

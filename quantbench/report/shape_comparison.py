@@ -1,7 +1,7 @@
-"""Compares the named transformer shapes of a run: time per layer, and each shape's gain over the first.
+"""Compares the named transformer shapes of a run: time per layer, and tokens per second over the first's.
 
 Entry points: `compare_shapes` and `comparison_sentence`; `comparison_section` for `page`; `comparison_table`,
-`comparison_lines` and `comparison_to_json` for the command `sweep` (`--shapes`). Used by both. (`comparison` compares
+`comparison_lines` and `comparison_to_json` for the command `sweep` (`--shapes`). (`comparison` compares
 two runs.)
 """
 
@@ -36,7 +36,7 @@ class MeasuredShape:
     layer_us: time of all ops of one layer, forward and backward; None if an op is missing.
     logits_us: time of the logits ops; None if an op is missing.
     missing: ops that were measured for the first shape but not for this one.
-    gain: measured gain over the first shape; None if an op is missing.
+    gain: tokens per second over the first shape's, at equal parameters; None if an op is missing.
     predicted: predicted gain over the first shape, if any.
     verdict: whether the measured gain agrees with the prediction; "" if either is unknown.
     """

@@ -1,7 +1,7 @@
 """Shows imported training logs as a table, a plot and a page: throughput by layout over the number of GPUs.
 
-Entry points: `write_training_report` and `fastest`, used by the command `report`; `training_table` and
-`draw_throughput`, used by the command `import`.
+Entry points: `write_training_report` and `fastest`, used by the command `report`; `draw_throughput`, used by the
+command `import`; `training_table`, used by both.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def write_training_report(folders: Sequence[Path], output: Path) -> Written:
 
 
 def fastest(summaries: Sequence[TrainingSummary]) -> str:
-    """Returns a message on the layout with most tokens per second and GPU; empty if none is known."""
+    """Returns a message on the layout with most tokens per second per GPU; empty if none is known."""
     known = [(s.tokens_per_s / s.gpus, s) for s in summaries if s.tokens_per_s is not None and s.gpus]
     if not known:
         return ""

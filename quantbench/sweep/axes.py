@@ -1,10 +1,10 @@
 """Parses the axes of a sweep and lists the ops at each point.
 
 Entry points: `parse_axis` (`hidden=1024:4096:64`, `tp=1,2,4,8`, `n=3072:8192@edges`), which returns an `Axis`;
-`check_axes`, `with_defaults`, `grain_of`; `ops_at`; `Held`, the sizes and options that no axis varies; the names of
-axes `DIMS`, `GEMM_DIMS`, `MODEL_DIMS`, `SHAPE_DIM` and of ops `LINEAR_OPS`, `UNFUSED_OPS`; `MOST_VALUES`. Used by the
-other modules of this package, by `analysis` and `report`, by `cli.model_options`, and by the commands `sweep` and
-`predict`.
+`check_axes`, `with_defaults`, `grain_of` (step of the search for edges), `ops_at`; `Held`, the sizes and options that
+no axis varies; the names of axes `DIMS`, `GEMM_DIMS`, `MODEL_DIMS`, `SHAPE_DIM` and of ops `LINEAR_OPS`, `UNFUSED_OPS`;
+`MOST_VALUES` of an axis. Used by the other modules of this package, by `analysis` and `report`, by `cli.model_options`,
+and by the commands `sweep` and `predict`.
 
 Grammar of an axis: items separated by commas, each an integer or `start:stop[:step]` (stop included if the step reaches
 it), and `@edges` at the end to add both sides of every predicted edge between the smallest and the largest value.
@@ -86,7 +86,7 @@ _USUAL_HEAD_DIM = 128
 
 
 def grain_of(dim: str) -> int:
-    """Returns the step of the search for edges along a dimension; see `_Dim.grain`.
+    """Returns the step of the search for edges: 8 where misalignment would pass for an edge, else 1.
 
     >>> grain_of("n"), grain_of("m")
     (8, 1)

@@ -1,8 +1,8 @@
 """Runs a sweep on one device from start to end.
 
 Entry points: `SweepSession` (`new` builds the plan and the run folder, `resume` reopens a run, `run` measures), used by
-the commands `sweep` and `check`; `adaptive_more`, used by the command `sweep`; `resumed_options`, `begun` and
-`records_to_keep`, used by `cluster.session`, which sweeps several devices.
+the commands `sweep` and `check`; `adaptive_more`, used by the command `sweep`; `resumed_options`, used by it and by
+`cluster.session`; `begun` (makes the run's `RunInfo`) and `records_to_keep`, used by `cluster.session`.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class SweepSession:
         clock: Callable[[], float] = time.monotonic,
         more: More | None = None,
     ) -> Finished:
-        """Measures the missing points and records in run.json how the sweep ended, also after Ctrl-C (re-raised).
+        """Measures the missing points and records how the sweep ended, also after an error or Ctrl-C (re-raised).
 
         more: function that selects points beyond the plan, such as a bisection to its edges.
         """
@@ -184,7 +184,7 @@ class SweepSession:
 
 
 def begun(hello: Hello, options: SweepOptions, axes: tuple[Axis, ...], results: Path) -> RunInfo:
-    """Builds the run.json of a sweep that starts now, with a new run id.
+    """Builds the `RunInfo` of a sweep that starts now, with a new run id.
 
     axes: axes with the values to measure.
     results: folder of all runs.

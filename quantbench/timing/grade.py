@@ -1,7 +1,7 @@
-"""Grades the quality of a measurement from A to D, with reasons.
+"""Grades the quality of a measurement from A to D, or rejected, with reasons.
 
-Entry points: `grade`, and its reason `NO_CHECK`. Used by `sweep.runner`, `comm.session` and `pytest_plugin` for each
-point.
+Entry points: `grade`, and `NO_CHECK`, which callers pass as its `unchecked`. Used by `sweep.runner`, `comm.session` and
+`pytest_plugin` for each point.
 
 Every reason has a weight; the letter follows from their sum: 0 is A, 1 is B, 2 and 3 are C, more is D. A rate above the
 hardware's peak is rejected.
