@@ -11,8 +11,8 @@ Entry points: `matmul`; `plan`, which returns a `GemmPlan`; `missing_format`. Us
     work.launch                                # Launch: tile, grid, block, registers, shared memory, blocks per SM
     work.run()                                 # the launch alone; may be captured into a CUDA graph
 
-Operands are stored by rows or by columns, with any leading dimension. Other storage (a step of 2 between neighbours,
-rows that overlap) is refused: reading it fast needs a copy, and an implicit copy would be timed.
+Operands are stored by rows or by columns, with any leading dimension. Other storage (an inner stride of 2,
+overlapping rows) is refused: it would need a copy, which would be timed.
 
 `kernels.py` describes what each program computes, `menu.py` lists the tiles.
 """
@@ -84,7 +84,7 @@ def matmul(
     """Computes c = a·b for a[m, k], b[k, n], or [batch, m, k] and [batch, k, n], accumulated in fp32.
 
     Takes fp16, bf16, fp32 (multiplied in fp32, or in tf32 on request) and fp8 (e4m3, result in bf16), each operand row-
-    or column-major. Takes the arguments of `plan`, which also describes the launch. Computes no gradients.
+    or column-major. Takes the arguments of `plan` but `programs`. Computes no gradients.
     """
     work = plan(a, b, tile=tile, schedule=schedule, out=out, tf32=tf32, autotune=autotune, operands=operands)
     work.run()
@@ -105,7 +105,7 @@ def plan(
     programs: grid of stream_k and persistent, by default the number of resident blocks; for stream_k at most that,
         since its programs wait for each other.
 
-    Raises InputError for invalid operands and tiles, UnsupportedError for a dtype or GPU that is not supported.
+    Raises InputError for invalid operands, dtypes and tiles, UnsupportedError for a GPU, or a dtype that it lacks.
     """
     checked, out = check(a, b, out, tf32)
     if programs is not None:
@@ -226,7 +226,7 @@ def check(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, tf32: bool
     """Validates a·b; returns its operands and the result tensor (`out`, or a new one).
 
     a: [m, k] or [batch, m, k], b: [k, n] or [batch, k, n], same dtype and device. Raises InputError for incompatible
-    tensors and UnsupportedError for a device or dtype that is not supported. Sibling: `attention.operands.check`.
+    tensors or dtypes, UnsupportedError for a device, or a dtype that it lacks. Sibling: `attention.operands.check`.
     """
     gemm = _gemm(a, b, tf32)
     if a.device != b.device:

@@ -1,8 +1,8 @@
 """Finds the shapes near a given one with the least predicted time per token and parameter.
 
-Entry points: `Neighbours`, `fastest_first`, and the type `Neighbour`. Used by `advise`. (`analysis.neighbours` compares
-measured points.) Times are compared per token and parameter, because a smaller model is faster only by being smaller.
-`gain` is the relative increase of tokens per second at the shape's own number of parameters. Arithmetic without
+Entry points: `Neighbours`, `fastest_first`, and the type `Neighbour`. Used by `advice.advise`. (`analysis.neighbours`
+compares measured points.) Times are compared per token and parameter, so that a smaller model does not win by its size
+alone. `gain` is the relative increase of tokens per second at the shape's own number of parameters. Arithmetic without
 parameters (attention between all pairs of tokens) counts as time only.
 """
 
@@ -91,8 +91,8 @@ class Neighbours:
         self._timed = _times({*found, *others}, times, base)
 
     def best(self, count: int) -> tuple[Neighbour, ...]:
-        """Returns the best shape of each hidden size, at most `count`. Surely faster ones come first, and within them
-        those that no nearer shape equals."""
+        """Returns the best shape of each hidden size, at most `count`, that gain 0.5 % or more. Surely faster ones come
+        first, then those that no nearer shape equals, then by time."""
         per_size: dict[int, list[_Timed]] = defaultdict(list)
         for shape in self._joint:
             per_size[shape.hidden].append(self._timed[shape])

@@ -1,4 +1,4 @@
-"""Writes the result of `quantbench advise` as JSON objects, as shapes for `sweep --shapes` and as JUnit XML.
+"""Converts the result of `quantbench advise` to JSON and to shapes for `sweep --shapes`, and writes JUnit XML.
 
 Entry points: `advice_to_json`, `named_shapes`, `write_junit`. Used by the command `advise`.
 """

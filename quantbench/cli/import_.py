@@ -1,5 +1,5 @@
-"""Command `import`: imports tables of aiconfigurator, Vidur, NeuSight, DeepBench, aiter and CSV files, and Megatron
-logs, as runs.
+"""Command `import`: imports tables of aiconfigurator, Vidur, NeuSight, DeepBench, aiter and CSV files as runs, and
+Megatron logs as summaries.
 
 Entry point: `import_` (one subcommand per source), loaded by `app`. The package `importers` does the work.
 """

@@ -1,6 +1,6 @@
 """Reads DeepBench's times of matrix products: the text that gemm_bench prints, or a sheet of its results as a CSV file.
 
-Entry points: `read_rows`, `origin_of`. Used by the command `import`.
+Entry points: `read_rows`, `origin_of`. Used by the command `import` and tools.
 
 Source: https://github.com/baidu-research/DeepBench, code/nvidia/gemm_bench.cu: 400 calls of cublasGemmEx in a row by
 the host's clock. cuBLAS is column-major: their C = op(A)·op(B) with M×K and K×N is the row-major Cᵀ = op(B)ᵀ·op(A)ᵀ, so

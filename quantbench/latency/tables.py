@@ -1,8 +1,8 @@
 """Reads measured GEMM tables, and maps device slugs to the systems and default tables of aiconfigurator-core.
 
-Entry points: `read_table`, which returns a `GemmTable`, used by `contests`, `gemm.model` and tools; `read_columns`;
-`read_parquet`, used by `importers`; `system_of`, `slug_of`, `SYSTEMS` and `DEFAULT_TABLES`, the names of
-aiconfigurator, used by `importers.aiconfigurator`, `profile` and the command `import`.
+Entry points: `GemmTable`, used by `gemm.model`; `read_table`, used by `contests` and tools; `read_columns`, used by
+tools; `read_parquet`, used by `importers`; `system_of`, `slug_of`, `SYSTEMS` and `DEFAULT_TABLES`, the names of
+aiconfigurator, used by `importers.aiconfigurator`, `profile`, the command `import` and tools.
 
 A table is a Parquet or CSV file with columns `m`, `n`, `k`, `latency` (ms) and, if it holds several dtypes,
 `gemm_dtype`.
@@ -141,7 +141,8 @@ def _merge(shape: IntArray, latency_us: FloatArray) -> tuple[IntArray, IntArray,
 
 
 def read_parquet(operation: str, file: Path) -> Any:
-    """Reads a Parquet file as a pyarrow Table. Raises StoreError, naming `operation`, if unreadable or too long."""
+    """Reads a Parquet file as a pyarrow Table. Raises StoreError, naming `operation`, if unreadable or too
+    long, UnsupportedError without pyarrow."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

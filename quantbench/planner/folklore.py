@@ -1,8 +1,8 @@
-"""Compares rules of thumb of the BigScience documents with the best layouts of a search.
+"""Compares rules of thumb of BigScience's training notes (BLOOM) with the best layouts of a search.
 
-Entry point: `judge_folklore`, which returns `Judged` rules. Used by the command `plan`. For each rule it reports the
-layout that follows from it, its cost against the best layout, and why the rule fails. (`analysis.rules` tests rules of
-thumb for shapes with measurements.)
+Entry point: `judge_folklore`, which returns `Judged` rules. Used by the command `plan`. Each rule gets a
+verdict and its weakness; a rule that chooses a layout also gets that layout's cost against the best one.
+(`analysis.rules` tests rules of thumb for shapes with measurements.)
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Estimates a planner's interpolation error between the rows of its table, and selects the rows to add that fix it.
 
-Entry points: `choose`, which returns a `Choice` for a `Site`; `replay`, which returns a `Replay` of `ReplayLine`
-objects from `MeasuredProducts`; `Errors`; `sites_between`, `places_between`, `sorted_table`; the `Consumer` of a table
-(`straight_lines` or `through_rows`) and its type `Ask`; `TARGETS`; types of arrays: `FloatArray`, `IntArray`. Used by
-`blindspots_report`, the command `profile` and the exporters `exporters.modelled`, `exporters.rates` and
-`exporters.vidur`.
+Entry points: `choose`, which returns a `Choice` for a list of `Site`s; `replay`, which returns a `Replay` of
+`ReplayLine`s, one per table, from `MeasuredProducts`; `Errors`, `TARGETS`; `sites_between`, `places_between`,
+`sorted_table`, `through_rows`. Types: `Consumer`, how a planner interpolates (`straight_lines`); `Ask`, a latency
+model; `FloatArray`, `IntArray`. Used by `blindspots_report`, the command `profile` and the exporters
+`exporters.modelled`, `exporters.rates` and `exporters.vidur`.
 
 aiconfigurator's engine interpolates the time of a GEMM m×n×k at a known (n, k) linearly between the two nearest rows in
 m (tests compare `interpolated_us` with the engine). The time jumps at a tile or wave edge, so the line is wrong on both

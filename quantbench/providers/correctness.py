@@ -7,8 +7,8 @@ Errors are compared with a tolerance twice: over a whole output (‖out − ref�
 times the tolerance.
 
 GEMM: Freivalds' check. C·x is compared with A·(B·x), and yᵀ·C with (yᵀ·A)·B, for 8 random normal vectors x and y:
-O(mn + nk + mk) instead of O(mnk). Sums are taken in fp32 where the tolerance is 1e-3 or more, a thousand times the
-rounding of fp32, and in float64 elsewhere (fp32 and int8 products).
+O(mn + nk + mk) instead of O(mnk). Sums are taken in fp32 where the tolerance is 1e-3 or more, far above their
+rounding, and in float64 elsewhere (fp32 and int8 products).
 
 For a row whose error is e, each residual is normal with standard deviation ‖e‖, whatever e is, as long as it was fixed
 before x was drawn. So the mean square over 8 vectors is ‖e‖² · χ²(8) / 8: a correct row fails with probability 2e-14,
@@ -20,9 +20,9 @@ is below these bounds in a row of thousands.
 Softmax: every row, recomputed in chunks, in fp32 for 16-bit formats and in float64 for fp32. Deterministic.
 
 Attention: one random query row of every TILE rows of every head, recomputed in full in the same formats; all rows if
-the problem is small. A wrong tile of TILE rows or more is always found; errors in a share s of the rows are missed with
-probability (1 − s)^rows checked. Backward: the same rows of the gradient of q, and as many rows of those of k and v,
-for which the probabilities of every row are recomputed.
+the problem is small. A wrong, aligned block of TILE rows is always found; errors in a share s of the rows are missed
+with probability (1 − s)^rows checked. Backward: the same rows of the gradient of q, and as many rows of those of k and
+v, for which the probabilities of every row are recomputed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Stores runs on disk: one folder per run, with run.json and records.jsonl.
 
-Entry points: the modules `folder` (reads and writes a run), `record` and `run` (its contents). Used by all packages
-that measure, import or read runs.
+Entry points: the modules `folder` (reads and writes a run), `record` and `run` (its contents), `environment`, and
+`typed` (JSON of dataclasses). Used by most packages, the last two also without a run.
 """

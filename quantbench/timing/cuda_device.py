@@ -1,4 +1,4 @@
-"""Implements the samplers' CUDA calls with torch and two small Triton kernels.
+"""Implements the samplers' CUDA calls with torch and the Triton kernels of `probes` (hold, SM clocks).
 
 Entry point: `TorchCuda`, used by `cuda`.
 """
@@ -52,8 +52,9 @@ class HostFlagHold:
 
     Work that waits for the device: a synchronisation or a copy to pageable memory in the run itself; the first launch
     of a kernel, which may load its module (run everything once before); cudaFree, so an exhausted allocator too; more
-    launches than the driver queues, about 1024 (`MAX_QUEUED`); profilers that serialise launches. The device draws
-    little power while it is held, so long holds between short samples keep the card cooler than steady work would.
+    launches than the driver queues, about 1024 (`MAX_QUEUED` samples fit); profilers that serialise launches. The
+    device draws little power while it is held, so long holds between short samples keep the card cooler than steady
+    work would.
     """
 
     def __init__(self, kernel: Any) -> None:
@@ -127,8 +128,8 @@ class TorchCuda:
     """`CudaOps` on the current CUDA device and stream.
 
     Creating it allocates the flush buffer (COLD_L2_MULTIPLE × L2) and compiles the probes, which takes about a second
-    the first time. Without Triton, or without the C compiler that Triton needs, a sleep holds the stream and the clock
-    is NVML's; the state's note says so.
+    the first time. Without these kernels (no Triton, no C compiler, ROCm) a sleep holds the stream and the clock is
+    NVML's; the state's note says so.
     """
 
     def __init__(self, spec: DeviceSpec, state: Callable[[], DeviceState]) -> None:
@@ -236,8 +237,7 @@ class TorchCuda:
 
 
 def clocks_from_stamps(stamps: npt.NDArray[np.int64]) -> tuple[float, ...]:
-    """Returns the SM clock in MHz between neighbouring stamps, Δcycles / Δnanoseconds; empty if too few SMs were
-    stamped.
+    """Returns the SM clock in MHz between neighbouring stamps, Δcycles / Δnanoseconds; empty if a stamp has no SM.
 
     stamps: (stamps, SMs, 2), globaltimer in ns and clock64 in cycles, both 0 if no block ran on that SM. Gaps shorter
     than half a millisecond are joined with their neighbours: the timer's tick would show, and the clock does not change

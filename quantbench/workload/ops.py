@@ -91,9 +91,9 @@ def _causal_pairs(size: int) -> int:
 
 @dataclass(frozen=True)
 class Softmax:
-    """Softmax y = softmax(scale · x + mask) over the last dimension of x[batch, rows, cols].
+    """Masked softmax y = softmax(scale · x) over the last dimension of x[batch, rows, cols].
 
-    batch: number of score matrices, heads / TP × MBS.
+    batch: number of score matrices, MBS · heads / TP.
     rows: length of the queries.
     cols: length of the keys.
     mask: causal (columns past the row are masked; needs rows == cols, as Megatron's kernel does), full (a boolean

@@ -1,12 +1,12 @@
-"""Exports Vidur's profiling files, with times in milliseconds.
+"""Exports a profile as Vidur's profiling files, with times in milliseconds.
 
 Entry point: `export`, called by the package's `export_profile`.
 
 The files come in two layouts: CSV files as in Vidur's source tree, and .csv.xz files with a config.json as its PyPI
 release 0.0.26 downloads them. Vidur's random forests predict a model's operations from num_tokens, so each operation
-needs a time in every row: measured if the profile has the shape, else predicted by the profile's model, scaled to match
-its rows. Rows are at powers of two, at every measured size, and on both sides of edges that linear interpolation
-between the other rows would smooth over.
+needs a time in every row: GEMMs measured if the profile has the shape, else predicted by its model, scaled to match its
+rows; other operations from their bytes and the bandwidth. Rows are at powers of two, at every measured size, and on
+both sides of edges that linear interpolation between the other rows would smooth over.
 
 Source of names: vidur/config/{model,device_sku,node_sku}_config.py of Vidur 0.0.26, and data/profiling/ of its source
 tree. Vocabulary sizes are Vidur's own, because its loader only accepts rows with them.
@@ -251,7 +251,7 @@ class VidurModel:
         }  # fmt: skip
 
     def products(self, tokens: int, tp: int) -> dict[str, Gemm]:
-        """Returns, for each of Vidur's ops, the GEMM that one GPU runs for it."""
+        """Returns the GEMM that one GPU runs for each GEMM op of Vidur."""
         names = {ours: theirs for theirs, ours in GEMM_OPS.items()} | {"mlp_up_gate": "mlp_up_proj"}
         shape = replace(self.shape, seq=tokens, mbs=1, tp=tp)
         return {
