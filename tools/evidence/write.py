@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from quantbench.analysis.check import check_run
-from quantbench.analysis.summary import Point, points_of
+from quantbench.analysis.summary import Point, floor_lines, points_of
 from quantbench.profile.profile import Profile
 from quantbench.report.page import write_report
 from quantbench.store.folder import Run, find_runs, read_run
@@ -95,6 +95,7 @@ def page_lines(folder: Path, state: dict[str, Any], runs: dict[str, Run]) -> lis
         "## Our kernels beside the libraries'",
         "",
         *kernel_section(_points(runs, KERNEL_SWEEPS), copied["gb_per_s"] if copied else None),
+        *(f"\nAll {line}." for line in floor_lines((p.latency_us, p) for p in _points(runs, tuple(runs)))),
         "",
         "## Rules",
         "",
