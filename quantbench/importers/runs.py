@@ -1,8 +1,8 @@
 """Writes imported tables as runs, with one record per workload, provider and kernel.
 
-Entry points: `write_run`, and `summary_lines` for its result, used by the command `import` and by tools; the types
-`Row`, `Rows` and `Origin`, the functions `dtype_name`, `file_origin`, `digest`, `require_gpu`, `slug_of`, and
-`UNITS_US`, used by the readers of tables in this package.
+Entry points: `write_run`, and `summary_lines` for its result, used by the command `import` and by tools; `records_of`,
+used by tools; the types `Row`, `Rows` and `Origin`, the functions `dtype_name`, `file_origin`, `digest`, `require_gpu`,
+`slug_of`, and `UNITS_US`, used by the readers of tables in this package.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def write_run(
         return _existing(folder, origin)
     if not units_are_right:
         _require_plausible(found.rows, spec)
-    records = list(_records(found.rows, origin, spec))
+    records = list(records_of(found.rows, origin, spec))
     letters = Counter(record.outcome.grade.letter for record in records if isinstance(record.outcome, Measured))
     if not letters:
         raise InputError("import", f"no row has a time above 0, such as {_times(found.rows[:1])}", "at least one")
@@ -255,7 +255,7 @@ def _existing(folder: Path, origin: Origin) -> ImportSummary:
     return ImportSummary(folder, origin.source, existed=True)
 
 
-def _records(rows: list[Row], origin: Origin, spec: DeviceSpec) -> Iterator[Record]:
+def records_of(rows: list[Row], origin: Origin, spec: DeviceSpec) -> Iterator[Record]:
     """Yields one record per workload, provider and launch, whose samples are the rows in the table's order."""
     timing = TimingOptions()
     groups: dict[tuple[Workload, str, Launch | None], list[Row]] = {}

@@ -13,7 +13,7 @@ from quantbench.analysis.summary import points_of
 from quantbench.cli.check import check_to_json
 from quantbench.device import lookup
 from quantbench.importers import neusight
-from quantbench.importers.runs import Origin, Row, Rows, write_run
+from quantbench.importers.runs import Origin, Row, Rows, records_of, write_run
 from quantbench.launch import Launch, Tile
 from quantbench.quantization import cdiv
 from quantbench.store.folder import Run, read_run
@@ -105,13 +105,13 @@ def test_check_has_the_kernels(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not WHOLE.exists(), reason="no ../shared beside the checkout")
-def test_batched_products_of_real_gpus_step_at_whole_waves(tmp_path: Path) -> None:
+def test_batched_products_of_real_gpus_step_at_whole_waves() -> None:
     edges = {}
     for gpu in ("v100-pcie-32gb", "a100-pcie-40gb"):
         spec = lookup(gpu)
         found = neusight.read_rows(WHOLE, spec)
-        run = read_run(write_run(tmp_path, spec, neusight.origin_of(WHOLE, found, spec), found).folder)
-        kernels = {one.kernel: one for one in kernel_waves(points_of(run.records, spec), spec)}
+        records = records_of(found.rows, neusight.origin_of(WHOLE, found, spec), spec)
+        kernels = {one.kernel: one for one in kernel_waves(points_of(records, spec), spec)}
         assert all(one.whole_tiles for one in kernels.values() if one.kernel.endswith("_nn"))
         edges[gpu] = [edge.blocks for edge in max(kernels.values(), key=lambda one: one.num_points).edges]
     assert {80, 320, 640} <= set(edges["v100-pcie-32gb"])  # up to four 64x64 blocks share an SM

@@ -6,14 +6,12 @@ Entry point: `named_kernels`, used by `tools.guide.__main__` where it is given t
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from quantbench.analysis.kernel_waves import KernelWaves, kernel_waves
 from quantbench.analysis.summary import points_of
 from quantbench.device import lookup
 from quantbench.importers import neusight
-from quantbench.importers.runs import write_run
-from quantbench.store.folder import read_run
+from quantbench.importers.runs import records_of
 from tools.guide.markers import table
 
 _GPUS = {"v100-pcie-32gb": "V100", "p100-pcie-16gb": "P100", "a100-pcie-40gb": "A100 PCIe"}
@@ -27,9 +25,7 @@ def named_kernels(file: Path) -> str:
     for slug, gpu in _GPUS.items():
         spec = lookup(slug)
         found = neusight.read_rows(file, spec)
-        with TemporaryDirectory() as folder:
-            summary = write_run(Path(folder), spec, neusight.origin_of(file, found, spec), found)
-            points = points_of(read_run(summary.folder).records, spec)
+        points = points_of(records_of(found.rows, neusight.origin_of(file, found, spec), spec), spec)
         rows += [_row(f"{gpu} ({spec.sm_count} SMs)", kernel) for kernel in kernel_waves(points, spec)[:_MOST]]
     head = ["GPU", "kernel", "products", "time of 1, 2, 3, … blocks per SM", "rises after blocks", "a tile filled to",
             "takes, of a full one's time", "rows off 16 bytes"]  # fmt: skip
