@@ -155,6 +155,7 @@ def test_a_fit_recovers_what_made_the_data() -> None:
     assert np.median(error) < 0.3 * np.median(blind)
 
 
+@pytest.mark.slow
 def test_recorded_kernels_teach_the_choice() -> None:
     """A library that always takes 64 × 64, which the prior would not: only its kernels' names tell."""
     prior = Prior(*hand_prior(), "the hand prior")

@@ -83,6 +83,7 @@ def test_doubling_k_is_never_faster() -> None:
     assert violated, "the trees alone never broke the rule, so this test shows nothing"
 
 
+@pytest.mark.slow
 def test_a_batch_says_of_each_shape_what_it_says_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else is asked for with it; and no shape is evaluated twice, though halves of k are other rows' k."""
     m, n = np.full(12, 64.0), np.full(12, 256.0)

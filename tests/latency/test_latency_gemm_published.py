@@ -51,6 +51,7 @@ def test_a_batch_of_one_is_a_single_product_and_a_batch_is_no_taller_one() -> No
         model.predict(m, 80, 256, layout=["nn", "nt"])
 
 
+@pytest.mark.slow
 def test_batched_products_are_fitted_and_their_models_stored() -> None:
     train, test = invented(160, batched=True), invented(400, batched=True)
     model = GemmModel.fit(V100, **train, latency_us=made(train), dtype="fp32", prior="none", effort=QUICK)
@@ -63,6 +64,7 @@ def test_batched_products_are_fitted_and_their_models_stored() -> None:
     assert again.predict(**test).latency_us.tolist() == found.latency_us.tolist()
 
 
+@pytest.mark.slow
 def test_a_slower_layout_is_learned() -> None:
     sizes = invented(160, batched=False)
     layout = np.array(["nn", "nt"])[np.arange(160) % 2]

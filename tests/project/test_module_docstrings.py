@@ -113,6 +113,7 @@ def mistakes(module: str, docstring: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", sorted(name for name in MODULES if name.startswith("quantbench")))
 def test_entry_points_exist_and_users_import_the_module(module: str) -> None:
     docstring = ast.get_docstring(MODULES[module]) or ""

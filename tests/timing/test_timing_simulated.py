@@ -144,6 +144,7 @@ def smooth_us() -> list[float]:
     return np.linspace(12.0, 40.0, len(SIZES)).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", ["cold", "hot"])
 @pytest.mark.parametrize(("offset_us", "tick_us"), [(1.0, 0.5), (1.8, 0.5), (2.5, 0.5), (1.8, 1.024), (1.8, 0.032)])
 def test_a_smooth_sweep_from_12_to_40_us_has_no_cliff(offset_us: float, tick_us: float, cache: str) -> None:
