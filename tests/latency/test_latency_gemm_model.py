@@ -103,6 +103,7 @@ def test_a_batch_says_of_each_shape_what_it_says_alone(monkeypatch: pytest.Monke
     assert len(asked) == len(set(asked)) > len(k)  # 3072 has halves that are nobody's k
 
 
+@pytest.mark.slow
 def test_what_is_said_of_a_shape_does_not_depend_on_its_place() -> None:
     m, n, k, _ = invented(2500, seed=5)  # more than are evaluated at a time
     model = fitted()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # reads every module
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -113,7 +114,6 @@ def mistakes(module: str, docstring: str) -> list[str]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("module", sorted(name for name in MODULES if name.startswith("quantbench")))
 def test_entry_points_exist_and_users_import_the_module(module: str) -> None:
     docstring = ast.get_docstring(MODULES[module]) or ""
