@@ -26,7 +26,7 @@ from quantbench.latency.libraries import DEFAULT_TABLES, system_of
 from quantbench.latency.libraries import TABLES as NEWEST
 from quantbench.latency.tables import read_parquet
 from quantbench.store.record import Place
-from quantbench.workload import Attention, Collective, Gemm, Workload
+from quantbench.workload import Attention, Collective, Gemm, MoE, Workload
 from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES, VECTOR_DTYPES
 
 _WHO = "import aiconfigurator"
@@ -101,6 +101,26 @@ def _attention(row: dict[str, Any], kind: str) -> Attention | str:
     )
 
 
+# Models whose experts have no gate (hidden, expert_ffn, top_k, num_experts): only TRT-LLM's tables mark them, by their
+# kernel_source, moe_torch_flow_nongated; the same models are in all tables.
+_UNGATED = {(h, f, 22, 512) for h, f in ((1024, 2688), (2048, 5120), (4096, 2688), (8192, 5120))} | {
+    (2688, 1856, 6, 128)
+}
+# Of the formats named by weights and activations, only this one multiplies in a format of quantbench.
+_MOE_DTYPES = {"w4a8_mxfp4_mxfp8": "mxfp4"}
+
+
+def _moe(row: dict[str, Any]) -> MoE | str:
+    dtype = _MOE_DTYPES.get(row["moe_dtype"], dtype_name(row["moe_dtype"]))
+    if dtype not in GEMM_DTYPES:
+        return f"moe_dtype {row['moe_dtype']}: no such matrix product here"
+    shape = (row["hidden_size"], row["inter_size"], row["topk"], row["num_experts"])
+    return MoE(
+        row["num_tokens"], row["hidden_size"], row["inter_size"], row["num_experts"], row["topk"], dtype,
+        row["moe_tp_size"], row["moe_ep_size"], shape not in _UNGATED, row["distribution"],
+    )  # fmt: skip
+
+
 def _collective(row: dict[str, Any]) -> Collective | str:
     op, dtype = COLLECTIVES.get(row["op_name"]), dtype_name(row["nccl_dtype"])
     if op is None:
@@ -117,11 +137,19 @@ def _place(work: Workload) -> Place:
         return Place(axes, "attention")
     if isinstance(work, Collective):
         return Place({"message_bytes": work.message_bytes, "num_gpus": work.num_gpus}, work.op)
+    if isinstance(work, MoE):
+        axes = {"tokens": work.tokens, "hidden": work.hidden, "expert_ffn": work.expert_ffn, "top_k": work.top_k,
+                "num_experts": work.num_experts, "tp": work.tp, "ep": work.ep}  # fmt: skip
+        return Place(axes, "moe")
     assert isinstance(work, Gemm)
     return Place({"m": work.m, "n": work.n, "k": work.k}, "gemm")
 
 
 _ATTENTION_COLUMNS = ("batch_size", "isl", "num_heads", "head_dim", "attn_dtype", "latency")
+_MOE_COLUMNS = (
+    "moe_dtype", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size",
+    "distribution", "latency",
+)  # fmt: skip
 _CACHED_COLUMNS = (*_ATTENTION_COLUMNS, "num_key_value_heads", "kv_cache_dtype", "step")
 
 TABLES: dict[str, _Kind] = {
@@ -129,6 +157,7 @@ TABLES: dict[str, _Kind] = {
     "context_attention": _Kind(
         "attention", "context_attention_perf", _CACHED_COLUMNS, partial(_attention, kind="context")
     ),
+    "moe": _Kind("moe", "moe_perf", _MOE_COLUMNS, _moe),
     "nccl": _Kind("comm", "nccl_perf", ("op_name", "nccl_dtype", "num_gpus", "message_size", "latency"), _collective),
     "encoder_attention": _Kind(
         "encoder_attention", "encoder_attention_perf", _ATTENTION_COLUMNS, partial(_attention, kind="encoder")

@@ -222,7 +222,7 @@ def require_sound(ensemble: Ensemble, fast: FastGemm | None) -> None:
             with np.errstate(all="ignore"):
                 log_us, parts = member.physics(shapes)
                 seen = member.features(ensemble.menu, shapes, log_us, parts, watched_columns(shapes), known)
-            _forest(member.forest, seen.shape[1])
+            require_sound_forest(member.forest, seen.shape[1])
     if ensemble.reference is not None:
         if len(ensemble.reference.keys) != len(ensemble.reference.residual):
             raise _broken(f"{len(ensemble.reference.keys)} keys for {len(ensemble.reference.residual)} residuals")
@@ -237,7 +237,7 @@ def require_sound_fast(fast: FastGemm) -> None:
     _machine_and_menu(fast.machine, fast.menu)
     _parameters(fast.parameters, fast.menu)
     _finite("most", (fast.most,))
-    _forest(fast.forest, features(fast.machine, *_PROBE, np.zeros(1)).shape[1])
+    require_sound_forest(fast.forest, features(fast.machine, *_PROBE, np.zeros(1)).shape[1])
 
 
 def _machine_and_menu(machine: Machine, menu: Menu) -> None:
@@ -260,7 +260,8 @@ def _parameters(vector: FloatArray, menu: Menu) -> None:
         raise _broken("a parameter that is not finite or beyond all bounds")
 
 
-def _forest(forest: Forest, features_seen: int) -> None:
+def require_sound_forest(forest: Forest, features_seen: int) -> None:
+    """Raises StoreError unless trees terminate and read the first `features_seen` features only."""
     nodes = len(forest.threshold)
     own = np.arange(nodes)
     arrays = (forest.feature, forest.threshold, forest.right, forest.value)
