@@ -20,9 +20,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from quantbench.advice.cost import OpCost, ShapeCost, cost_of
-from quantbench.advice.edges import misaligned_sides, side_names
 from quantbench.advice.neighbours import Neighbour, Neighbours, fastest_first
 from quantbench.advice.space import Repair, Space
+from quantbench.alignment_rules import misaligned_sides, side_names
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_int
 from quantbench.latency.op_times import OpTimes, RememberedTimes
