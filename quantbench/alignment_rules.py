@@ -51,6 +51,7 @@ class AlignmentRule:
     libraries: names of `--library` that it concerns; () for all.
     phases: of `Op.phase`; () for all.
     min_tp: smallest tensor-parallel degree at which it matters.
+    training: whether it concerns training steps only.
     why: text that follows the size.
     """
 
@@ -64,6 +65,12 @@ class AlignmentRule:
     libraries: tuple[str, ...] = ()
     phases: tuple[str, ...] = ()
     min_tp: int = 1
+    training: bool = False
+
+    def concerns(self, dtype: str, library: str, tp: int, *, training: bool) -> bool:
+        """Returns whether the rule is about such work; arguments as of `broken_rules`."""
+        named = not library or not self.libraries or library in self.libraries
+        return dtype in self.dtypes and named and tp >= self.min_tp and (training or not self.training)
 
     def allowed(self, size: int) -> int:
         """Returns the smallest size of at least `size` that the rule allows; itself if it exceeds every step."""
@@ -110,7 +117,7 @@ RULES: tuple[AlignmentRule, ...] = (
     ),
     AlignmentRule(
         ("fp8",), ("m",), 8, "crashes", "Transformer Engine", "rows are checked before an fp8 product",
-        (f"{_TE}/issues/1422", f"{_TE}/pull/317"), _TRAINING, ("forward", "dgrad"),
+        (f"{_TE}/issues/1422", f"{_TE}/pull/317"), _TRAINING, ("forward", "dgrad"), training=True,
     ),
     AlignmentRule(
         ("fp8",), ("n", "k"), 16, "wastes", "vLLM's CUTLASS kernel", "weights are padded once, a or c in each call",
@@ -134,21 +141,29 @@ RULES: tuple[AlignmentRule, ...] = (
         ("https://github.com/deepseek-ai/DeepGEMM/issues/15", "https://github.com/deepseek-ai/DeepGEMM/issues/98"),
     ),
     AlignmentRule(
-        ("mxfp8",), ("m", "n", "k"), 32, "crashes", "Transformer Engine", "the quantizer needs whole blocks both ways",
-        ("https://github.com/modelscope/ms-swift/issues/9723", f"{_TE}/issues/2966"), _TRAINING,
+        ("mxfp8",), ("n", "k"), 32, "crashes", "Transformer Engine", "the quantizer needs whole blocks both ways",
+        (f"{_TE}/issues/2966",), _TRAINING,
+    ),
+    AlignmentRule(
+        ("mxfp8",), ("m",), 32, "crashes", "Transformer Engine", "the quantizer needs whole blocks both ways",
+        ("https://github.com/modelscope/ms-swift/issues/9723",), _TRAINING, training=True,
     ),
     AlignmentRule(
         ("mxfp8",), ("tokens / tp",), 32, "crashes", "Transformer Engine with sequence parallelism",
         "each GPU quantizes its part of the tokens", ("https://github.com/modelscope/ms-swift/pull/9722",), _TRAINING,
-        min_tp=2,
+        min_tp=2, training=True,
     ),
     AlignmentRule(
         ("mxfp8",), ("rows of an expert",), 32, "crashes", "Transformer Engine", "each expert's rows are quantized",
         (f"{_TE}/issues/2966",), _TRAINING,
     ),
     AlignmentRule(
-        ("nvfp4",), ("m", "n", "k"), 16, "crashes", "Transformer Engine", "the quantizer needs whole blocks both ways",
+        ("nvfp4",), ("n", "k"), 16, "crashes", "Transformer Engine", "the quantizer needs whole blocks both ways",
         (f"{_TE}/blob/main/transformer_engine/pytorch/csrc/quantizer.cpp",), _TRAINING,
+    ),
+    AlignmentRule(
+        ("nvfp4",), ("m",), 16, "crashes", "Transformer Engine", "the quantizer needs whole blocks both ways",
+        (f"{_TE}/blob/main/transformer_engine/pytorch/csrc/quantizer.cpp",), _TRAINING, training=True,
     ),
     AlignmentRule(
         ("nvfp4",), ("n", "k"), 32, "wastes", "vLLM and SGLang", "weights are padded once, a in each call if k is",
@@ -160,30 +175,34 @@ RULES: tuple[AlignmentRule, ...] = (
     ),
     AlignmentRule(
         ("fp16", "bf16"), ("head_dim",), (32, 64, 96, 128, 192, 256), "wastes", "FlashAttention",
-        "its kernels exist for these widths only", ("https://github.com/Dao-AILab/flash-attention/issues/1141",),
+        "its kernels exist for these widths only",
+        ("https://github.com/Dao-AILab/flash-attention/issues/1141",
+         "https://github.com/Dao-AILab/flash-attention/blob/main/csrc/flash_attn/src/static_switch.h"),
     ),
 )  # fmt: skip
 
 
 def broken_rules(
-    work: Gemm | GroupedGemm | Attention, *, library: str = "", phase: str = "forward", tp: int = 1
+    work: Gemm | GroupedGemm | Attention,
+    *,
+    library: str = "",
+    phase: str = "forward",
+    tp: int = 1,
+    training: bool = False,
 ) -> tuple[Broken, ...]:
     """Returns the rules that one workload of one GPU breaks.
 
     library: whose kernels run, as for `--library`; "" for the rules of every library.
     phase: of `Op.phase`.
     tp: tensor-parallel degree by which the sizes were divided.
+    training: whether the workload is part of a training step.
 
     >>> [broken.to for broken in broken_rules(Gemm(4096, 4096, 688, dtype="fp8_block"), library="vllm", tp=8)]
     [768, 768]
     """
-    return tuple(
-        broken
-        for rule in RULES
-        if work.dtype in rule.dtypes and tp >= rule.min_tp and phase in (rule.phases or (phase,))
-        and (not library or library in (rule.libraries or (library,)))
-        for broken in _broken(rule, work)
-    )  # fmt: skip
+    concerned = (rule for rule in RULES if rule.concerns(work.dtype, library, tp, training=training))
+    in_phase = (rule for rule in concerned if phase in (rule.phases or (phase,)))
+    return tuple(broken for rule in in_phase for broken in _broken(rule, work))
 
 
 def _broken(rule: AlignmentRule, work: Gemm | GroupedGemm | Attention) -> Iterator[Broken]:
@@ -217,13 +236,13 @@ def broken_by_shape(shape: TransformerShape, *, library: str = "", backward: boo
         if op.name == "logits" and isinstance(work, Gemm):
             work = replace(work, dtype=shape.attention_dtype, accumulate="")
         names = side_names(op)
-        for one in broken_rules(work, library=library, phase=op.phase, tp=shape.tp):
+        for one in broken_rules(work, library=library, phase=op.phase, tp=shape.tp, training=backward):
             key = (one.rule, names.get(one.name, one.name), one.size, one.to)
             found.setdefault(key, []).append(op.label)
-    for rule in RULES:
-        part = shape.tokens // shape.tp
-        sharded = "tokens / tp" in rule.sides and shape.dtype in rule.dtypes and shape.tp >= rule.min_tp
-        if sharded and (not library or library in rule.libraries) and shape.tokens % (rule.allowed(1) * shape.tp):
+    part = shape.tokens // shape.tp
+    for rule in (rule for rule in RULES if "tokens / tp" in rule.sides):
+        concerned = rule.concerns(shape.dtype, library, shape.tp, training=backward)
+        if concerned and shape.tokens % (rule.allowed(1) * shape.tp):
             found[rule, "tokens / tp", part, rule.allowed(part + 1)] = ["all"]
     made = [Broken(*key, tuple(dict.fromkeys(ops))) for key, ops in found.items()]
     return tuple(sorted(made, key=lambda one: EFFECTS.index(one.rule.effect)))

@@ -31,8 +31,10 @@ from itertools import product
 from quantbench.advice.cost import Shares, ratio_factor
 from quantbench.alignment_rules import Broken, broken_by_shape, broken_rules, side_names
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import require_choice
+from quantbench.errors import InputError, require_choice
 from quantbench.latency.estimate import Estimate
+from quantbench.latency.gemm.model import LARGEST_SIDE
+from quantbench.latency.libraries import resolve_library
 from quantbench.latency.model_times import ModelTimes
 from quantbench.latency.op_times import OpEstimate, OpTimes, RememberedTimes, copy_us, correlation_of, total
 from quantbench.quantization import cdiv
@@ -44,6 +46,8 @@ SIDES = ("m", "n", "k")
 NOISE = 0.01
 # Padded sizes are the next multiples of these.
 _STEPS = (8, 16, 32, 64, 128, 256)
+# Multiples of this fill the tiles of every kernel in common use.
+_ROUND = 128
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,8 @@ class Padding:
     copy_bytes, copy_us: bytes moved by copies in every call (or step), and their time.
     more_bytes: additional memory of the padded tensors; of a transformer, of the weights on one GPU.
     saving, low, high: saved share of the time, copies included, with its 90 % interval; negative if it costs time.
-    allowed: whether the padded sizes break no rule by which a library crashes.
+    crashes: number of broken rules by which the library crashes on the padded sizes.
+    repairs: whether there are fewer of them than without padding.
     """
 
     changes: tuple[Change, ...]
@@ -76,7 +81,8 @@ class Padding:
     saving: float
     low: float
     high: float
-    allowed: bool = True
+    crashes: int = 0
+    repairs: bool = False
 
     @property
     def words(self) -> str:
@@ -102,6 +108,7 @@ class Padding:
 class PaddingVerdict:
     """Whether to pad a GEMM, and how.
 
+    now: time as it is.
     options: the fastest way for each side alone, and for all sides together if that differs, fastest first.
     broken: rules of number formats and libraries that the GEMM breaks.
     note: source of the times.
@@ -110,6 +117,7 @@ class PaddingVerdict:
     gemm: Gemm
     device: DeviceSpec
     library: str
+    now: Estimate
     options: tuple[Padding, ...]
     broken: tuple[Broken, ...]
     note: str
@@ -117,13 +125,12 @@ class PaddingVerdict:
     @property
     def must(self) -> bool:
         """Whether the library crashes on the GEMM as it is."""
-        return any(one.rule.effect == "crashes" for one in self.broken)
+        return _crashes(self.broken) > 0
 
     @property
     def best(self) -> Padding | None:
         """The padding to choose; None if the GEMM should stay as it is."""
-        allowed = [one for one in self.options if one.allowed]
-        return next((one for one in allowed if one.worth or self.must), None)
+        return next((one for one in self.options if not one.crashes and (one.worth or one.repairs)), None)
 
 
 @dataclass(frozen=True)
@@ -149,18 +156,23 @@ def padding_verdict(
 ) -> PaddingVerdict:
     """Decides whether to pad a GEMM a[m, k] · b[k, n], on its sides m, n and k.
 
-    library: whose kernels run; "" for the GPU's default.
+    library: whose kernels run; "" for the GPU's default (`libraries.default_library`).
     at_run_time: sides that are padded in every call: m and k copy a, n copies the result. The others are padded once.
-    times: source of times (default: the models of the device).
+    times: source of times (default: the models of the device and library).
 
-    Raises InputError for an unknown side.
+    Raises InputError for an unknown side or library, or a dtype without a peak on the device.
     """
     for side in at_run_time:
         require_choice("padding_verdict", "at_run_time", side, SIDES)
-    times = times or ModelTimes(device)
+    if device.peak(gemm.dtype) is None:
+        have = ", ".join(sorted(device.peak_tflops))
+        raise InputError("padding_verdict", f"{gemm.dtype} on {device.name}", f"one of {have}")
+    library = resolve_library(device.name, gemm.dtype, library, "padding_verdict")
+    times = times or ModelTimes(device, library=library)
     sizes = [_padded_sizes(getattr(gemm, side)) for side in SIDES]
     gemms = [replace(gemm, m=m, n=n, k=k) for m, n, k in product(*sizes)]
     known = dict(zip(gemms, times.estimates(gemms), strict=True))
+    broken = broken_rules(gemm, library=library)
     options = []
     for padded in gemms[1:]:  # the first is the GEMM itself
         changes = tuple(
@@ -172,11 +184,10 @@ def padding_verdict(
             changes, {gemm: (1.0, known[gemm])}, {padded: (1.0, known[padded])}, known[gemm], known[padded],
             _gemm_copies(gemm, padded, at_run_time), padded.min_bytes - gemm.min_bytes, times,
         )  # fmt: skip
-        crashes = any(one.rule.effect == "crashes" for one in broken_rules(padded, library=library))
-        options.append(replace(found, allowed=not crashes))
+        options.append(_judged(found, broken, broken_rules(padded, library=library)))
     alone = (_fastest([one for one in options if [c.dimension for c in one.changes] == [side]]) for side in SIDES)
     shown = dict.fromkeys(one for one in (*alone, _fastest(options)) if one is not None)
-    return PaddingVerdict(gemm, device, library, _sorted(shown), broken_rules(gemm, library=library), times.note)
+    return PaddingVerdict(gemm, device, library, known[gemm], _sorted(shown), broken, times.note)
 
 
 def shape_padding(
@@ -194,10 +205,11 @@ def shape_padding(
     backward: whether a training step is priced, or a forward pass only.
     unaligned_share: see `op_times.as_run`.
     """
+    library = resolve_library(times.device.name, shape.dtype, library, "shape_padding")
     known = RememberedTimes(times, softmax=shape.softmax, unaligned_share=unaligned_share)
     ops = shape.ops(backward=backward)
     passes = 2 if backward else 1
-    variants: list[tuple[Change, tuple[Op, ...], list[int], int]] = []
+    variants: list[tuple[Change, tuple[Op, ...], list[int], int, tuple[Broken, ...]]] = []
     broken = broken_by_shape(shape, library=library, backward=backward)
     sizes = {name: _padded_sizes(getattr(shape, name), shape.tp)[1:] for name in ("vocab", "ffn")}
     sizes["head_dim"] = sorted({one.to for one in broken if one.name == "head_dim"})
@@ -208,17 +220,19 @@ def shape_padding(
             other = replace(shape, **changed)  # type: ignore[arg-type]
             more = (other.parameters - shape.parameters) // shape.tp
             held = round(more * DTYPES[shape.dtype].b_bytes)
-            variants.append((Change(name, size, to, False), other.ops(backward=backward), [], held))
+            then_broken = broken_by_shape(other, library=library, backward=backward)
+            variants.append((Change(name, size, to, False), other.ops(backward=backward), [], held, then_broken))
     for to in _padded_sizes(shape.tokens, shape.tp)[1:]:
         # The hidden states (backward: their gradients) are copied once into padded tensors, and once out of them.
         copy = (shape.tokens + to) * shape.hidden * element_bytes(shape.attention_dtype)
-        variants.append((Change("tokens", shape.tokens, to, True), _with_tokens(ops, to), [copy] * passes, 0))
-    known.ask(op.workload for own in (ops, *(own for _, own, _, _ in variants)) for op in own)
+        variants.append((Change("tokens", shape.tokens, to, True), _with_tokens(ops, to), [copy] * passes, 0, ()))
+    known.ask(op.workload for own in (ops, *(variant[1] for variant in variants)) for op in own)
     now, below = _summed(ops, known)
     options = []
-    for change, own, copies, more in variants:
+    for change, own, copies, more, then_broken in variants:
         then, above = _summed(own, known)
-        options.append(compare((change,), below, above, now, then, copies, more, known))
+        option = compare((change,), below, above, now, then, copies, more, known)
+        options.append(_judged(option, broken, broken if change.at_run_time else then_broken))
     best = (_fastest([one for one in options if one.changes[0].dimension == name]) for name in (*sizes, "tokens"))
     return ShapePadding(
         shape, times.device, library, now, _sorted(one for one in best if one is not None), broken, known.note
@@ -255,7 +269,7 @@ def compare(
 def _padded_sizes(size: int, parts: int = 1) -> list[int]:
     """Returns the size and the next multiples of `_STEPS` above it, of each of `parts` equal parts."""
     multiples = (cdiv(size, step * parts) * step * parts for step in _STEPS)
-    return list(dict.fromkeys([size, *multiples]))
+    return list(dict.fromkeys([size, *(multiple for multiple in multiples if multiple <= LARGEST_SIDE)]))
 
 
 def _gemm_copies(gemm: Gemm, padded: Gemm, at_run_time: Sequence[str]) -> list[int]:
@@ -291,15 +305,31 @@ def _summed(ops: Sequence[Op], times: RememberedTimes) -> tuple[Estimate, Shares
     return Estimate(found.latency_us, found.low_us, found.high_us, unmeasured=unmeasured), shares  # type: ignore[return-value]
 
 
+def _crashes(broken: Iterable[Broken]) -> int:
+    return sum(one.rule.effect == "crashes" for one in broken)
+
+
+def _judged(option: Padding, now: Iterable[Broken], then: Iterable[Broken]) -> Padding:
+    """Returns the option with its crashes. now, then: broken rules without and with padding."""
+    crashes = _crashes(then)
+    return replace(option, crashes=crashes, repairs=crashes < _crashes(now))
+
+
 def _fastest(options: Sequence[Padding]) -> Padding | None:
-    """Returns the option with the largest saving. Of those within half of `NOISE` of it, the one that changes fewest
-    dimensions, to the roundest sizes, because kernels differ in what alignment they want beyond 16 bytes."""
-    allowed = [one for one in options if one.allowed] or list(options)
-    if not allowed:
+    """Returns the option with the fewest crashes and the largest saving. Of those within half of `NOISE` of it, the one
+    that changes fewest dimensions, to the roundest sizes, as kernels differ in what alignment they want beyond 16
+    bytes."""
+    if not options:
         return None
-    most = max(one.saving for one in allowed)
-    near = [one for one in allowed if one.saving >= most - NOISE / 2]
-    return min(near, key=lambda one: (len(one.changes), -min(c.to & -c.to for c in one.changes), -one.saving))
+    fewest = min(one.crashes for one in options)
+    most = max(one.saving for one in options if one.crashes == fewest)
+    near = [one for one in options if one.crashes == fewest and one.saving >= most - NOISE / 2]
+    return min(near, key=lambda one: (len(one.changes), -min(_roundness(c.to) for c in one.changes), -one.saving))
+
+
+def _roundness(size: int) -> int:
+    """Returns the largest power of two up to `_ROUND` that divides a size."""
+    return min(_ROUND, size & -size)
 
 
 def _sorted(options: Iterable[Padding]) -> tuple[Padding, ...]:
