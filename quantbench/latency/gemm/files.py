@@ -121,7 +121,7 @@ def ensemble_from_json(data: Mapping[str, Any]) -> Ensemble:
 def _vector_from_json(parameters: Any, tiles: Any) -> FloatArray:
     """Returns a parameter vector; one of version 2, told by its length, is upgraded."""
     vector = np.array(parameters, dtype=np.float64)
-    return upgraded(vector) if vector.shape == (FIRST_TILE - len(ADDED) + len(tiles),) else vector
+    return upgraded(vector, len(tiles))
 
 
 def _kernels_to_json(machine: Machine, menu: Menu) -> dict[str, Any]:

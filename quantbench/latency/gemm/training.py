@@ -40,6 +40,7 @@ from quantbench.latency.gemm.cost_model import (
     keep_freed_memory,
     kernel_parts,
     runs_in_waves,
+    upgraded,
 )
 from quantbench.latency.gemm.ensemble import Ensemble, Reference
 from quantbench.latency.gemm.trees import Growth, Measured, Member, train_member
@@ -90,7 +91,7 @@ def shipped_pool() -> tuple[Known, ...]:
     data = json.loads(text)
     if data.get("format") != POOL_FORMAT or data.get("version") != POOL_VERSION:
         raise StoreError("shipped_pool", f"format {data.get('format')!r} version {data.get('version')!r}", POOL_FORMAT)
-    return tuple(Known(**{**k, "parameters": np.array(k["parameters"])}) for k in data["known"])
+    return tuple(Known(**{**k, "parameters": upgraded(np.array(k["parameters"]), len(TILES))}) for k in data["known"])
 
 
 def pooled(known: Sequence[Known], base: Prior) -> Prior:
@@ -122,7 +123,7 @@ def _names(known: Sequence[Known]) -> str:
 
 def _without_host(prior: Prior) -> Prior:
     """Resets the host's work in a time to the hand prior: it belongs to a table, not to a GPU."""
-    at, (hand, sd) = INDEX["host"], hand_prior()
+    at, (hand, sd) = [INDEX[name] for name in ("host", "padded", "convert", "convert_row")], hand_prior()
     prior.mean[at], prior.sd[at] = hand[at], sd[at]
     return prior
 
