@@ -91,7 +91,10 @@ def shipped_pool() -> tuple[Known, ...]:
     data = json.loads(text)
     if data.get("format") != POOL_FORMAT or data.get("version") != POOL_VERSION:
         raise StoreError("shipped_pool", f"format {data.get('format')!r} version {data.get('version')!r}", POOL_FORMAT)
-    return tuple(Known(**{**k, "parameters": upgraded(np.array(k["parameters"]), len(TILES))}) for k in data["known"])
+    unknown = hand_prior()[0][ADDED]
+    return tuple(
+        Known(**{**k, "parameters": upgraded(np.array(k["parameters"]), len(TILES), unknown)}) for k in data["known"]
+    )
 
 
 def pooled(known: Sequence[Known], base: Prior) -> Prior:
@@ -123,7 +126,7 @@ def _names(known: Sequence[Known]) -> str:
 
 def _without_host(prior: Prior) -> Prior:
     """Resets the host's work in a time to the hand prior: it belongs to a table, not to a GPU."""
-    at, (hand, sd) = [INDEX[name] for name in ("host", "padded", "convert", "convert_row")], hand_prior()
+    at, (hand, sd) = INDEX["host"], hand_prior()
     prior.mean[at], prior.sd[at] = hand[at], sd[at]
     return prior
 
