@@ -34,7 +34,8 @@ def ship_moe(folder: Path, dtypes: Sequence[str] = DTYPES) -> Iterator[str]:
         for library in libraries:
             for dtype, table in read_moe(slug_of(system) or system, library).items():
                 if dtype in tables:
-                    tables[dtype].append(table.take(rng.permutation(len(table.works))[:_ROWS]))
+                    few = table.take(rng.permutation(len(table.works))[:_ROWS])
+                    tables[dtype].append(replace(few, rows=len(table.works)))
     for dtype, measured in tables.items():
         models = [_fit(table) for table in measured]
         told = [
@@ -48,8 +49,8 @@ def ship_moe(folder: Path, dtypes: Sequence[str] = DTYPES) -> Iterator[str]:
 def _fit(table: MoETable) -> MoEModel:
     works, library = table.works, table.library
     model = MoEModel.fit(table.gpu, works, table.latency_us, library=library, prior="none", growth=_GROWTH)
-    note = f"experts of {library} {table.version} on {table.gpu}: fitted to {len(works)} rows"
-    provenance = {"table": table.file, "package": table.package, "sha256": table.sha256}
+    note = f"experts of {library} {table.version} on {table.gpu}: fitted to {len(works)} of {table.rows} rows"
+    provenance = {"table": table.file, "package": table.package, "sha256": table.sha256, "rows": table.rows}
     return replace(model, note=note, provenance={**provenance, "transfer": 0.0})
 
 

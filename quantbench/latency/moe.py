@@ -55,8 +55,8 @@ _MOST_REFERENCES = 5
 _FOLDS = 3
 _COVERAGE = 0.90
 _LEAST_LEAF, _RATE = 3, 0.08
-# Half-width of the interval, log time, from the spec sheet alone: a guess. With references it is the largest error (90 %
-# quantile) that their own priors made (`provenance["transfer"]`).
+# Half-width of the interval, log time, from the spec sheet alone: a guess. With references it is the largest error
+# (90 % quantile) that their own priors made (`provenance["transfer"]`).
 _BLIND = float(np.log(4.0))
 # Ridge penalty of the references' slopes, in rows: a few rows must not swing them.
 _RIDGE = 3.0
@@ -200,11 +200,16 @@ class MoEModel:
         return cls(spec, dtype, library, chosen, (), IntervalCalibration(1.0, beyond), note=note)
 
     @classmethod
-    def best(cls, device: DeviceSpec | str, *, dtype: str = "bf16", library: str) -> MoEModel:
-        """Returns the model shipped for a GPU, dtype and library, or its prior if none is shipped."""
+    def best(cls, device: DeviceSpec | str, *, dtype: str = "bf16", library: str = "") -> MoEModel:
+        """Returns the model shipped for a GPU, dtype and library, or its prior if none is shipped.
+
+        library: "" for the one whose table of experts is largest, vllm if none was measured.
+        """
         spec = _gpu(device)
-        own = (one for one in shipped_models(dtype) if one.device.name == spec.name and one.library == library)
-        return next(own, None) or cls.prior(spec, dtype=dtype, library=library)
+        own = [one for one in shipped_models(dtype) if one.device.name == spec.name and library in ("", one.library)]
+        if own:
+            return max(own, key=lambda one: one.provenance["rows"])
+        return cls.prior(spec, dtype=dtype, library=library or "vllm")
 
     def predict(self, works: Sequence[MoE]) -> Estimates:
         """Predicts the busiest rank's time of layers of the model's dtype. No time is below that of the FLOPs at the
@@ -272,7 +277,7 @@ def save_models(path: Path, models: Sequence[MoEModel]) -> None:
             }
             for one in order
         ],
-        "forests": [[len(forest.threshold), len(forest.roots), forest.depth] for forest in forests],
+        "forests": [[len(forest.threshold), len(forest.roots), max(forest.depth, 1)] for forest in forests],
     }
     own = [np.arange(len(forest.right), dtype=np.int32) for forest in forests]
     arrays = {
