@@ -52,6 +52,8 @@ PRIORS = ("auto", "family-out", "none")
 #: fewest rows of a fit; with fewer, `fit` returns the prior
 FEWEST_ROWS = 20
 _MOST_REFERENCES = 5
+# Rows on which references are chosen.
+_CHOICE_ROWS = 1000
 _FOLDS = 3
 _COVERAGE = 0.90
 _LEAST_LEAF, _RATE = 3, 0.08
@@ -66,7 +68,7 @@ _RIDGE = 3.0
 class Growth:
     """Settings of the trees of each half: the number of randomised ones, and of boosted ones and their leaves."""
 
-    randomised: int = 30
+    randomised: int = 24
     boosted: int = 150
     leaves: int = 15
 
@@ -160,10 +162,8 @@ class MoEModel:
             return replace(bare, note=note)
         layers = Layers.of(works)
         y = np.log(times) - layers.roofline(spec)
-        others = _others(spec, dtype, prior)
-        known = np.array([one.correction(layers) for one in others]).reshape(-1, len(y)).T
-        chosen = _most_telling(known, y)
-        references, seen = tuple(others[i] for i in chosen), known[:, chosen]
+        references = _most_telling(_others(spec, dtype, prior), works, y, seed)
+        seen = np.array([one.correction(layers) for one in references]).reshape(-1, len(y)).T
         x = np.concatenate([layers.features(spec), seen.astype(np.float32)], axis=1)
         growth = growth or Growth()
         halves = _halves(x, seen, y, growth, seed)
@@ -366,7 +366,7 @@ def _calibrate(
     rng = np.random.default_rng(seed)
     names = rng.permutation(sites.max() + 1)
     fold_of = (names % _FOLDS)[sites] if len(names) >= _FOLDS else rng.integers(_FOLDS, size=len(y))
-    quick = replace(growth, randomised=growth.randomised // 2)
+    quick = replace(growth, randomised=growth.randomised // 4)
     error, variance = np.zeros(len(y)), np.zeros(len(y))
     for fold in range(_FOLDS):
         held = fold_of == fold
@@ -385,19 +385,21 @@ def _sites(layers: Layers) -> npt.NDArray[np.intp]:
     return np.unique(shapes, axis=1, return_inverse=True)[1].ravel()
 
 
-def _most_telling(known: FloatArray, y: FloatArray) -> list[int]:
-    """Returns the references that explain most of the residual y together: each in turn the one that correlates best
-    with what those before it leave over."""
+def _most_telling(others: Sequence[MoEModel], works: Sequence[MoE], y: FloatArray, seed: int) -> tuple[MoEModel, ...]:
+    """Returns the models that explain most of the residual y, (layers,), together: each in turn the one that correlates
+    best with what those before it leave over."""
+    rows = np.random.default_rng(seed).permutation(len(y))[:_CHOICE_ROWS]
+    few, y = Layers.of([works[i] for i in rows]), y[rows]
+    known = np.array([one.correction(few) for one in others]).reshape(-1, len(y)).T
+    columns = known - known.mean(axis=0)
+    columns /= np.linalg.norm(columns, axis=0) + 1e-9
     chosen: list[int] = []
     rest = y - y.mean()
-    columns = known - known.mean(axis=0)
-    columns = columns / (np.linalg.norm(columns, axis=0) + 1e-9)
-    while len(chosen) < min(_MOST_REFERENCES, known.shape[1]):
-        left = np.setdiff1d(np.arange(known.shape[1]), chosen)
+    while len(chosen) < min(_MOST_REFERENCES, len(others)):
+        left = np.setdiff1d(np.arange(len(others)), chosen)
         chosen.append(int(left[np.argmax(np.abs(rest @ columns[:, left]))]))
-        linear = Half(_slopes(known[:, chosen], y), ())
-        rest = y - linear.base(known[:, chosen])
-    return chosen
+        rest = y - Half(_slopes(known[:, chosen], y), ()).base(known[:, chosen])
+    return tuple(others[i] for i in chosen)
 
 
 def _others(device: DeviceSpec, dtype: str, prior: str | Sequence[MoEModel]) -> list[MoEModel]:

@@ -154,7 +154,7 @@ def test_wrong_input_is_named() -> None:
     with pytest.raises(InputError, match="library"):
         MoEModel.fit(H100, works, np.ones(30), library="cublas")
     with pytest.raises(UnsupportedError):
-        MoEModel.prior("cpu", library="vllm")
+        MoEModel.prior(replace(H100, kind="cpu"), library="vllm")
     model = MoEModel(H100, "bf16", "vllm", (), (), IntervalCalibration(1.0, 0.5))
     with pytest.raises(InputError, match="fp8"):
         model.predict([replace(works[0], dtype="fp8")])

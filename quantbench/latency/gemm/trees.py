@@ -35,6 +35,7 @@ Float32Array = npt.NDArray[np.float32]
 CHUNK = 1024
 # Levels allowed beyond a balanced tree's: every level costs a pass over all rows and trees.
 _SPARE_DEPTH = 5
+_DEEPEST_BOOSTED = 8
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,8 @@ class Forest:
         from sklearn.ensemble import HistGradientBoostingRegressor
 
         grown = HistGradientBoostingRegressor(
-            max_iter=trees, max_leaf_nodes=leaves, learning_rate=rate, min_samples_leaf=leaf, early_stopping=False,
-            random_state=seed,
+            max_iter=trees, max_leaf_nodes=leaves, learning_rate=rate, min_samples_leaf=leaf,
+            max_depth=_DEEPEST_BOOSTED, early_stopping=False, random_state=seed,
         ).fit(x, y)  # fmt: skip
         parts, start, roots = [], 0, []
         for (predictor,) in grown._predictors:
