@@ -1,7 +1,7 @@
 """Names the libraries whose kernels were measured, and selects the default one of each GPU and dtype.
 
-Entry points: `LIBRARIES`; `default_library`, `libraries_of`, `why_default`; `SYSTEMS`, `TABLES`, `DEFAULT_TABLES`,
-`system_of` and `slug_of`, the names and versions of aiconfigurator-core. Used by `gemm.model`,
+Entry points: `LIBRARIES`; `default_library`, `libraries_of`, `why_default`, `resolve_library`, `library_of`; `SYSTEMS`, `TABLES`,
+`DEFAULT_TABLES`, `system_of` and `slug_of`, the names and versions of aiconfigurator-core. Used by `gemm.model`,
 `model_times`, `importers.aiconfigurator`, `profile`, the command `import` and tools.
 
 A library changes the kernels, and so the cliffs, as much as the GPU does. The default library of a GPU and dtype is the
@@ -100,6 +100,16 @@ def why_default(slug: str, dtype: str) -> str:
     if not known:
         return "the default; no library's products were measured"
     return "the default: its table has the most shapes" if len(known) > 1 else "the only one measured"
+
+
+def library_of(provider: str) -> str:
+    """Returns the library of a provider's products; torch for cuBLAS and other names.
+
+    >>> library_of("vllm.flash_attn_fa3"), library_of("cublas")
+    ('vllm', 'torch')
+    """
+    name = provider.partition(".")[0]
+    return name if name in LIBRARIES else "torch"
 
 
 def resolve_library(slug: str, dtype: str, library: str, operation: str = "library") -> str:
