@@ -46,8 +46,8 @@ _UNFUSED_PROVIDERS = ("torch.eager",)
 
 
 def models_of(device: DeviceSpec, tables: dict[str, Table], *, fit: bool, seed: int) -> Models:
-    """Returns a GEMM model for each dtype and library with rows (if none: for bf16, or fp16 if the device has no bf16), and models
-    of softmax and attention. A CPU gets none, because the models describe thread blocks and waves."""
+    """Returns a GEMM model for each dtype and library with rows (if none: for bf16, or fp16 if the device has no bf16),
+    and models of softmax and attention. A CPU gets none, because the models describe thread blocks and waves."""
     if device.kind == "cpu":
         return Models()
     usual = "fp16" if device.peak("bf16") is None else "bf16"

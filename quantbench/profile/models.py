@@ -66,7 +66,8 @@ class ProductModel:
 
     def to_json(self) -> Json:
         return {
-            "dtype": self.dtype, "library": self.library, "rows": self.rows, "note": self.note, "provenance": dict(self.provenance),
+            "dtype": self.dtype, "library": self.library, "rows": self.rows, "note": self.note,
+            "provenance": dict(self.provenance),
             "log_us": list(self.log_us), "half_width": list(self.half),
             "distilled": text_arrays(fast_to_parts(self.fast)),
         }  # fmt: skip
