@@ -183,8 +183,8 @@ def of_library(runs: list[Run], library: str) -> list[Run]:
     if library not in found:
         raise InputError("profile export", f"--library {library}", "one of " + ", ".join(sorted(found)))
 
-    def kept(run: Run) -> list[Record]:
-        return [x for x in run.records if x.workload.kind == "collective" or library_of(x.provider) == library]
+    def kept(run: Run) -> tuple[Record, ...]:
+        return tuple(x for x in run.records if x.workload.kind == "collective" or library_of(x.provider) == library)
 
     return [replace(run, records=kept(run)) for run in runs if kept(run)]
 
