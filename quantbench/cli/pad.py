@@ -15,11 +15,12 @@ from rich.text import Text
 
 from quantbench.cli.devices import device_line
 from quantbench.cli.model_options import StepOptions, chosen_model
-from quantbench.cli.options import command, gpu_option, integers, json_option, option, typed_words
+from quantbench.cli.options import command, gpu_option, integers, json_option, library_option, option, typed_words
 from quantbench.cli.output import StyledLine, plain_table, print_result
 from quantbench.device import default_dtype, lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
+from quantbench.latency.libraries import default_library, library_words
 from quantbench.units import latency, signed_percent, size
 from quantbench.workload import Gemm
 
@@ -42,7 +43,7 @@ class PadOptions(StepOptions):
     gemm: str = option("", "A product m,n,k per GPU: tokens, outputs, inputs of a linear layer.")
     layout: str = option("nt", "Layout of the product: nt (weights stored n×k), nn or tn.")
     at_run_time: str = option("m", "Sides of the product that are padded in every call, comma separated: m, n, k.")
-    library: str = option("", "Whose kernels run: torch, triton, vllm, sglang, trtllm or aiter (default: the GPU's).")
+    library: str = library_option()
     forward_only: bool = option(False, "Price a forward pass instead of a training step.")
 
 
@@ -118,14 +119,12 @@ def _dtype(arguments: PadOptions, spec: DeviceSpec) -> str:
 def _header(
     spec: DeviceSpec, note: str, dtype: str, library: str, assumed: Sequence[str], unmeasured: str
 ) -> Iterator[StyledLine]:
-    from quantbench.latency.libraries import default_library, why_default
-
     if unmeasured:
         yield f"not measured, only estimated: {unmeasured}"
     yield device_line(spec)
     yield f"times: {note}"
-    why = f" ({why_default(spec.name, dtype)})" if library == default_library(spec.name, dtype) else ""
-    yield f"kernels of {library}{why}; assumed: {', '.join(assumed)}"
+    asked = "" if library == default_library(spec.name, dtype) else library
+    yield f"{library_words(spec.name, dtype, asked, _WHO)}; assumed: {', '.join(assumed)}"
 
 
 def _gemm_lines(verdict: PaddingVerdict, assumed: Sequence[str]) -> Iterator[StyledLine | Table]:
