@@ -260,16 +260,17 @@ class GemmModel:
         """
         spec = _device(device)
         library = resolve_library(spec.name, dtype, library, "GemmModel.best")
-        shipped, why = shipped_model(spec.name, dtype, library), ""
+        shipped = shipped_model(spec.name, dtype, library)
         if shipped is not None:
             return shipped
-        if library in libraries_of(spec.name, dtype):
-            try:
-                return _model_of_table(spec.name, dtype, library)
-            except UnsupportedError as error:
-                why = f"{error.value}: {error.expected}. "
         prior = cls.prior(spec, dtype=dtype, library=library)
-        return replace(prior, note=why + prior.note)
+        if library not in libraries_of(spec.name, dtype):
+            return prior
+        try:
+            return _model_of_table(spec.name, dtype, library)
+        except UnsupportedError as error:
+            why = f"{error.value}: {error.expected}"
+            return replace(prior, note=f"{why}; expected from {prior.prior_source}, the interval is wide")
 
     def predict(
         self,
