@@ -436,10 +436,13 @@ class GemmModel:
         return cls.from_parts(files.unpack(raw))
 
 
-@cache
 def shipped_model(slug: str, dtype: str, library: str = "") -> GemmModel | None:
     """Returns the packaged model of a device, dtype and library ("": the default one), None if there is none."""
-    file = public.FOLDER / public.file_name(slug, dtype, library or default_library(slug, dtype))
+    return _loaded(public.FOLDER / public.file_name(slug, dtype, library or default_library(slug, dtype)))
+
+
+@cache
+def _loaded(file: Path) -> GemmModel | None:
     return GemmModel.load(file) if file.is_file() else None
 
 
