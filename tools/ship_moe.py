@@ -42,7 +42,7 @@ def ship_moe(folder: Path, dtypes: Sequence[str] = DTYPES) -> Iterator[str]:
             replace(model, provenance={**model.provenance, "transfer": _transfer(model, table, models)})
             for model, table in zip(models, measured, strict=True)
         ]
-        save_models(folder / f"moe-{dtype}.npz", told)
+        save_models(folder / f"{dtype}.moe", told)
         yield from (f"{one.note}; prior within a factor of {np.exp(one.provenance['transfer']):.2f}" for one in told)
 
 

@@ -16,13 +16,9 @@ True
 
 from __future__ import annotations
 
-import json
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from io import BytesIO
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +31,15 @@ from quantbench.errors import InputError, StoreError, UnsupportedError, one_line
 from quantbench.files import read_bytes, write_file
 from quantbench.latency.estimate import Estimates, IntervalCalibration, bounded, name_bound
 from quantbench.latency.families import family, generation
-from quantbench.latency.gemm.files import device_from_json, device_to_json, require_sound_forest
+from quantbench.latency.gemm.files import (
+    device_from_parts,
+    device_to_parts,
+    forest_from_parts,
+    forest_to_parts,
+    pack,
+    require_sound_forest,
+    unpack,
+)
 from quantbench.latency.gemm.trees import Forest
 from quantbench.latency.libraries import LIBRARIES
 from quantbench.latency.moe_features import NUM_FEATURES, Float32Array, FloatArray, Layers
@@ -45,8 +49,6 @@ _WHO = "MoEModel"
 MODEL_FORMAT = "quantbench-moe-model"
 #: 1: initial version
 MODEL_VERSION = 1
-# Bits of a stored threshold: 16 of the mantissa; half precision moves thresholds past sizes that are powers of two.
-_KEPT_BITS = np.uint32(0xFFFFFF80)
 _MODELS = Path(__file__).parent / "models"
 PRIORS = ("auto", "family-out", "none")
 #: fewest rows of a fit; with fewer, `fit` returns the prior
@@ -254,99 +256,63 @@ class MoEModel:
 
 
 def save_models(path: Path, models: Sequence[MoEModel]) -> None:
-    """Writes models and all their references to one numpy archive, values in half precision."""
+    """Writes models and all their references to one file, trees rounded (`Forest.rounded`)."""
     order: list[MoEModel] = []
     for model in models:
         order += [one for one in (*model.references, model) if not any(one is known for known in order)]
-    where = {id(one): i for i, one in enumerate(order)}
-    forests = [forest for one in order for half in one.halves for forest in half.forests]
-    header = {
-        "format": MODEL_FORMAT,
-        "version": MODEL_VERSION,
-        "models": [
-            {
-                "device": device_to_json(one.device),
-                "dtype": one.dtype,
-                "library": one.library,
-                "references": [where[id(reference)] for reference in one.references],
-                "halves": [{"slopes": half.slopes.tolist(), "forests": len(half.forests)} for half in one.halves],
-                "interval": [one.interval.factor, one.interval.floor],
-                "rows": one.rows,
-                "note": one.note,
-                "provenance": one.provenance,
-            }
-            for one in order
-        ],
-        "forests": [[len(forest.threshold), len(forest.roots), max(forest.depth, 1)] for forest in forests],
-    }
-    own = [np.arange(len(forest.right), dtype=np.int32) for forest in forests]
-    arrays = {
-        "feature": [forest.feature.astype(np.uint8) for forest in forests],
-        "threshold": [(forest.threshold.view(np.uint32) & _KEPT_BITS).view(np.float32) for forest in forests],
-        "right": [forest.right - node for forest, node in zip(forests, own, strict=True)],
-        "value": [forest.value.astype(np.float16) for forest in forests],
-        "roots": [forest.roots for forest in forests],
-    }
-    content = BytesIO()
-    np.savez_compressed(
-        content,
-        header=np.array(json.dumps(header)),
-        **{name: np.concatenate(parts) if parts else np.zeros(0) for name, parts in arrays.items()},
-    )
-    write_file(_WHO, path, content.getvalue())
+    parts = [_to_parts(one, order) for one in order]
+    write_file(_WHO, path, pack({"format": MODEL_FORMAT, "version": MODEL_VERSION, "models": parts}))
+
+
+def _to_parts(model: MoEModel, order: Sequence[MoEModel]) -> dict[str, Any]:
+    halves = [
+        {"slopes": half.slopes.tolist(), "forests": [forest_to_parts(forest) for forest in half.forests]}
+        for half in model.halves
+    ]
+    return {
+        "device": device_to_parts(model.device), "dtype": model.dtype, "library": model.library,
+        "references": [next(i for i, one in enumerate(order) if one is known) for known in model.references],
+        "halves": halves, "interval": [model.interval.factor, model.interval.floor], "rows": model.rows,
+        "note": model.note, "provenance": model.provenance,
+    }  # fmt: skip
 
 
 def load_models(path: Path) -> list[MoEModel]:
-    """Reads what `save_models` wrote. Raises StoreError for any other file."""
+    """Reads what `save_models` wrote. Raises InputError for another format, StoreError for a damaged file."""
     try:
-        with np.load(BytesIO(read_bytes(path)), allow_pickle=False) as archive:
-            header = json.loads(str(archive["header"]))
-            arrays = {name: archive[name] for name in ("feature", "threshold", "right", "value", "roots")}
-        if (header["format"], header["version"]) != (MODEL_FORMAT, MODEL_VERSION):
-            raise ValueError(f"{header['format']} version {header['version']}")
-        forests = iter(_forests(header["forests"], arrays))
+        data = unpack(read_bytes(path), _check_format)
         models: list[MoEModel] = []
-        for one in header["models"]:
-            halves = tuple(
-                Half(np.array(half["slopes"], dtype=np.float64), tuple(islice(forests, half["forests"])))
-                for half in one["halves"]
-            )
-            references = tuple(models[i] for i in one["references"])
-            interval = IntervalCalibration(*map(float, one["interval"]))
-            models.append(
-                MoEModel(
-                    device_from_json(one["device"]), one["dtype"], one["library"], references, halves, interval,
-                    one["rows"], one["note"], one["provenance"],
-                )
-            )  # fmt: skip
+        for one in data["models"]:
+            models.append(_from_parts(one, models))
         return models
-    except (OSError, KeyError, IndexError, TypeError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, KeyError, IndexError, TypeError, ValueError, StoreError) as error:
         raise StoreError(_WHO, f"{path} ({one_line(str(error))[:100]})", f"a file of {MODEL_FORMAT}") from None
 
 
-def _forests(sizes: list[list[int]], arrays: dict[str, npt.NDArray[Any]]) -> list[Forest]:
-    """Returns the forests in `arrays`. sizes: nodes, trees and depth of each."""
-    found, node, root = [], 0, 0
-    for nodes, trees, depth in sizes:
-        part = {name: arrays[name][node : node + nodes] for name in ("feature", "threshold", "right", "value")}
-        forest = Forest(
-            part["feature"].astype(np.int16),
-            part["threshold"].astype(np.float32),
-            part["right"] + np.arange(nodes, dtype=np.int32),
-            part["value"].astype(np.float32),
-            arrays["roots"][root : root + trees],
-            depth,
-        )
-        require_sound_forest(forest, NUM_FEATURES + _MOST_REFERENCES)
-        found.append(forest)
-        node, root = node + nodes, root + trees
-    return found
+def _check_format(data: Any) -> None:
+    found = (data.get("format"), data.get("version")) if isinstance(data, dict) else (type(data).__name__, None)
+    if found != (MODEL_FORMAT, MODEL_VERSION):
+        raise InputError(_WHO, f"format {found[0]!r}, version {found[1]!r}", f"{MODEL_FORMAT} version {MODEL_VERSION}")
+
+
+def _from_parts(data: Any, known: Sequence[MoEModel]) -> MoEModel:
+    halves = []
+    for half in data["halves"]:
+        forests = tuple(forest_from_parts(forest) for forest in half["forests"])
+        for forest in forests:
+            require_sound_forest(forest, NUM_FEATURES + len(data["references"]))
+        halves.append(Half(np.array(half["slopes"], dtype=np.float64), forests))
+    return MoEModel(
+        device_from_parts(data["device"]), data["dtype"], data["library"], tuple(known[i] for i in data["references"]),
+        tuple(halves), IntervalCalibration(*map(float, data["interval"])), data["rows"], data["note"],
+        data["provenance"],
+    )  # fmt: skip
 
 
 @cache
 def shipped_models(dtype: str) -> tuple[MoEModel, ...]:
     """Returns the models in the package of a dtype, each fitted to its own table without references."""
-    file = _MODELS / f"moe-{dtype}.npz"
+    file = _MODELS / f"{dtype}.moe"
     return tuple(load_models(file)) if file.is_file() else ()
 
 

@@ -109,15 +109,15 @@ def test_files_keep_models_and_their_references(tmp_path: Path) -> None:
     times = np.exp(Layers.of(works).roofline(H100))
     other = MoEModel.fit(H200, works, times, library="sglang", prior="none", growth=_QUICK)
     model = MoEModel.fit(H100, works, 0.8 * times, library="vllm", prior=[other], growth=_QUICK)
-    model.save(tmp_path / "model.npz")
-    read = MoEModel.load(tmp_path / "model.npz")
+    model.save(tmp_path / "model.moe")
+    read = MoEModel.load(tmp_path / "model.moe")
     assert (read.device, read.library, read.rows, read.note) == (H100, "vllm", 200, model.note)
     assert read.references[0].library == "sglang"
-    assert len(load_models(tmp_path / "model.npz")) == 2
+    assert len(load_models(tmp_path / "model.moe")) == 2
     np.testing.assert_allclose(read.predict(works).latency_us, model.predict(works).latency_us, rtol=0.01)
-    (tmp_path / "broken.npz").write_bytes((tmp_path / "model.npz").read_bytes()[:-200])
+    (tmp_path / "broken.moe").write_bytes((tmp_path / "model.moe").read_bytes()[:-200])
     with pytest.raises(StoreError, match="broken"):
-        MoEModel.load(tmp_path / "broken.npz")
+        MoEModel.load(tmp_path / "broken.moe")
 
 
 def test_a_prior_excludes_the_gpu_itself_and_says_what_it_rests_on() -> None:

@@ -62,16 +62,19 @@ def pack(parts: Mapping[str, Any]) -> bytes:
     return json.dumps({**header, "sha256": _digest(header, packed)}).encode() + b"\n" + packed
 
 
-def unpack(raw: bytes) -> Any:
+def unpack(raw: bytes, check: Callable[[Any], None] | None = None) -> Any:
     """Inverse of `pack`; returns the JSON value of a file of version 2 or 3. Raises InputError for another format,
-    StoreError for a damaged file."""
+    StoreError for a damaged file.
+
+    check: function that raises for another format or version, by default `check_format`; all its versions are binary.
+    """
     line, _, packed = raw.partition(b"\n")
     try:
         header = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise StoreError("GemmModel.load", one_line(str(error))[:100], "a file that GemmModel.save wrote") from None
-    check_format(header)
-    if header["version"] < _FIRST_BINARY:
+    (check or check_format)(header)
+    if check is None and header["version"] < _FIRST_BINARY:
         return header
     stated = header.pop("sha256", None)
     try:
@@ -181,7 +184,7 @@ def ensemble_to_parts(ensemble: Ensemble) -> dict[str, Any]:
             "most": member.most,
             "batched": member.batched,
             "layouts": member.layouts,
-            "forest": None if member.forest is None else _forest_to_parts(member.forest),
+            "forest": None if member.forest is None else forest_to_parts(member.forest),
         }
         for member in ensemble.members
     ]
@@ -197,7 +200,7 @@ def ensemble_from_parts(data: Mapping[str, Any]) -> Ensemble:
             most=float(member["most"]),
             batched=bool(member.get("batched", False)),
             layouts=bool(member.get("layouts", False)),
-            forest=None if member["forest"] is None else _forest_from_parts(member["forest"]),
+            forest=None if member["forest"] is None else forest_from_parts(member["forest"]),
         )
         for member in data["members"]
     )
@@ -232,8 +235,8 @@ def _kernels_from_parts(data: Mapping[str, Any]) -> tuple[Machine, Menu]:
     return Machine(**data["machine"]), Menu(tiles, tuple((int(t), int(s)) for t, s in data["kernels"]))
 
 
-def _forest_to_parts(forest: Forest) -> dict[str, Any]:
-    """Returns the kinds of all nodes, and the contents of inner nodes and of leaves."""
+def forest_to_parts(forest: Forest) -> dict[str, Any]:
+    """Returns the kinds of all nodes of a forest, and the contents of inner nodes and of leaves."""
     compact = forest.rounded()
     leaf = np.isinf(compact.threshold)
     feature = compact.feature[~leaf]
@@ -247,7 +250,7 @@ def _forest_to_parts(forest: Forest) -> dict[str, Any]:
     }
 
 
-def _forest_from_parts(data: Mapping[str, Any]) -> Forest:
+def forest_from_parts(data: Mapping[str, Any]) -> Forest:
     if "right_offset" in data:
         return _old_forest(data)
     nodes = int(data["nodes"])
@@ -297,7 +300,7 @@ def fast_to_parts(fast: FastGemm) -> dict[str, Any]:
         **_kernels_to_parts(fast.machine, fast.menu),
         "parameters": [float(z) for z in fast.parameters],
         "most": fast.most,
-        "forest": _forest_to_parts(fast.forest),
+        "forest": forest_to_parts(fast.forest),
     }
 
 
@@ -308,7 +311,7 @@ def fast_from_parts(data: Any) -> FastGemm:
         machine=machine,
         menu=menu,
         parameters=_vector(data["parameters"], data["tiles"]),
-        forest=_forest_from_parts(data["forest"]),
+        forest=forest_from_parts(data["forest"]),
         most=float(data["most"]),
     )
 

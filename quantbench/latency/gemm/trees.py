@@ -163,7 +163,7 @@ class Forest:
             right=right.astype(np.int32),
             value=np.where(is_leaf, value, 0.0).astype(np.float16).astype(np.float32),
             roots=np.array(roots, dtype=np.int32),
-            depth=max(int(part[0]["depth"].max()) for part in parts),
+            depth=max(1, *(int(part[0]["depth"].max()) for part in parts)),
         )
 
     @classmethod
@@ -183,7 +183,7 @@ class Forest:
             right=np.concatenate(right).astype(np.int32),
             value=value.astype(np.float32),
             roots=starts[:-1].astype(np.int32),
-            depth=max(t.max_depth for t in parts),
+            depth=max(1, *(t.max_depth for t in parts)),
         ).rounded()
 
     def rounded(self) -> Forest:
