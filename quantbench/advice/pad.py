@@ -159,7 +159,8 @@ def padding_verdict(
     """Decides whether to pad a GEMM a[m, k] · b[k, n] on m, n and k, or vocab, ffn, head_dim and tokens of a
     transformer.
 
-    library: whose kernels run; "" for the GPU's default (`libraries.default_library`).
+    library: whose kernels run; "" for the GPU's default (`libraries.default_library`), with the rules of every library
+        for a transformer, which may be trained with one and served with another.
     at_run_time: sides of a GEMM that are padded in every call: m and k copy a, n copies the result. The others are
         padded once.
     backward: whether a training step of a transformer is priced, or a forward pass only.
@@ -172,11 +173,11 @@ def padding_verdict(
         require_choice(who, "at_run_time", side, SIDES)
     if device.peak(subject.dtype) is None:
         raise InputError(who, f"{subject.dtype} on {device.name}", f"one of {', '.join(sorted(device.peak_tflops))}")
-    library = resolve_library(device.name, subject.dtype, library, who)
+    asked, library = library, resolve_library(device.name, subject.dtype, library, who)
     if isinstance(subject, Gemm):
         softmax, variants = "", list(_of_gemm(subject, library, at_run_time))
     else:
-        softmax, variants = subject.softmax, list(_of_shape(subject, library, backward=backward))
+        softmax, variants = subject.softmax, list(_of_shape(subject, asked, backward=backward))
     share = shipped().elsewhere.unaligned_share
     known = RememberedTimes(times or ModelTimes(device, library=library), softmax=softmax, unaligned_share=share)
     known.ask(work for variant in variants for work in variant.runs)
