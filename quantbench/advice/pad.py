@@ -9,10 +9,10 @@ Tokens are padded at run time, and so is any side of a GEMM that the caller name
 at the memory's bandwidth. Padded rows and columns compute nothing of use: the saving is that of the same useful work.
 
 Decision. Padding is advised if the expected saving, copies included, is at least `NOISE`, and called sure if the 90 %
-interval of the saving lies above 0. The errors of a shape and of its padded shape are nearly independent in units of
-the model's own intervals: on four public tables (bf16, fp8 and fp8_block on A100, H100 and B200, rows that the model
-was not fitted to), the interval of two independent errors covers 84 to 99 % of the ratios. `python -m
-tools.accuracy.padding` computes what the decisions lose against the better of both shapes.
+interval of the saving lies above 0. The interval is that of the ratio of two independent errors of the model's own
+intervals: they hold the measurement noise and the choice of kernel, which a shape and its padded shape do not share.
+`python -m tools.accuracy.padding` computes how many measured savings it covers, and what the decisions lose against the
+better of both shapes (docs/padding.md).
 
 >>> from quantbench.device import lookup
 >>> from quantbench.workload import Gemm
