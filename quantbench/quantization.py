@@ -18,6 +18,7 @@ capability 8.0 on the driver reserves 1 KiB per block). Barriers and thread bloc
 profiler does not report them.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
@@ -125,14 +126,14 @@ def quantize(gemm: Gemm | GroupedGemm, tile: Tile, sm_count: int, blocks_per_sm:
     """
     require_int("quantize", "sm_count", sm_count)
     require_int("quantize", "blocks_per_sm", blocks_per_sm)
-    gemms = gemm.gemms if isinstance(gemm, GroupedGemm) else (gemm,)
-    tiles = sum(g.batch * cdiv(g.m, tile.block_m) * cdiv(g.n, tile.block_n) for g in gemms)
+    gemms = Counter(gemm.gemms if isinstance(gemm, GroupedGemm) else (gemm,))
+    tiles = sum(c * g.batch * cdiv(g.m, tile.block_m) * cdiv(g.n, tile.block_n) for g, c in gemms.items())
     num_tiles = tiles * tile.split_k
     resident = sm_count * blocks_per_sm
     num_waves = cdiv(num_tiles, resident)
     return Quantization(
         num_tiles=num_tiles,
-        tile_efficiency=sum(g.batch * g.m * g.n for g in gemms) / (tiles * tile.block_m * tile.block_n),
+        tile_efficiency=sum(c * g.batch * g.m * g.n for g, c in gemms.items()) / (tiles * tile.block_m * tile.block_n),
         num_waves=num_waves,
         last_wave_tiles=num_tiles - (num_waves - 1) * resident,
         wave_efficiency=num_tiles / (num_waves * resident),

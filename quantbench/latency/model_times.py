@@ -25,7 +25,7 @@ from quantbench.latency.softmax import SoftmaxModel
 from quantbench.launch import Launch
 from quantbench.quantization import credible_waves
 from quantbench.workload import Attention, Gemm, Softmax
-from quantbench.workload.ops import Compute
+from quantbench.workload.kinds import Compute
 
 
 class ModelTimes:

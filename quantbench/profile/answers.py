@@ -33,7 +33,8 @@ from quantbench.profile.sources import (
 )
 from quantbench.profile.table import LARGEST, Table
 from quantbench.workload import Op
-from quantbench.workload.ops import COLLECTIVE_DTYPES, COLLECTIVE_OPS, LARGEST_MESSAGE_BYTES, Compute
+from quantbench.workload.kinds import Compute
+from quantbench.workload.ops import COLLECTIVE_DTYPES, COLLECTIVE_OPS, LARGEST_MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from quantbench.profile.profile import Profile

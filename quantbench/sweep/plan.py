@@ -30,7 +30,7 @@ from quantbench.sweep.axes import Axis, Held, check_axes, ops_at
 from quantbench.sweep.edges import edge_indices, neighbour_groups, predicted_jump
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import COLD_L2_MULTIPLE
-from quantbench.workload import Gemm, Op, Workload
+from quantbench.workload import Gemm, GroupedGemm, Op, Workload
 
 #: points between two repetitions of the reference point
 REFERENCE_EVERY = 10
@@ -364,5 +364,7 @@ def _points_of(place: Placed, providers: Sequence[str], timing: TimingOptions, s
 
 def _reference(points: Sequence[PlanPoint]) -> PlanPoint | None:
     """Returns the GEMM with the median expected time: long enough for little noise, short enough to repeat."""
-    gemms = sorted((p for p in points if isinstance(p.workload, Gemm)), key=lambda p: (p.estimate_s, p.key))
+    gemms = sorted(
+        (p for p in points if isinstance(p.workload, Gemm | GroupedGemm)), key=lambda p: (p.estimate_s, p.key)
+    )
     return gemms[len(gemms) // 2] if len(gemms) > 1 else None
