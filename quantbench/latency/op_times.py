@@ -121,7 +121,7 @@ def roofline_us(workload: Workload, spec: DeviceSpec) -> float:
 
 
 def peak_share(workload: Workload, latency_us: float, spec: DeviceSpec) -> float | None:
-    """Returns the share of the peak reached: of FLOP/s for GEMMs, grouped GEMMs and attention (None without a peak for the
+    """Returns the share of the peak reached: of FLOP/s for (grouped) GEMMs and attention (None without a peak for the
     dtype), of memory bandwidth for others."""
     if isinstance(workload, Gemm | GroupedGemm | Attention):
         peak = spec.peak(workload.dtype)

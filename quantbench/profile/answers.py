@@ -207,6 +207,10 @@ class Asker:
         """Estimates each workload, in order, with one query per kind and format."""
         groups: dict[tuple[Any, ...], dict[Compute, None]] = {}
         for work in works:
+            if work.kind not in _FORMATS:
+                raise UnsupportedError(
+                    "profile", str(work), "products, attention or softmax: it has no table of others"
+                )
             key = (work.kind, *(getattr(work, name) for name in _FORMATS[work.kind]))
             groups.setdefault(key, {})[work] = None
         known: dict[Compute, Estimate] = {}

@@ -1,7 +1,7 @@
 """Lists the providers by id, and creates a provider from its id.
 
-Entry points: `expand`, which turns names into ids; `make`, which creates a provider; `runs_kind`; `require_found`. Used
-by `sweep`, the command `sweep`, `pytest_plugin` and tools.
+Entry points: `expand`, which turns names into ids; `make`, which creates a provider; `runs_kind`; `require_found`;
+`UNPADDED`. Used by `sweep`, `analysis.expert_padding`, the command `sweep`, `pytest_plugin` and tools.
 
 Only `make` imports torch or triton. A library's name alone stands for the variants that a sweep measures by default. A
 user's own provider is named `package.module:Class`; the class implements `quantbench.providers.base.Provider`.
@@ -43,21 +43,22 @@ _CATALOG: dict[str, tuple[str, str, str]] = {
     "triton.flash": ("attention", "triton_kernels", "TritonFlash"),
 }
 
+_TORCH_EXPERTS = ("torch.grouped_loop", "torch.grouped_mm", "torch.permute")
 #: Variants that a library's name alone selects.
 _DEFAULTS: dict[str, tuple[str, ...]] = {
     "torch": (
         "torch.mm",
-        "torch.grouped_loop",
-        "torch.grouped_mm",
-        "torch.permute",
+        *_TORCH_EXPERTS,
         "torch.eager",
         "torch.flash",
         "torch.cudnn",
         "torch.efficient",
         "torch.math",
-    ),  # fmt: skip
+    ),
     "triton": ("triton.data_parallel", "triton.grouped", "triton.fused", "triton.flash"),
 }
+#: providers of grouped GEMMs that multiply each expert's rows as they are
+UNPADDED = ("torch.grouped_loop",)
 #: Methods that a Provider class must have.
 _METHODS = ("unsupported", "prepare")
 

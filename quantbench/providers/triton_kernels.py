@@ -1,9 +1,9 @@
 """Provides quantbench's own Triton kernels (`quantbench.kernels`) as providers.
 
 Entry points: `TritonDataParallel`, `TritonSplitK`, `TritonStreamK`, `TritonPersistent`, `TritonGrouped`,
-`TritonGroupedPersistent`, `TritonFusedSoftmax` and `TritonFlash`, imported by `catalog` by name. The kernels state their
-own launch, so no profiler is needed. V100 and T4 are refused under triton 3.3 and newer, which make no tensor-core code
-for them. Triton's interpreter launches nothing, so tasks then report no launch.
+`TritonGroupedPersistent`, `TritonFusedSoftmax` and `TritonFlash`, imported by `catalog` by name. The kernels state
+their own launch, so no profiler is needed. V100 and T4 are refused under triton 3.3 and newer, which make no code for
+their tensor cores. Triton's interpreter launches nothing, so tasks then report no launch.
 """
 
 from __future__ import annotations
