@@ -41,8 +41,8 @@ def _line(provider: str, group: list[tuple[Point, GroupedGemm]], tile_of: Callab
         point, work = max(group, key=lambda pair: padded_rows(pair[1], _USUAL_BLOCK_M) / pair[1].rows)
         added = _added(point, work, _USUAL_BLOCK_M)
         return (
-            f"{who} rows as they are and pads none: its steps are those of single products and of their number; a kernel "
-            f"with tiles of {_USUAL_BLOCK_M} rows would pad {added}"
+            f"{who} rows as they are and pads none: its steps are those of single products and of their number; a "
+            f"kernel with tiles of {_USUAL_BLOCK_M} rows would pad {added}"
         )
     tiles = [(point, work, tile_of(point)) for point, work in group]
     known = [(point, work, used.tile.block_m) for point, work, used in tiles if used and used.source != "assumed"]
