@@ -10,15 +10,17 @@ from typing import Any
 
 from quantbench.errors import InputError
 from quantbench.workload.moe import GroupedGemm, MoE, Permute
-from quantbench.workload.ops import Attention, Collective, Gemm, Softmax
+from quantbench.workload.ops import Attention, Cast, Collective, Gemm, Softmax
 
 #: workloads of one GPU
-Compute = Gemm | GroupedGemm | Permute | Softmax | Attention
+Compute = Gemm | GroupedGemm | Permute | Softmax | Attention | Cast
 #: all workloads that a record can have; whole mixture-of-experts layers are only imported
 Workload = Compute | MoE | Collective
 
 #: classes of all workloads
-CLASSES: tuple[type[Workload], ...] = (Gemm, GroupedGemm, Permute, MoE, Softmax, Attention, Collective)
+CLASSES: tuple[type[Workload], ...] = (
+    Gemm, GroupedGemm, Permute, MoE, Softmax, Attention, Cast, Collective,
+)  # fmt: skip
 _KINDS = {kind.kind: kind for kind in CLASSES}
 _FIELDS = {name: tuple(f.name for f in fields(kind)) for name, kind in _KINDS.items()}
 

@@ -5,6 +5,7 @@ Entry points: `TransformerShape`, whose `ops` returns `Op` objects; `backward_of
 `profile`, tools and the commands, mostly through `quantbench.workload`.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from quantbench.errors import InputError, require_choice, require_int
@@ -12,6 +13,7 @@ from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES
 from quantbench.workload.kinds import Compute
 from quantbench.workload.moe import GroupedGemm, MoE, Permute, require_distribution
 from quantbench.workload.ops import Attention, Gemm, Softmax
+from quantbench.workload.recipes import RECIPES, casts_of
 
 #: implementations of attention: one fused kernel, or scores, softmax and context as separate kernels
 ATTENTIONS = ("flash", "unfused")
@@ -24,9 +26,10 @@ SOFTMAXES = ("megatron", "torch")
 class Op:
     """Op of a training step on one GPU.
 
-    name: qkv, scores, softmax, context, attention, proj, mlp_up, mlp_gate, mlp_up_gate, mlp_down or logits;
-        permute, experts_up, experts_up_gate, experts_down and unpermute instead of the MLP if there are experts.
-    phase: forward; dgrad and wgrad for the two gradients of a GEMM; backward for softmax, attention and permutations.
+    name: qkv, scores, softmax, context, attention, proj, mlp_up, mlp_gate, mlp_up_gate, mlp_down, logits or
+        cast; permute, experts_up, experts_up_gate, experts_down and unpermute instead of the MLP if there are experts.
+    phase: forward; dgrad and wgrad for the two gradients of a GEMM; backward for softmax, attention, casts
+        and permutations.
     count: runs per micro-batch in the whole model (layers, or 1 for the logits).
     """
 
@@ -58,6 +61,8 @@ class TransformerShape:
     experts: routed experts of every layer instead of the MLP, each `moe_ffn` wide, top_k per token; 0 for an MLP.
     ep: GPUs that share out the experts, each with its own micro-batch.
     routing: distribution of the tokens over the experts, as of `MoE`; `ops` has the products of the busiest GPU.
+    fp8_recipe: key of `recipes.RECIPES`, by which gradients have their own dtypes, casts are counted and logits stay in
+        16 bits; "" for one dtype everywhere and no casts.
 
     >>> [op.name for op in TransformerShape(hidden=1024, heads=16, seq=512).ops(backward=False)]
     ['qkv', 'attention', 'proj', 'mlp_up', 'mlp_down', 'logits']
@@ -87,6 +92,7 @@ class TransformerShape:
     moe_ffn: int = 0
     ep: int = 1
     routing: str | tuple[int, ...] = "balanced"
+    fp8_recipe: str = ""
 
     def __post_init__(self) -> None:
         who = "TransformerShape"
@@ -106,6 +112,10 @@ class TransformerShape:
         require_choice(who, "dtype", self.dtype, GEMM_DTYPES)
         require_choice(who, "attention", self.attention, ATTENTIONS)
         require_choice(who, "softmax", self.softmax, SOFTMAXES)
+        require_choice(who, "fp8_recipe", self.fp8_recipe, ("", *RECIPES))
+        if self.fp8_recipe and self.dtype != RECIPES[self.fp8_recipe].forward:
+            expected = f"{RECIPES[self.fp8_recipe].forward}, which fp8_recipe = {self.fp8_recipe} uses forward"
+            raise InputError(who, f"dtype = {self.dtype}", expected)
         for name in ("gated", "gate_fused", "tied", "dropout", "causal"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(who, f"{name} = {getattr(self, name)!r}"[:80], "True or False")
@@ -121,6 +131,8 @@ class TransformerShape:
         if self.experts:
             require_distribution(self.routing, self.experts)
             self.experts_of(self.tokens)  # which checks the other fields
+            if self.fp8_recipe:
+                raise InputError(who, f"fp8_recipe = {self.fp8_recipe!r} with experts", "an MLP, whose casts are known")
         elif self.top_k or self.moe_ffn or self.ep != 1:
             raise InputError(who, "top_k, moe_ffn or ep with experts = 0", "experts as well")
 
@@ -163,13 +175,26 @@ class TransformerShape:
 
     def ops(self, *, backward: bool = True) -> tuple[Op, ...]:
         """Returns every GEMM, softmax and attention that one GPU runs per micro-batch, forward ops first."""
-        forward = [
-            *self._layer_forward(),
-            Op("logits", "forward", self._linear(self.vocab // self.tp, self.hidden), 1),
-        ]
-        if not backward:
-            return tuple(forward)
-        return tuple(forward) + tuple(b for op in reversed(forward) for b in backward_of(op))
+        layer = self._layer_forward()
+        logits = self._linear(self.vocab // self.tp, self.hidden)
+        if self.fp8_recipe:
+            logits = replace(logits, dtype=self.attention_dtype)
+        forward = [*layer, Op("logits", "forward", logits, 1)]
+        gradients = [b for op in reversed(forward) for b in backward_of(op, self.fp8_recipe)] if backward else []
+        casts = self._casts(layer, backward=backward) if self.fp8_recipe else []
+        return (*forward, *(one for one in casts if one.phase == "forward"), *gradients,
+                *(one for one in casts if one.phase != "forward"))  # fmt: skip
+
+    def _casts(self, layer: Iterable[Op], *, backward: bool) -> list[Op]:
+        """Returns the casts of the linear layers of a layer's forward ops."""
+        found = []
+        for op in layer:
+            if isinstance(op.workload, Gemm) and op.workload.dtype == self.dtype:
+                new = op.name != "mlp_gate"  # its input is that of mlp_up
+                both = casts_of(op.workload, RECIPES[self.fp8_recipe], backward=backward, new_input=new)
+                for phase, casts in zip(("forward", "backward"), both, strict=True):
+                    found += [Op("cast", phase, cast, op.count) for cast in casts]
+        return found
 
     def _linear(self, n: int, k: int) -> Gemm:
         return Gemm(m=self.tokens, n=n, k=k, dtype=self.dtype, layout="nt")
@@ -213,9 +238,10 @@ class TransformerShape:
         return [("scores", scores), ("softmax", softmax), ("context", context)]
 
 
-def backward_of(op: Op) -> tuple[Op, ...]:
+def backward_of(op: Op, fp8_recipe: str = "") -> tuple[Op, ...]:
     """Returns the backward ops of a forward op: two GEMMs for a GEMM, one kernel for softmax and attention.
 
+    fp8_recipe: key of `recipes.RECIPES`, which sets the dtypes of the gradients of products in its format.
     A permutation runs the other way.
 
     For c = a·b with a m×k and b k×n: the gradient of a is dc·bᵀ (m×k, reduction n), that of b is aᵀ·dc (k×n, reduction
@@ -230,11 +256,15 @@ def backward_of(op: Op) -> tuple[Op, ...]:
         stored, other = ((work.k, work.n), "nn") if work.layout == "nt" else ((work.n, work.k), "nt")
         gradients = (GroupedGemm(rows, work.k, work.n, work.dtype, other), GroupedGemm(rows, *stored, work.dtype, "tn"))
         return tuple(Op(op.name, p, g, op.count) for p, g in zip(("dgrad", "wgrad"), gradients, strict=True))
-    if not isinstance(work, Gemm):
+    if isinstance(work, Softmax | Attention):
         return (Op(op.name, "backward", replace(work, direction="backward"), op.count),)
+    assert isinstance(work, Gemm), work
     m, n, k, batch, dtype = work.m, work.n, work.k, work.batch, work.dtype
     if work.layout == "nt":  # b is stored n×k, so is its gradient: dcᵀ·a
         dgrad, wgrad = Gemm(m, k, n, batch, dtype, "nn"), Gemm(n, k, m, batch, dtype, "tn")
     else:  # b is stored k×n: aᵀ·dc
         dgrad, wgrad = Gemm(m, k, n, batch, dtype, "nt"), Gemm(k, n, m, batch, dtype, "tn")
+    recipe = RECIPES.get(fp8_recipe)
+    if recipe is not None and dtype == recipe.forward:
+        dgrad, wgrad = replace(dgrad, dtype=recipe.dgrad), replace(wgrad, dtype=recipe.wgrad)
     return (Op(op.name, "dgrad", dgrad, op.count), Op(op.name, "wgrad", wgrad, op.count))
