@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import cache
 
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError
+from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.estimate import Estimate
 from quantbench.latency.gemm.cost_model import resident_blocks
@@ -28,7 +28,7 @@ from quantbench.latency.softmax import SoftmaxModel
 from quantbench.launch import Launch
 from quantbench.quantization import credible_waves
 from quantbench.workload import Attention, Gemm, MoE, Softmax
-from quantbench.workload.ops import Compute
+from quantbench.workload.kinds import Compute
 
 
 class ModelTimes:
@@ -67,6 +67,8 @@ class ModelTimes:
         """Returns one estimate per workload, in order; predicts all workloads of one kind and dtype in one batch."""
         groups: dict[tuple[type[Compute | MoE], str], list[Compute | MoE]] = defaultdict(list)
         for work in dict.fromkeys(workloads):
+            if not isinstance(work, Gemm | Attention | Softmax | MoE):
+                raise UnsupportedError("predict", str(work), "products, attention, softmax or experts: no model of it")
             groups[type(work), work.dtype].append(work)
         known: dict[Compute | MoE, Estimate] = {}
         for (kind, dtype), works in groups.items():

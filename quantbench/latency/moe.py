@@ -89,7 +89,7 @@ class Half:
 
     @classmethod
     def grow(cls, x: Float32Array, known: FloatArray, y: FloatArray, linear: bool, growth: Growth, seed: int) -> Half:
-        bare = cls(_slopes(known, y) if linear else np.r_[np.median(y), np.zeros(known.shape[1])], ())
+        bare = cls(_slopes(known, y) if linear else np.append(np.median(y), np.zeros(known.shape[1])), ())
         rest = y - bare.base(known)
         forests = []
         if growth.randomised:
@@ -108,7 +108,7 @@ def _slopes(known: FloatArray, y: FloatArray) -> FloatArray:
     centre = known.mean(axis=0)
     x = known - centre
     slopes = np.linalg.solve(x.T @ x + _RIDGE * np.eye(x.shape[1]), x.T @ (y - y.mean()))
-    return np.r_[y.mean() - centre @ slopes, slopes]
+    return np.concatenate([[y.mean() - centre @ slopes], slopes])
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class MoEModel:
         latency_us, low_us, high_us = bounded(
             np.exp(layers.roofline(self.device) + by_forest.mean(axis=0)), half, half, compute_us
         )
-        memory_us = sum(layers.bytes_moved()) / (self.device.memory_gb_per_s * 1e3)
+        memory_us = np.add(*layers.bytes_moved()) / (self.device.memory_gb_per_s * 1e3)
         bound = name_bound(latency_us - np.maximum(compute_us, memory_us), compute_us, memory_us)
         waves = layers.waves(self.device)
         return Estimates(latency_us, low_us, high_us, waves, bound, note=self.note)

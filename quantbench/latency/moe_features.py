@@ -136,7 +136,7 @@ class Layers:
             [(w.tokens, w.hidden, w.expert_ffn, w.expert_ffn // w.tp, w.expert_ffn // w.tp * (2 if w.gated else 1),
               w.num_experts, w.top_k, w.ep) for w in works], dtype=np.float64,
         ).T  # fmt: skip
-        return cls(works[0].dtype, *sizes, loads=ExpertLoads.of(works))
+        return cls(works[0].dtype, *sizes, ExpertLoads.of(works))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -161,7 +161,7 @@ class Layers:
 
     def roofline(self, device: DeviceSpec) -> FloatArray:
         """Returns log µs from the spec sheet: launches, and the larger of memory time and padded compute time."""
-        memory_us = sum(self.bytes_moved()) / (device.memory_gb_per_s * 1e3)
+        memory_us = np.add(*self.bytes_moved()) / (device.memory_gb_per_s * 1e3)
         padded_us = self.compute_us(device, TILES[1] * self.loads.tiles[1])
         return np.asarray(np.log(_LAUNCH_US + np.maximum(memory_us / _MEMORY_SHARE, padded_us / _COMPUTE_SHARE)))
 

@@ -54,8 +54,8 @@ class Experts:
                 if row is None:
                     unknown.append(i)
                 else:
-                    times = (float(self.table[name][row]) for name in ("latency_us", "low_us", "high_us"))
-                    found[i] = Estimate(*times, source="measured", note=f"measured by {of}")
+                    us, low, high = (float(self.table[name][row]) for name in ("latency_us", "low_us", "high_us"))
+                    found[i] = Estimate(us, low, high, "measured", note=f"measured by {of}")
             if unknown:
                 said = self._model(dtype, of, provider is not None).predict([works[i] for i in unknown])
                 found.update(zip(unknown, said, strict=True))
