@@ -274,9 +274,11 @@ def _links(leaf: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.int32], npt.NDAr
     if not nodes or ends[-1:].tolist() != [nodes - 1]:
         raise _broken("trees that are none")
     inner = np.flatnonzero(~leaf)
-    # Sorted by sum, then position.
-    keys = np.sort((total - total.min() + 1) * nodes + np.arange(nodes))
-    below = (total[inner] - total.min()) * nodes
+    # Sorted by sum, then position; numpy sorts short integers in linear time.
+    above = total - total.min()
+    order = np.argsort(above.astype(np.int16), kind="stable")
+    keys = (above[order] + 1) * nodes + order
+    below = above[inner] * nodes
     right = np.arange(nodes, dtype=np.int32)
     right[inner] = keys[np.searchsorted(keys, below + inner)] - below + 1
     return right, np.append(0, ends[:-1] + 1).astype(np.int32)
