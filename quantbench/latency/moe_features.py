@@ -136,7 +136,9 @@ class Layers:
             [(w.tokens, w.hidden, w.expert_ffn, w.expert_ffn // w.tp, w.expert_ffn // w.tp * (2 if w.gated else 1),
               w.num_experts, w.top_k, w.ep) for w in works], dtype=np.float64,
         ).T  # fmt: skip
-        return cls(works[0].dtype, *sizes, ExpertLoads.of(works))
+        tokens, hidden, expert_ffn, ffn, width, num_experts, top_k, ep = sizes
+        loads = ExpertLoads.of(works)
+        return cls(works[0].dtype, tokens, hidden, expert_ffn, ffn, width, num_experts, top_k, ep, loads)
 
     def __len__(self) -> int:
         return len(self.tokens)
