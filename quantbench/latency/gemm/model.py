@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quantbench.device.registry import known as known_devices
 from quantbench.device.registry import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, QuantbenchError, StoreError, UnsupportedError, require_choice
@@ -205,8 +206,9 @@ class GemmModel:
         layout: storage of a and b (`workload.Gemm.layout`), of each row or of all.
         library: whose kernels ran.
         launches: kernel that ran each row, None if unknown.
-        prior: "auto" (best shipped parameters, including this GPU's), "family-out" (other GPU generations only), "none"
-            (spec sheet only) or a sequence of models.
+        prior: "auto" (best shipped parameters, and the residual of the shipped model of this GPU, or else of one of its
+            family, in this dtype), "family-out" (other GPU generations only), "none" (spec sheet only) or a sequence of
+            models.
         sibling: table or model of another GPU, whose residual at the same shape becomes a feature; it helps if both
             GPUs run the same kernels.
         seed: the same rows and seed give the same model.
@@ -224,7 +226,7 @@ class GemmModel:
         layouts = _layouts("GemmModel.fit", layout, len(times))
         kernels = _recorded_kernels(menu, launches, len(times))
         rows = Measured(sizes[0], sizes[1], sizes[2], np.log(times), kernels, sizes[3], layouts)
-        start, blind, reference = _start(spec, dtype, prior)
+        start, blind, reference = _start(spec, dtype, prior, library)
         if sibling is not None:
             reference, start = _sibling(sibling, dtype, seed)
         if len(rows) < FEWEST_ROWS:
@@ -437,7 +439,9 @@ def _device(device: DeviceSpec | str) -> DeviceSpec:
     return lookup(device) if isinstance(device, str) else device
 
 
-def _start(device: DeviceSpec, dtype: str, prior: str | Sequence[GemmModel]) -> tuple[Prior, float, Reference | None]:
+def _start(
+    device: DeviceSpec, dtype: str, prior: str | Sequence[GemmModel], library: str
+) -> tuple[Prior, float, Reference | None]:
     """Returns the requested prior, the half-width of its interval (log time) and a reference model."""
     if not isinstance(prior, str):
         if not prior or not all(isinstance(model, GemmModel) for model in prior):
@@ -451,8 +455,22 @@ def _start(device: DeviceSpec, dtype: str, prior: str | Sequence[GemmModel]) -> 
         start, blind = choose(device, dtype, (), family_out=True)
         return start, blind, None
     start, blind = choose(device, dtype, shipped_pool(), family_out=prior == "family-out")
-    shipped = shipped_model(device.name, dtype) if prior == "auto" else None
+    if prior == "family-out":
+        return start, blind, None
+    shipped = shipped_model(device.name, dtype)
+    if shipped is None and (shipped := _kin(device, dtype, library)) is not None:
+        start = near([shipped.known()], same_gpu=False)
     return start, blind, None if shipped is None else Reference(shipped.ensemble)
+
+
+def _kin(device: DeviceSpec, dtype: str, library: str) -> GemmModel | None:
+    """Returns the shipped model of another GPU of the family, that with the nearest number of SMs; None without one."""
+    others = [d for d in known_devices() if family(d) == family(device) and d.name != device.name]
+    for other in sorted(others, key=lambda d: abs(d.sm_count - device.sm_count)):
+        shipped = shipped_model(other.name, dtype, resolve_library(other.name, dtype, library))
+        if shipped is not None:
+            return shipped
+    return None
 
 
 def _sibling(sibling: GemmTable | GemmModel, dtype: str, seed: int) -> tuple[Reference, Prior]:
