@@ -1,0 +1,116 @@
+"""Finds measured GEMM times that no hardware explains, so that models are not fitted to them.
+
+Entry points: `audit`, which returns an `Unexplained` for each such row, and `kept_rows`; `REASONS`. Used by `model`, the
+command `check --audit`, and tools.
+
+A row is unexplained if its rate is above the GPU's peak; if at least two products as large or larger in m, n, k and
+batch take half its time or less (padding to them would be faster: their kernels exist, so the time holds something
+else); if it takes half the time of two or more smaller products that nothing else contradicts; or if it was timed by
+another method than most rows. Tile and wave edges stay: of the public bf16 tables 0.0 to 1.1 % of the rows are
+unexplained.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from quantbench.latency.gemm.cost_model import FloatArray, IndexArray
+
+#: why a row is unexplained, in the order in which they are tested
+REASONS = ("above the peak", "another method", "slower than larger products", "faster than smaller products")
+# Clocks above the nominal boost clock, and rounding of times.
+_ABOVE_PEAK = 1.05
+#: least ratio of two times that contradict each other; the largest steps at tile and wave edges are 1.9
+_CONTRADICTION = 2.0
+_FEWEST = 2
+_CHUNK = 256
+
+
+@dataclass(frozen=True)
+class Unexplained:
+    """Row without an explanation.
+
+    row: its index.
+    reason: one of REASONS.
+    ratio: how far it is off: of its rate to the peak, or of the two contradicting times; 1 for another method.
+    other: index of a row that contradicts it, or -1.
+    words: the evidence, as text.
+    """
+
+    row: int
+    reason: str
+    ratio: float
+    other: int
+    words: str
+
+
+def audit(
+    sizes: Sequence[FloatArray], latency_us: FloatArray, flop_per_us: float, methods: Sequence[str] = ()
+) -> list[Unexplained]:
+    """Returns the unexplained rows, those that are furthest off first.
+
+    sizes: m, n, k, batch and layout (index in `LAYOUTS`), (rows,) each; only rows of one layout are compared.
+    latency_us: (rows,).
+    flop_per_us: peak of the device.
+    methods: how each row was timed, (rows,); empty if all in one way.
+    """
+    m, n, k, batch, layout = (np.asarray(x, dtype=np.int64) for x in sizes)
+    found: dict[int, Unexplained] = {}
+
+    def say(row: int, reason: str, ratio: float, words: str, other: int = -1) -> None:
+        found.setdefault(int(row), Unexplained(int(row), reason, float(ratio), int(other), words))
+
+    def shape(row: int) -> str:
+        return f"{m[row]}×{n[row]}×{k[row]}" + (f" × {batch[row]}" if batch[row] > 1 else "")
+
+    rate = 2.0 * m * n * k * batch / latency_us / flop_per_us
+    for row in np.flatnonzero(rate > _ABOVE_PEAK):
+        say(row, REASONS[0], rate[row], f"{rate[row]:.2f} of the peak rate")
+    usual = Counter(methods).most_common(1)
+    for row, method in enumerate(methods):
+        if method != usual[0][0]:
+            say(row, REASONS[1], 1.0, f"timed as {method}, most rows as {usual[0][0]}")
+    rest = np.setdiff1d(np.arange(len(latency_us)), list(found))
+    rest = rest[np.argsort(latency_us[rest], kind="stable")]
+    larger, against = _contradictions(*(x[rest] for x in (m, n, k, batch, layout)), latency_us[rest])
+    alone = Counter(against[larger == 1].tolist())
+    for row, count, other in zip(rest, larger, against, strict=True):
+        if count >= _FEWEST:
+            fast = rest[other]
+            ratio = latency_us[row] / latency_us[fast]
+            words = f"{latency_us[row]:.1f} µs; {shape(fast)} takes {latency_us[fast]:.1f} µs"
+            say(row, REASONS[2], ratio, words + f", {count} larger products take half or less", fast)
+    for place, count in alone.items():
+        if count >= _FEWEST:
+            row, slow = rest[place], rest[np.flatnonzero((against == place) & (larger == 1))[-1]]
+            words = f"{latency_us[row]:.1f} µs; {shape(slow)} takes {latency_us[slow]:.1f} µs"
+            say(row, REASONS[3], latency_us[slow] / latency_us[row], words, slow)
+    return sorted(found.values(), key=lambda one: -one.ratio)
+
+
+def _contradictions(
+    m: IndexArray, n: IndexArray, k: IndexArray, batch: IndexArray, layout: IndexArray, latency_us: FloatArray
+) -> tuple[IndexArray, IndexArray]:
+    """Returns, for rows in ascending order of time, how many larger products take half or less, and the fastest one."""
+    count, fastest = np.zeros(len(m), dtype=np.intp), np.zeros(len(m), dtype=np.intp)
+    ends = np.searchsorted(latency_us, latency_us / _CONTRADICTION, side="right")
+    for start in range(0, len(m), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        end = int(ends[part].max(initial=0))
+        larger = np.arange(end)[None, :] < ends[part, None]
+        for size in (m, n, k, batch):
+            larger &= size[None, :end] >= size[part, None]
+        larger &= layout[None, :end] == layout[part, None]
+        count[part] = larger.sum(axis=1)
+        if end:
+            fastest[part] = larger.argmax(axis=1)
+    return count, fastest
+
+
+def kept_rows(found: Sequence[Unexplained], rows: int) -> IndexArray:
+    """Returns the indices of the other rows."""
+    return np.setdiff1d(np.arange(rows), [one.row for one in found])
