@@ -13,6 +13,7 @@ True
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -33,6 +34,7 @@ from quantbench.latency.gemm import files
 from quantbench.latency.gemm.cost_model import FloatArray, IndexArray, Machine, Menu, Shapes, runs_in_waves
 from quantbench.latency.gemm.distilled import FastGemm, distil
 from quantbench.latency.gemm.ensemble import Ensemble, Reference, shape_keys
+from quantbench.latency.gemm.table_audit import Unexplained, audit
 from quantbench.latency.gemm.training import (
     FEWEST_FOR_TREES,
     FEWEST_ROWS,
@@ -213,6 +215,7 @@ class GemmModel:
             GPUs run the same kernels.
         seed: the same rows and seed give the same model.
 
+        Rows that no hardware explains (`table_audit`) are set aside; `provenance` counts them by reason.
         Returns the prior, with a note, for fewer than 20 rows. Raises InputError for invalid sizes or times,
         UnsupportedError for a dtype that the device lacks.
         """
@@ -226,6 +229,9 @@ class GemmModel:
         layouts = _layouts("GemmModel.fit", layout, len(times))
         kernels = _recorded_kernels(menu, launches, len(times))
         rows = Measured(sizes[0], sizes[1], sizes[2], np.log(times), kernels, sizes[3], layouts)
+        group = layouts.astype(np.intp) * (len(menu) + 1) + kernels
+        aside = audit(sizes, times, machine.flop_per_us, group=group)
+        rows = rows.take(np.setdiff1d(np.arange(len(rows)), [one.row for one in aside]))
         start, blind, reference = _start(spec, dtype, prior, library)
         if sibling is not None:
             reference, start = _sibling(sibling, dtype, seed)
@@ -237,7 +243,8 @@ class GemmModel:
         note = ""
         if len(rows) < FEWEST_FOR_TREES:
             note = f"{len(rows)} rows: the cost model was fitted, no trees were grown ({FEWEST_FOR_TREES} are needed)"
-        return cls(spec, dtype, ensemble, interval, len(rows), start.source, note, library=library)
+        told = {} if not aside else {"set_aside": _set_aside(aside)}
+        return cls(spec, dtype, ensemble, interval, len(rows), start.source, note, told, library=library)
 
     @classmethod
     def prior(
@@ -433,6 +440,10 @@ def shipped_model(slug: str, dtype: str, library: str = "") -> GemmModel | None:
         return None
     file = Path(__file__).parent.parent / "models" / f"{slug}{'' if dtype == 'bf16' else '-' + dtype}.json"
     return GemmModel.load(file) if file.is_file() else None
+
+
+def _set_aside(rows: Sequence[Unexplained]) -> dict[str, Any]:
+    return {"reasons": dict(Counter(one.reason for one in rows)), "worst": rows[0].words}
 
 
 def _device(device: DeviceSpec | str) -> DeviceSpec:

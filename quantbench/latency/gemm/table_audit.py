@@ -1,12 +1,12 @@
 """Finds measured GEMM times that no hardware explains, so that models are not fitted to them.
 
-Entry points: `audit`, which returns an `Unexplained` for each such row, and `kept_rows`; `REASONS`. Used by `model`, the
-command `check --audit`, and tools.
+Entry points: `audit`, which returns an `Unexplained` for each such row; `REASONS`. Used by `model` (fits set these rows
+aside) and `analysis.run_audit` (`quantbench check --audit`).
 
 A row is unexplained if its rate is above the GPU's peak; if at least two products as large or larger in m, n, k and
 batch take half its time or less (padding to them would be faster: their kernels exist, so the time holds something
 else); if it takes half the time of two or more smaller products that nothing else contradicts; or if it was timed by
-another method than most rows. Tile and wave edges stay: of the public bf16 tables 0.0 to 1.1 % of the rows are
+another method than most rows. Tile and wave edges stay: of the public bf16 tables 0.0 to 1.0 % of the rows are
 unexplained.
 """
 
@@ -38,7 +38,7 @@ class Unexplained:
     reason: one of REASONS.
     ratio: how far it is off: of its rate to the peak, or of the two contradicting times; 1 for another method.
     other: index of a row that contradicts it, or -1.
-    words: the evidence, as text.
+    words: the evidence.
     """
 
     row: int
@@ -49,16 +49,22 @@ class Unexplained:
 
 
 def audit(
-    sizes: Sequence[FloatArray], latency_us: FloatArray, flop_per_us: float, methods: Sequence[str] = ()
+    sizes: Sequence[FloatArray],
+    latency_us: FloatArray,
+    flop_per_us: float,
+    *,
+    group: IndexArray,
+    methods: Sequence[str] = (),
 ) -> list[Unexplained]:
     """Returns the unexplained rows, those that are furthest off first.
 
-    sizes: m, n, k, batch and layout (index in `LAYOUTS`), (rows,) each; only rows of one layout are compared.
+    sizes: m, n, k and batch, (rows,) each.
     latency_us: (rows,).
     flop_per_us: peak of the device.
+    group: (rows,); times of different groups (layouts, recorded kernels) are not compared.
     methods: how each row was timed, (rows,); empty if all in one way.
     """
-    m, n, k, batch, layout = (np.asarray(x, dtype=np.int64) for x in sizes)
+    m, n, k, batch = (np.asarray(x, dtype=np.int64) for x in sizes)
     found: dict[int, Unexplained] = {}
 
     def say(row: int, reason: str, ratio: float, words: str, other: int = -1) -> None:
@@ -76,7 +82,7 @@ def audit(
             say(row, REASONS[1], 1.0, f"timed as {method}, most rows as {usual[0][0]}")
     rest = np.setdiff1d(np.arange(len(latency_us)), list(found))
     rest = rest[np.argsort(latency_us[rest], kind="stable")]
-    larger, against = _contradictions(*(x[rest] for x in (m, n, k, batch, layout)), latency_us[rest])
+    larger, against = _contradictions(*(x[rest] for x in (m, n, k, batch, group)), latency_us[rest])
     alone = Counter(against[larger == 1].tolist())
     for row, count, other in zip(rest, larger, against, strict=True):
         if count >= _FEWEST:
@@ -93,7 +99,7 @@ def audit(
 
 
 def _contradictions(
-    m: IndexArray, n: IndexArray, k: IndexArray, batch: IndexArray, layout: IndexArray, latency_us: FloatArray
+    m: IndexArray, n: IndexArray, k: IndexArray, batch: IndexArray, group: IndexArray, latency_us: FloatArray
 ) -> tuple[IndexArray, IndexArray]:
     """Returns, for rows in ascending order of time, how many larger products take half or less, and the fastest one."""
     count, fastest = np.zeros(len(m), dtype=np.intp), np.zeros(len(m), dtype=np.intp)
@@ -104,13 +110,8 @@ def _contradictions(
         larger = np.arange(end)[None, :] < ends[part, None]
         for size in (m, n, k, batch):
             larger &= size[None, :end] >= size[part, None]
-        larger &= layout[None, :end] == layout[part, None]
+        larger &= group[None, :end] == group[part, None]
         count[part] = larger.sum(axis=1)
         if end:
             fastest[part] = larger.argmax(axis=1)
     return count, fastest
-
-
-def kept_rows(found: Sequence[Unexplained], rows: int) -> IndexArray:
-    """Returns the indices of the other rows."""
-    return np.setdiff1d(np.arange(rows), [one.row for one in found])
