@@ -61,6 +61,6 @@ def test_a_fit_sets_them_aside_and_says_so() -> None:
     sizes, us = table()
     us[[3, 5]] *= 20
     quick = Effort(members=1, growth=Growth(trees=2))
-    model = GemmModel.fit(GPU, *sizes[:3], us, prior="none", effort=quick)
+    model = GemmModel.fit(GPU, sizes[0], sizes[1], sizes[2], us, prior="none", effort=quick)
     assert model.rows == len(us) - 2
     assert model.provenance["set_aside"]["reasons"] == {"slower than larger products": 2}

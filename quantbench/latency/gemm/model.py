@@ -288,7 +288,7 @@ class GemmModel:
         layout: as in `fit`, of each row only for one-dimensional sizes; matters if several layouts were fitted.
         launches: kernel that will run each row, None if unknown (one-dimensional sizes only).
 
-        No prediction is below the time at the device's peak, and doubling k never lowers one.
+        No prediction is below the time at the device's peak, and doubling a k of 64 bytes or more never lowers one.
         """
         wide = np.broadcast_arrays(np.asarray(m), np.asarray(n), np.asarray(k), np.asarray(batch))
         sizes = whole_sizes("GemmModel.predict", *(w.ravel() for w in wide))

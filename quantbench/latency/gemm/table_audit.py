@@ -68,47 +68,46 @@ def audit(
     found: dict[int, Unexplained] = {}
 
     def say(row: int, reason: str, ratio: float, words: str, other: int = -1) -> None:
-        found.setdefault(int(row), Unexplained(int(row), reason, float(ratio), int(other), words))
+        found.setdefault(row, Unexplained(row, reason, float(ratio), other, words))
 
     def shape(row: int) -> str:
         return f"{m[row]}×{n[row]}×{k[row]}" + (f" × {batch[row]}" if batch[row] > 1 else "")
 
     rate = 2.0 * m * n * k * batch / latency_us / flop_per_us
-    for row in np.flatnonzero(rate > _ABOVE_PEAK):
+    for row in np.flatnonzero(rate > _ABOVE_PEAK).tolist():
         say(row, REASONS[0], rate[row], f"{rate[row]:.2f} of the peak rate")
-    usual = Counter(methods).most_common(1)
+    usual = max(set(methods), key=list(methods).count, default="")
     for row, method in enumerate(methods):
-        if method != usual[0][0]:
-            say(row, REASONS[1], 1.0, f"timed as {method}, most rows as {usual[0][0]}")
+        if method != usual:
+            say(row, REASONS[1], 1.0, f"timed as {method}, most rows as {usual}")
     rest = np.setdiff1d(np.arange(len(latency_us)), list(found))
     rest = rest[np.argsort(latency_us[rest], kind="stable")]
-    larger, against = _contradictions(*(x[rest] for x in (m, n, k, batch, group)), latency_us[rest])
+    larger, against = _contradictions([x[rest] for x in (m, n, k, batch)], group[rest], latency_us[rest])
     alone = Counter(against[larger == 1].tolist())
-    for row, count, other in zip(rest, larger, against, strict=True):
+    for row, count, fast in zip(rest.tolist(), larger.tolist(), rest[against].tolist(), strict=True):
         if count >= _FEWEST:
-            fast = rest[other]
             ratio = latency_us[row] / latency_us[fast]
             words = f"{latency_us[row]:.1f} µs; {shape(fast)} takes {latency_us[fast]:.1f} µs"
             say(row, REASONS[2], ratio, words + f", {count} larger products take half or less", fast)
     for place, count in alone.items():
         if count >= _FEWEST:
-            row, slow = rest[place], rest[np.flatnonzero((against == place) & (larger == 1))[-1]]
+            row, slow = int(rest[place]), int(rest[np.flatnonzero((against == place) & (larger == 1))[-1]])
             words = f"{latency_us[row]:.1f} µs; {shape(slow)} takes {latency_us[slow]:.1f} µs"
             say(row, REASONS[3], latency_us[slow] / latency_us[row], words, slow)
     return sorted(found.values(), key=lambda one: -one.ratio)
 
 
 def _contradictions(
-    m: IndexArray, n: IndexArray, k: IndexArray, batch: IndexArray, group: IndexArray, latency_us: FloatArray
+    sizes: Sequence[IndexArray], group: IndexArray, latency_us: FloatArray
 ) -> tuple[IndexArray, IndexArray]:
     """Returns, for rows in ascending order of time, how many larger products take half or less, and the fastest one."""
-    count, fastest = np.zeros(len(m), dtype=np.intp), np.zeros(len(m), dtype=np.intp)
+    count, fastest = np.zeros((2, len(group)), dtype=np.intp)
     ends = np.searchsorted(latency_us, latency_us / _CONTRADICTION, side="right")
-    for start in range(0, len(m), _CHUNK):
+    for start in range(0, len(group), _CHUNK):
         part = slice(start, start + _CHUNK)
         end = int(ends[part].max(initial=0))
         larger = np.arange(end)[None, :] < ends[part, None]
-        for size in (m, n, k, batch):
+        for size in sizes:
             larger &= size[None, :end] >= size[part, None]
         larger &= group[None, :end] == group[part, None]
         count[part] = larger.sum(axis=1)
