@@ -1,7 +1,7 @@
 """Computes the expected load of each GPU's experts, and from it the terms that explain the time of an MoE layer.
 
 Entry points: `ExpertLoads`, the rows and tiles of the busiest rank; `Layers`, the sizes of many layers as arrays with
-`features` and `roofline`. Used by `latency.moe`.
+`NUM_FEATURES` `features` and a `roofline`; the types `FloatArray` and `Float32Array`. Used by `latency.moe`.
 
 Terms: bytes of the experts that have rows and of the rows themselves over the memory's bandwidth; FLOPs of rows padded
 to tiles over the peak; tiles of all experts over the SMs, in waves, for the two grouped products.
