@@ -104,7 +104,7 @@ def _tile(
                    ALIGN_C, False, False, 1, BLOCK_M, BLOCK_N)  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["experts", "tiles_m"])
 def grouped_data_parallel(
     a, b, c, ends, tile_rows, experts, tiles_m, m, n, k, lda, ldb, ldc, batch_stride_b, batch_stride_c,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
@@ -119,7 +119,7 @@ def grouped_data_parallel(
           BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, OF_WEIGHTS)  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["experts", "tiles_m"])
 def grouped_persistent(
     a, b, c, ends, tile_rows, experts, tiles_m, m, n, k, lda, ldb, ldc, batch_stride_b, batch_stride_c,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,

@@ -1,7 +1,7 @@
 """Defines the GEMM kernels: one way to compute a tile, three ways to assign tiles to SMs.
 
-Entry points: the kernels `gemm_data_parallel`, `gemm_add_parts`, `gemm_persistent`, `gemm_stream_k`. Used by `host`;
-the functions of one tile also by `grouped`.
+Entry points: the kernels `gemm_data_parallel`, `gemm_add_parts`, `gemm_persistent`, `gemm_stream_k`; the functions of
+one tile `tile_position`, `known_multiple`, `accumulate`, `load_box`, `store_tile`. Used by `host` and `grouped`.
 
 c[m, n] = sum over k of a[m, k] · b[k, n], for `batch` independent products, summed in fp32.
 

@@ -1,7 +1,7 @@
 """Lists the providers by id, and creates a provider from its id.
 
 Entry points: `expand`, which turns names into ids; `make`, which creates a provider; `runs_kind`; `require_found`;
-`UNPADDED`. Used by `sweep`, `analysis.expert_padding`, the command `sweep`, `pytest_plugin` and tools.
+`UNPADDED`. Used by `sweep`, `analysis`, the command `sweep`, `pytest_plugin` and tools.
 
 Only `make` imports torch or triton. A library's name alone stands for the variants that a sweep measures by default. A
 user's own provider is named `package.module:Class`; the class implements `quantbench.providers.base.Provider`.

@@ -55,6 +55,16 @@ def test_a_loop_of_products_pads_nothing() -> None:
     assert not found.cliffs
 
 
+def test_waves_of_a_loop_are_not_those_of_all_experts_together() -> None:
+    """The tile of one of its products is recorded, and it steps where a grouped kernel would."""
+    launch = Launch("some_gemm", blocks_per_sm=1, tile=TILE)
+    found = check_run(run("torch.grouped_loop", launch))
+    assert found.cliffs
+    for cliff in found.cliffs:
+        assert cliff.cause.kind == "unexplained"
+        assert "one after the other" in cliff.cause.words
+
+
 @pytest.mark.parametrize("launch", [None, Launch("some_kernel")])
 def test_nothing_is_claimed_of_an_unknown_tile(launch: Launch | None) -> None:
     records = [replace(one, launch=launch) for one in run("torch.grouped_mm", Launch("k", tile=TILE)).records]

@@ -1,7 +1,7 @@
 """Scores the MoE model on the public tables: half of the model shapes are the test.
 
-Entry points: `read_moe`, which returns `MoETable` objects; `held_out`; `score`, which fits and predicts one table; `accuracy_table`, a section of
-docs/accuracy.md on `TABLES`. Used by `page` and tools/ship_moe.py.
+Entry points: `read_moe`, which returns `MoETable` objects; `held_out`; `score`, which fits and predicts one
+table; `accuracy_table`, a section of docs/accuracy.md on `TABLES`. Used by `page` and tools/ship_moe.py.
 """
 
 from __future__ import annotations
