@@ -229,8 +229,7 @@ class MoEModel:
         latency_us, low_us, high_us = bounded(
             np.exp(layers.roofline(self.device) + by_forest.mean(axis=0)), half, half, compute_us
         )
-        memory_us = np.add(*layers.bytes_moved()) / (self.device.memory_gb_per_s * 1e3)
-        bound = name_bound(latency_us - np.maximum(compute_us, memory_us), compute_us, memory_us)
+        bound = name_bound(*layers.limits(self.device))
         waves = layers.waves(self.device)
         return Estimates(latency_us, low_us, high_us, waves, bound, note=self.note)
 

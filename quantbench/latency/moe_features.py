@@ -161,11 +161,16 @@ class Layers:
         peak = device.peak(self.dtype) or device.peak("bf16") or min(device.peak_tflops.values())
         return 2.0 * (self.loads.rows if rows is None else rows) * self.weights_per_expert / (peak * 1e6)
 
+    def limits(self, device: DeviceSpec) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Returns the times of launches, of padded rows' FLOPs and of memory traffic from the spec sheet, µs."""
+        memory_us = np.add(*self.bytes_moved()) / (device.memory_gb_per_s * 1e3 * _MEMORY_SHARE)
+        padded_us = self.compute_us(device, TILES[1] * self.loads.tiles[1]) / _COMPUTE_SHARE
+        return np.full(len(self), _LAUNCH_US), padded_us, memory_us
+
     def roofline(self, device: DeviceSpec) -> FloatArray:
         """Returns log µs from the spec sheet: launches, and the larger of memory time and padded compute time."""
-        memory_us = np.add(*self.bytes_moved()) / (device.memory_gb_per_s * 1e3)
-        padded_us = self.compute_us(device, TILES[1] * self.loads.tiles[1])
-        return np.asarray(np.log(_LAUNCH_US + np.maximum(memory_us / _MEMORY_SHARE, padded_us / _COMPUTE_SHARE)))
+        launch_us, padded_us, memory_us = self.limits(device)
+        return np.asarray(np.log(launch_us + np.maximum(memory_us, padded_us)))
 
     def _waves(self, device: DeviceSpec, tiles: FloatArray) -> list[FloatArray]:
         """Returns the waves of both products, one block per SM, for tiles along the rows."""
