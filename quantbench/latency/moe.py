@@ -60,8 +60,9 @@ _CHOICE_ROWS = 1000
 _FOLDS = 3
 _COVERAGE = 0.90
 _LEAST_LEAF, _RATE = 3, 0.08
-# Half-width of the interval, log time, from the spec sheet alone: a guess. With references it is the largest error
-# (90 % quantile) that their own priors made (`provenance["transfer"]`).
+# Half-width of the interval, log time, without a reference of the GPU's architecture: as the priors of L40S and A100
+# were off. With one it is the largest error (90 % quantile) that the references' own priors made
+# (`provenance["transfer"]`).
 _BLIND = float(np.log(4.0))
 # Ridge penalty of the references' slopes, in rows: a few rows must not swing them.
 _RIDGE = 3.0
@@ -200,6 +201,8 @@ class MoEModel:
         names = ", ".join(f"{one.library} on {one.device.name}" for one in chosen) or "the spec sheet alone"
         note = f"experts of {library} on {spec.name}: not measured; from {names}"
         beyond = max((float(one.provenance["transfer"]) for one in chosen), default=_BLIND)
+        if not any(family(one.device) == family(spec) for one in chosen):
+            beyond = max(beyond, _BLIND)
         return cls(spec, dtype, library, chosen, (), IntervalCalibration(1.0, beyond), note=note)
 
     @classmethod
