@@ -223,17 +223,19 @@ class Ensemble:
         """Builds terms in single precision if `monotone` corrects the order in k, else in double precision."""
         return Shapes(self.machine, self.menu, *sizes, dtype=np.float32 if self.most else np.float64)
 
-    def named(self, kernel: IndexArray, *sizes: FloatArray) -> FloatArray:
-        """Predicts log µs of shapes, (rows,), for known kernels. kernel: (rows,) index in the menu. sizes: `Sizes`."""
+    def named(self, kernel: IndexArray, split_k: FloatArray, *sizes: FloatArray) -> FloatArray:
+        """Predicts log µs of shapes, (rows,), for known kernels.
+
+        kernel: (rows,) index of the nearest one in the menu. split_k: (rows,), their own. sizes: `Sizes`."""
         log_us = np.empty(len(kernel))
         for part in chunks(len(kernel)):
-            m, n, k, *others = (x[part] for x in sizes)
-            rows = Measured(m, n, k, np.zeros(len(m)), kernel[part], *others)
+            m, n, k, batch, layout = (x[part] for x in sizes)
+            rows = Measured(m, n, k, np.zeros(len(m)), kernel[part], batch, layout, split_k[part])
             known = None if self.reference is None else self.reference.at(*rows.sizes)
             found, within = [], []
             for member in self.members:
-                own, x = member.named(self.machine, self.menu, rows, known)
-                correction, spread = member.correction(x, known)
+                own, x = member.named(self.machine, self.menu, rows, known, whole=member.named_forest is not None)
+                correction, spread = member.correction(x, known, named=True)
                 found.append(own + correction)
                 within.append(spread)
             log_us[part] = _combined(found, within)[0]

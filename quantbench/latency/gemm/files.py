@@ -9,7 +9,8 @@ History of the format "quantbench-gemm-model":
 2: the cost model has a parameter for serial split-k.
 3: it has parameters for the host's work in a time and for address translation (`cost_model.ADDED`), and a member says
    whether products of several batches and layouts were fitted.
-4: it names the library whose kernels ran. Versions 2 and 3 are read too.
+4: it names the library whose kernels ran.
+5: a member may have trees for recorded kernels, and a menu several kernels of one tile size. Versions 2 to 4 are read.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from quantbench.errors import InputError, StoreError
 from quantbench.latency.gemm.cost_model import ADDED, FIRST_TILE, FloatArray, Machine, Menu, Shapes, upgraded
 from quantbench.latency.gemm.distilled import FastGemm, features
 from quantbench.latency.gemm.ensemble import Ensemble, Reference
-from quantbench.latency.gemm.trees import Forest, Member, watched_columns
+from quantbench.latency.gemm.trees import NAMED_COLUMNS, Forest, Member, watched_columns
 
 MODEL_FORMAT = "quantbench-gemm-model"
-MODEL_VERSION = 4
-_READ = (2, 3, MODEL_VERSION)
+MODEL_VERSION = 5
+_READ = (2, 3, 4, MODEL_VERSION)
 # Frameworks in the provenance of versions 2 and 3, which had no library.
 _LIBRARY_OF = {"vLLM": "vllm", "sglang": "sglang", "SGLang": "sglang", "aiter": "aiter"}
 _ARRAY_DTYPES = ("<f2", "<f4", "<f8", "<i2", "<i4", "<i8")
@@ -90,6 +91,7 @@ def ensemble_to_json(ensemble: Ensemble) -> dict[str, Any]:
             "batched": member.batched,
             "layouts": member.layouts,
             "forest": None if member.forest is None else _forest_to_json(member.forest),
+            "named_forest": None if member.named_forest is None else _forest_to_json(member.named_forest),
         }
         for member in ensemble.members
     ]
@@ -106,6 +108,7 @@ def ensemble_from_json(data: Mapping[str, Any]) -> Ensemble:
             batched=bool(member.get("batched", False)),
             layouts=bool(member.get("layouts", False)),
             forest=None if member["forest"] is None else _forest_from_json(member["forest"]),
+            named_forest=_forest_from_json(named) if (named := member.get("named_forest")) else None,
         )
         for member in data["members"]
     )
@@ -132,12 +135,14 @@ def _kernels_to_json(machine: Machine, menu: Menu) -> dict[str, Any]:
         "machine": dict(vars(machine)),
         "tiles": [list(tile) for tile in menu.tiles],
         "kernels": [list(kernel) for kernel in menu.kernels],
+        "variants": list(menu.variants),
     }
 
 
 def _kernels_from_json(data: Mapping[str, Any]) -> tuple[Machine, Menu]:
     tiles = tuple((int(m), int(n)) for m, n in data["tiles"])
-    return Machine(**data["machine"]), Menu(tiles, tuple((int(t), int(s)) for t, s in data["kernels"]))
+    kernels = tuple((int(t), int(s)) for t, s in data["kernels"])
+    return Machine(**data["machine"]), Menu(tiles, kernels, tuple(str(name) for name in data.get("variants", ())))
 
 
 def _forest_to_json(forest: Forest) -> dict[str, Any]:
@@ -223,6 +228,8 @@ def require_sound(ensemble: Ensemble, fast: FastGemm | None) -> None:
                 log_us, parts = member.physics(shapes)
                 seen = member.features(ensemble.menu, shapes, log_us, parts, watched_columns(shapes), known)
             _forest(member.forest, seen.shape[1])
+            if member.named_forest is not None:
+                _forest(member.named_forest, seen.shape[1] + NAMED_COLUMNS)
     if ensemble.reference is not None:
         if len(ensemble.reference.keys) != len(ensemble.reference.residual):
             raise _broken(f"{len(ensemble.reference.keys)} keys for {len(ensemble.reference.residual)} residuals")
@@ -247,6 +254,8 @@ def _machine_and_menu(machine: Machine, menu: Menu) -> None:
     blocks = [block for tile in menu.tiles for block in tile]
     if not blocks or not all(0 < block <= _LARGEST_BLOCK for block in blocks):
         raise _broken(f"tiles from {min(blocks, default=0)} to {max(blocks, default=0)}")
+    if len(menu.variants) >= len(menu.tiles):
+        raise _broken(f"{len(menu.variants)} variants of {len(menu.tiles)} tiles")
     if not menu.kernels or not all(0 <= tile < len(menu.tiles) for tile, _ in menu.kernels):
         raise _broken("kernels of tiles that are none")
     if not all(0 < split <= _LARGEST_BLOCK for _, split in menu.kernels):
