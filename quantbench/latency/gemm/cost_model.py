@@ -297,7 +297,7 @@ class Shapes:
     """Terms of the cost model for kernels × rows that do not depend on parameters.
 
     m, n, k, batch: (rows,) each; batch is 1 by default.
-    layout: index in `LAYOUTS`, 0 by default.
+    layout: index in `LAYOUTS`, -1 (the default) if unknown: rows of a and b then run along k.
     dtype: float type of the arrays; counts of blocks and waves are rounded to it last. float32 is faster and changes a
         log time by less than ROUNDING. (`attention_cost_model.AttentionShapes` is attention's counterpart.)
     """
@@ -321,7 +321,7 @@ class Shapes:
         self.log_bandwidth = math.log(machine.bytes_per_us)  # a float, which makes no array wider
         batch = np.ones(len(m)) if batch is None else batch
         self.m, self.n, self.k, self.batch = m, n, k, batch
-        self.layout = np.zeros(len(m)) if layout is None else layout
+        self.layout = np.full(len(m), -1.0) if layout is None else layout
         of = menu.each if isinstance(menu, Menu) else menu
         self.tile_index = of.tile_index
         tiles = batch * np.ceil(m / of.block_m) * np.ceil(n / of.block_n)
@@ -361,9 +361,11 @@ class Shapes:
         self.reuse_c = rounded(np.log(a_bytes + b_bytes + _COPIES * c_bytes) - log_l2)
         self.is_vector = rounded(((m == 1) | (n == 1)).astype(np.float64))
         self.log_row_bytes = rounded(np.log(k * machine.element_bytes))
-        # Share of the rows that a block reads along k: those of a but in tn, those of b in nt only.
+        # Share of the rows that a block reads along k: those of a but in tn, those of b but in nn and tn.
         tall, wide = np.minimum(m, of.block_m), np.minimum(n, of.block_n)
-        self.along_k = rounded((tall * (self.layout != _TN) + wide * (self.layout == _NT)) / (tall + wide))
+        self.along_k = rounded(
+            (tall * (self.layout != _TN) + wide * ((self.layout < 0) | (self.layout == _NT))) / (tall + wide)
+        )
         self.log_compute = rounded(np.log(2.0 * batch * m * n * k / machine.flop_per_us / _LONG_US))
         by_n, by_k = _halvings(n * machine.output_bytes), _halvings(k * machine.element_bytes)
         # A part of k shorter than a step is padded to one, whatever its alignment.

@@ -143,7 +143,7 @@ def distil(
     every = Shapes(ensemble.machine, ensemble.menu, m[some], n[some], k[some])
     menu = ensemble.menu.subset(_covering(log_latency(Values(mean), every)[1].log_time, size.kernels))
     few = slice(0, _TAUGHT_PHYSICS)
-    one, none = np.ones(_TAUGHT_PHYSICS), np.zeros(_TAUGHT_PHYSICS)
+    one, none = np.ones(_TAUGHT_PHYSICS), np.full(_TAUGHT_PHYSICS, -1.0)
     rows = Measured(m[few], n[few], k[few], answer.log_us[few], np.full(_TAUGHT_PHYSICS, -1), one, none, one)
     prior = Prior(mean, 0.5 * hand_prior(menu.tiles)[1], "the whole model")
     parameters = fit_parameters(ensemble.machine, menu, rows, prior)

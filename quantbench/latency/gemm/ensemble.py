@@ -62,7 +62,7 @@ class Reference:
 def _all_sizes(
     m: FloatArray, n: FloatArray, k: FloatArray, batch: FloatArray | None = None, layout: FloatArray | None = None
 ) -> Sizes:
-    return m, n, k, np.ones(len(m)) if batch is None else batch, np.zeros(len(m)) if layout is None else layout
+    return m, n, k, np.ones(len(m)) if batch is None else batch, np.full(len(m), -1.0) if layout is None else layout
 
 
 def shape_keys(m: FloatArray, n: FloatArray, k: FloatArray) -> IntArray:

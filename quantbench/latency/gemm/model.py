@@ -225,6 +225,8 @@ class GemmModel:
         layouts = _layouts("GemmModel.fit", layout, len(times))
         kernels, split_k = _recorded_kernels(menu, launches, len(times))
         rows = Measured(sizes[0], sizes[1], sizes[2], np.log(times), kernels, sizes[3], layouts, split_k)
+        if not rows.layouts:
+            rows = replace(rows, layout=np.full(len(rows), -1.0))
         start, blind, reference = _start(spec, dtype, prior)
         if sibling is not None:
             reference, start = _sibling(sibling, dtype, seed)
@@ -285,6 +287,8 @@ class GemmModel:
         wide = np.broadcast_arrays(np.asarray(m), np.asarray(n), np.asarray(k), np.asarray(batch))
         sizes = whole_sizes("GemmModel.predict", *(w.ravel() for w in wide))
         layouts = _layouts("GemmModel.predict", layout, len(sizes[0]))
+        if not any(member.layouts for member in self.ensemble.members):
+            layouts = np.full(len(layouts), -1.0)
         answer = self.ensemble.monotone(*sizes, layouts)
         log_us, kernel, menu = answer.log_us, answer.kernels[0], self.ensemble.menu
         if launches is not None:

@@ -43,7 +43,7 @@ class Measured:
 
     kernel: menu index of the kernel nearest to the recorded one, -1 if unknown.
     batch: 1 for single products.
-    layout: index in `LAYOUTS`.
+    layout: index in `LAYOUTS`, -1 if unknown.
     split_k: of the recorded kernel; only of rows with a known kernel.
 
     `store.record.Measured` is a different class.
