@@ -179,3 +179,13 @@ def test_a_model_with_names_is_stored_whole() -> None:
         Launch(one.kernel, tile=Tile(one.tile.block_m, one.tile.block_n, split_k=4000)) for one in launches if one.tile
     ]
     assert (again.predict(m, n, k, launches=far).latency_us > both[0]).mean() > 0.9
+
+
+def test_a_power_limit_bounds_the_expected_rate() -> None:
+    """T4: 8.1 TFLOP/s of fp32 would need more than its 70 W; measured, it reaches some 5."""
+    rates = {}
+    for gpu in ("t4-16gb", "p100-pcie-16gb"):
+        us = float(GemmModel.prior(gpu, dtype="fp32", family_out=True).predict(4096, 4096, 4096).latency_us)
+        rates[gpu] = 2 * 4096**3 / us / 1e6 / (lookup(gpu).peak("fp32") or 1.0)
+    assert 0.4 < rates["t4-16gb"] < 0.68
+    assert rates["p100-pcie-16gb"] > 1.2 * rates["t4-16gb"]

@@ -160,6 +160,19 @@ def _teaches(known: Known, which: str, dtype: str) -> bool:
     return same and unit(lookup(known.device), known.dtype) == which
 
 
+# A100 PCIe, made in 7 nm, runs fp32 at its peak of 19.5 TFLOP/s within its 250 W (NVIDIA, A100 datasheet): less power
+# a TFLOP/s than any CUDA cores of older processes.
+_WATTS_PER_TFLOPS = 250.0 / 19.5
+
+
+def _powered(device: DeviceSpec, dtype: str) -> float:
+    """Returns the log share of its peak that a card's power allows, at most 0; 0 but for CUDA cores up to 7 nm."""
+    newer = device.compute_capability is None or device.compute_capability > (8, 0)
+    if newer or not device.board_power_w or unit(device, dtype) != "CUDA cores":
+        return 0.0
+    return min(0.0, float(np.log(device.board_power_w / (_WATTS_PER_TFLOPS * (device.peak(dtype) or 1.0)))))
+
+
 def choose(device: DeviceSpec, dtype: str, known: Sequence[Known], *, family_out: bool) -> tuple[Prior, float]:
     """Returns the prior for a device and the half-width (log time) of a 90 % interval around its unfitted prediction.
 
@@ -178,7 +191,12 @@ def choose(device: DeviceSpec, dtype: str, known: Sequence[Known], *, family_out
         if kin:
             return near(kin, same_gpu=False), blind
         others = usable
-    return pooled(others, base), blind if others else _UNKNOWN
+    efficiency = np.eye(len(base.mean))[INDEX["efficiency"]]  # relative to what the power allows
+    start = pooled(
+        [replace(k, parameters=k.parameters - _powered(lookup(k.device), dtype) * efficiency) for k in others], base
+    )
+    start = replace(start, mean=start.mean + _powered(device, dtype) * efficiency)
+    return start, blind if others else _UNKNOWN
 
 
 _DELTA = 0.05  # log error at which the loss turns from quadratic to linear
