@@ -9,10 +9,10 @@ Tokens are padded at run time, and so is any side of a GEMM that the caller name
 at the memory's bandwidth. Padded rows and columns compute nothing of use: the saving is that of the same useful work.
 
 Decision. Padding is advised if the expected saving, copies included, is at least `NOISE`, and called sure if the 90 %
-interval of the saving lies above 0. The errors of a shape and of its padded shape are nearly independent in units of
-the model's own intervals: on four public tables (bf16, fp8 and fp8_block on A100, H100 and B200, rows that the model
-was not fitted to), the interval of two independent errors covers 84 to 99 % of the ratios. `python -m
-tools.accuracy.padding` computes what the decisions lose against the better of both shapes.
+interval of the saving lies above 0. The interval is that of the ratio of two independent errors of the model's own
+intervals: they hold the measurement noise and the choice of kernel, which a shape and its padded shape do not share.
+`python -m tools.accuracy.padding` computes how many measured savings it covers, and what the decisions lose against the
+better of both shapes (docs/padding.md).
 
 >>> from quantbench.device import lookup
 >>> from quantbench.workload import Gemm
@@ -159,7 +159,8 @@ def padding_verdict(
     """Decides whether to pad a GEMM a[m, k] · b[k, n] on m, n and k, or vocab, ffn, head_dim and tokens of a
     transformer.
 
-    library: whose kernels run; "" for the GPU's default (`libraries.default_library`).
+    library: whose kernels run; "" for the GPU's default (`libraries.default_library`), with the rules of every library
+        for a transformer, which may be trained with one and served with another.
     at_run_time: sides of a GEMM that are padded in every call: m and k copy a, n copies the result. The others are
         padded once.
     backward: whether a training step of a transformer is priced, or a forward pass only.
@@ -172,13 +173,14 @@ def padding_verdict(
         require_choice(who, "at_run_time", side, SIDES)
     if device.peak(subject.dtype) is None:
         raise InputError(who, f"{subject.dtype} on {device.name}", f"one of {', '.join(sorted(device.peak_tflops))}")
-    library = resolve_library(device.name, subject.dtype, library, who)
+    # Other ops of a model may have another dtype, and so another default library.
+    asked, library = library, resolve_library(device.name, subject.dtype, library, who)
     if isinstance(subject, Gemm):
         softmax, variants = "", list(_of_gemm(subject, library, at_run_time))
     else:
-        softmax, variants = subject.softmax, list(_of_shape(subject, library, backward=backward))
+        softmax, variants = subject.softmax, list(_of_shape(subject, asked, backward=backward))
     share = shipped().elsewhere.unaligned_share
-    known = RememberedTimes(times or ModelTimes(device, library=library), softmax=softmax, unaligned_share=share)
+    known = RememberedTimes(times or ModelTimes(device, library=asked), softmax=softmax, unaligned_share=share)
     known.ask(work for variant in variants for work in variant.runs)
     base, *padded = variants
     now, below = _summed(base.runs, known)

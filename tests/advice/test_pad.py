@@ -14,7 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from quantbench.advice.pad import NOISE, padding_verdict
+from quantbench.advice.pad import NOISE, compare, padding_verdict
 from quantbench.cli.pad import pad
 from quantbench.device import lookup
 from quantbench.errors import InputError
@@ -125,7 +125,12 @@ def test_pairs_are_one_past_a_size_and_the_next_larger_one() -> None:
     tokens, widths = (pairs(table, np.arange(5), side) for side in "mn")
     assert tokens.tolist() == [[1, 2], [4, 3]]
     assert widths.tolist() == [[1, 4], [2, 3]]
-    found = regret(table, tokens, np.array([True, True]))
+    estimates = [Estimate(us, us / 1.1, us * 1.1) for us in (4.0, 2.0)]
+    gemms = Gemm(129, 1536, 4096), Gemm(160, 1536, 4096)
+    shares = ({gemm: (1.0, one)} for gemm, one in zip(gemms, estimates, strict=True))
+    judged = compare((), *shares, *estimates, [], 0, Times(1.0))
+    found = regret(table, tokens, [judged, judged])
+    assert found.covered == 0.5  # of two measured savings, 50 % and −50 %
     assert (found.never, found.always, found.chosen) == (0.5, 0.25, 0.25)
     assert found.median == pytest.approx(0.25)
 
