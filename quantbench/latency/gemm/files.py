@@ -2,8 +2,8 @@
 
 Entry points: `pack` and `unpack`, a file's content; the functions `*_to_parts` and `*_from_parts`; `text_arrays`, which
 turns parts into JSON; `require_sound` and `require_sound_fast`, which validate array sizes, finite values and the
-termination of decision trees; `check_format`, `library_of`, `MODEL_FORMAT`, `MODEL_VERSION`. Used by `model` and
-`profile.models`.
+termination of decision trees; `check_format`, `library_of`, `MODEL_FORMAT`, `MODEL_VERSION`. Used by `model`,
+`public` and `profile.models`.
 
 A file is one line of JSON, in which {"array": i} stands for the i-th array, and then all arrays, deflated: their
 little-endian bytes, all first bytes before all second ones. `sha256` covers both parts without itself.
