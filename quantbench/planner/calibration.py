@@ -34,9 +34,16 @@ _WHO = "planner.json"
 _FORMAT, _VERSION = "quantbench-planner", 2
 #: constants of the iteration time: name → (lowest, highest) plausible value
 RANGES = {
-    "tensor_factor": (1.0, 10.0),
+    "compute_factor": (0.5, 3.0),
+    "attention_factor": (0.3, 5.0),
+    "elementwise_factor": (0.5, 10.0),
+    "tensor_factor": (0.05, 10.0),
     "layer_overhead_ms": (0.0, 50.0),
     "data_parallel_share": (0.01, 1.0),
+    "exposed_share": (0.0, 1.0),
+    "hop_us": (0.0, 1000.0),
+    "congestion": (0.0, 2.0),
+    "straggler_spread": (0.0, 0.2),
     "unaligned_share": (0.01, 16.0),
 }
 #: constants of the memory, likewise
@@ -66,6 +73,13 @@ class Calibration:
     base_gib: float
     activation_slack: float
     scatter: float = 0.0
+    compute_factor: float = 1.0
+    attention_factor: float = 1.0
+    elementwise_factor: float = 1.0
+    exposed_share: float = 0.0
+    hop_us: float = 20.0
+    congestion: float = 0.0
+    straggler_spread: float = 0.0
     provenance: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

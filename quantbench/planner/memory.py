@@ -90,7 +90,7 @@ def stage_parameters(job: Job, layout: Layout, kind: StageKind) -> int:
 def _stage(job: Job, layout: Layout, calibration: Calibration, kind: StageKind, stage: int) -> Memory:
     shape, w = job.shape, element_bytes(job.shape.dtype)
     count = stage_parameters(job, layout, kind)
-    shards = layout.dp
+    shards = layout.sharded_over
     weights = w * count / (shards if layout.zero >= 3 else 1)
     gradients = w * count / (shards if layout.zero >= 2 else 1)
     optimizer = _STATE_BYTES[job.optimizer] * count / (shards if layout.zero >= 1 else 1)

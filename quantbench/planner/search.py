@@ -106,7 +106,7 @@ def search(job: Job, times: OpTimes, calibration: Calibration, space: Space | No
         what = f"no dp · tp · pp = {job.gpus} GPUs for gbs {job.gbs} and {job.shape.layers} layers keeps every rule"
         raise InputError("plan", what, "a gbs and layers with more divisors, or --allow-uneven")
     planner = Planner(job, times, calibration)
-    planner.layers.prepare((layout.tp, layout.mbs, layout.sequence_parallel) for layout, _ in fitting)
+    planner.layers.prepare(layout.per_layer for layout, _ in fitting)
     ranked = sorted((planner.predict(*one) for one in fitting), key=lambda p: (p.sec_per_it, p.memory.total))
     return Found(tuple(ranked), len(fitting) + too_large, too_large, smallest)
 
@@ -280,7 +280,7 @@ def shape_search(
     remembered.ask(
         work
         for planner, fitting in planners
-        for work in planner.layers.workloads((layout.tp, layout.mbs) for layout in fitting)
+        for work in planner.layers.workloads(layout.per_layer for layout in fitting)
     )
     results = []
     for planner, fitting in planners:
