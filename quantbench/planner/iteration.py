@@ -109,7 +109,8 @@ def iteration(job: Job, layout: Layout, layer_times: LayerTimes, calibration: Ca
 
     step_s = _STEP_BYTES * heaviest / (layout.sharded_over if layout.zero >= 1 else 1) / job.elementwise_bytes_per_s
     room = pace.mid * (count if layout.zero >= 2 else 1)
-    network = exposed_s(job, layout, calibration, data_parallel_s(job, layout, calibration, heaviest, count), room)
+    traffic = data_parallel_s(job, layout, calibration, heaviest, count)
+    network = exposed_s(job, layout, calibration, traffic, room, count)
     network += tied_embedding_s(job, layout, calibration, embedding_parameters(job.shape, layout.tp))
     total = pace.times(count) + fill + exactly(network + step_s)
     nodes = layout.gpus / job.cluster.gpus_per_node
@@ -213,11 +214,16 @@ def tied_embedding_s(job: Job, layout: Layout, calibration: Calibration, embeddi
     return job.cluster.intra_node(2).time_s(sent)
 
 
-def exposed_s(job: Job, layout: Layout, calibration: Calibration, traffic_s: float, room_s: float) -> float:
-    """Returns the seconds of traffic that show in the time: what does not overlap, and a share of what does, because it
-    slows the computation down. Saturates once the traffic fills the computation.
+def exposed_s(
+    job: Job, layout: Layout, calibration: Calibration, traffic_s: float, room_s: float, micro_batches: int
+) -> float:
+    """Returns the seconds of traffic that show in the time.
+
+    That is what does not overlap, and a share of the overlapped gathers of weights, which computation waits for (it
+    does not wait for reductions of gradients). The share saturates: overlapped traffic is bounded by the computation.
 
     room_s: computation that can overlap with the traffic, s.
     """
     overlap = _ZERO3_OVERLAP if layout.zero == 3 else job.dp_overlap
-    return traffic_s - (1 - calibration.exposed_share) * min(overlap * traffic_s, room_s)
+    gathers = {0: 0.0, 1: 1 / 2, 2: 1 / (1 + micro_batches), 3: 2 / 3}[layout.zero]
+    return traffic_s - (1 - calibration.exposed_share * gathers) * min(overlap * traffic_s, room_s)

@@ -94,15 +94,20 @@ def _stage(job: Job, layout: Layout, calibration: Calibration, kind: StageKind, 
     weights = w * count / (shards if layout.zero >= 3 else 1)
     gradients = w * count / (shards if layout.zero >= 2 else 1)
     optimizer = _STATE_BYTES[job.optimizer] * count / (shards if layout.zero >= 1 else 1)
-    activations = kind.layers * _kept_per_layer(job, layout) * in_flight(layout, stage, layout.micro_batches(job.gbs))
+    again = layout.recomputed(kind.layers)
+    kept = again * _kept_per_layer(job, layout) + (kind.layers - again) * _layer_activations(job, layout, with_core=True)
+    activations = kept * in_flight(layout, stage, layout.micro_batches(job.gbs))
     working = 0.0
     if layout.recompute == "full":
         working += _layer_activations(job, layout, with_core=True)
     elif layout.recompute == "selective":
         working += _core_activations(job, layout)
+    if layout.zero >= 3:
+        # Weights of the layer at hand and of the next, gathered ahead, and the gradients of one.
+        working += 3 * w * shape.layer_weights(layout.tp)
     if kind.last:
         # fp16 logits, their fp32 copy and the gradient.
-        logits = layout.mbs * shape.seq * padded_vocab(shape.vocab, layout.tp) / layout.tp
+        logits = layout.mbs * shape.seq / layout.cp * padded_vocab(shape.vocab, layout.tp) / layout.tp
         working += logits * (w + _FP32 + _FP32)
     slack = calibration.activation_slack * (activations + working)
     return Memory(weights, gradients, optimizer, activations, working, slack, calibration.base_gib * GIB, stage)
@@ -118,20 +123,20 @@ def in_flight(layout: Layout, stage: int, micro_batches: int) -> float:
 
 
 def _kept_per_layer(job: Job, layout: Layout) -> float:
-    """Returns the bytes that one layer keeps per micro-batch until its backward pass."""
+    """Returns the bytes that a recomputed layer keeps per micro-batch until its backward pass."""
     if layout.recompute == "full":
         shape = job.shape
-        kept = layout.mbs * shape.seq * shape.hidden * element_bytes(shape.dtype)
+        kept = layout.mbs * shape.seq / layout.cp * shape.hidden * element_bytes(shape.dtype)
         return kept / (layout.tp if layout.sequence_parallel else 1)
-    return _layer_activations(job, layout, with_core=layout.recompute == "none")
+    return _layer_activations(job, layout, with_core=False)
 
 
 def _layer_activations(job: Job, layout: Layout, *, with_core: bool) -> float:
     """Returns the activation bytes that a layer's backward pass reads: s·b·h·(10 + 24/t) for a GPT layer, plus core."""
     shape, w = job.shape, element_bytes(job.shape.dtype)
-    tokens = layout.mbs * shape.seq
+    tokens = layout.mbs * shape.seq / layout.cp
     # Inputs of two norms, of qkv and of the MLP; two dropout masks.
-    whole = float(tokens * shape.hidden * (4 * w + (2 * MASK_BYTES if shape.dropout else 0)))
+    whole = (tokens * shape.hidden * (4 * w + (2 * MASK_BYTES if shape.dropout else 0)))
     width = shape.heads * shape.head_dim
     kv_width = max(shape.kv_heads, layout.tp) * shape.head_dim
     mlp = (3 if shape.gated else 2) * shape.ffn
@@ -144,7 +149,7 @@ def _layer_activations(job: Job, layout: Layout, *, with_core: bool) -> float:
 def _core_activations(job: Job, layout: Layout) -> float:
     """Returns the bytes of the attention core: softmax output, dropout mask and output; row statistics if fused."""
     shape, w = job.shape, element_bytes(job.shape.dtype)
-    rows = layout.mbs * shape.heads / layout.tp * shape.seq
+    rows = layout.mbs * shape.heads / layout.tp * shape.seq / layout.cp
     if shape.attention == "flash":
         return rows * _FP32
     return rows * shape.seq * (w + (w + MASK_BYTES if shape.dropout else 0))

@@ -24,7 +24,7 @@ from typing import Any
 from quantbench.errors import InputError, require_choice
 from quantbench.latency.op_times import OpTimes, RememberedTimes
 from quantbench.planner.calibration import Calibration
-from quantbench.planner.constraints import is_possible
+from quantbench.planner.constraints import allows_zero, chunk_layers, is_possible
 from quantbench.planner.formulas import parameters
 from quantbench.planner.layout import RECOMPUTATIONS, Job, Layout, partition_of
 from quantbench.planner.memory import Memory, limit_bytes, memory
@@ -125,7 +125,7 @@ def layout_groups(job: Job, space: Space) -> Iterator[list[Layout]]:
                 continue
             sizes = _allowed([mbs for mbs in divisors(job.gbs // dp) if mbs <= space.mbs_limit], space.mbs)
             for zero in space.zero:
-                if (zero > 1 and pp > 1) or (zero > 0 and dp == 1):
+                if (zero > 0 and dp == 1) or not allows_zero(job, Layout(dp, tp, pp, 1, zero=zero)):
                     continue
                 for recompute in space.recompute:
                     for sequence_parallel in parallel:
@@ -142,9 +142,10 @@ def _micro_batches(job: Job, base: Layout, sizes: list[int], space: Space) -> It
             continue
         if not space.interleave or 1 in space.interleave:
             yield plain
-        if base.pp == 1 or base.partition != "layers" or plain.micro_batches(job.gbs) % base.pp:
+        counted = chunk_layers(job.shape.layers, base)
+        if base.pp == 1 or not counted or plain.micro_batches(job.gbs) % base.pp:
             continue
-        for chunks in _allowed(divisors(job.shape.layers // base.pp), space.interleave):
+        for chunks in _allowed(divisors(counted // base.pp), space.interleave):
             if chunks > 1:
                 yield replace(plain, interleave=chunks)
 
