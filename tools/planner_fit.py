@@ -1,7 +1,7 @@
 """Fits the planner's factors and writes quantbench/planner/planner.json: `python -m tools.planner_fit tests/data`.
 
 Stacks: `planner.fitting.fit_pooled` over all published tables; their intervals come from predicting each table, and
-each stack, without itself. Site: the rows of Jean Zay dated before `--before` fit the factors that BigScience's
+each stack, without itself. Site: the rows of Jean Zay dated before `LAST_DAY` fit the factors that BigScience's
 documents can tell apart; memory over the rows of those days with a stated memory that is not noted as wrong. Later rows
 are not used. docs/planning.md explains why GEMM times have no factor there.
 """
@@ -42,7 +42,9 @@ SITE_FACTORS = {
 _NOISE = 0.005
 #: start of the site's fit: 5 ms are about 300 launches of 15 µs; half of the network and of the fp32 peak
 _START = Calibration(1.5, 5.0, 0.5, 0.5, base_gib=4.0, activation_slack=0.1)
-_SITE = "jean-zay-a100"
+SITE = "jean-zay-a100"
+#: rows of the documents dated from this day on are kept for the test
+LAST_DAY = "02-25"
 
 
 def table_of(row: TableRow) -> str:
@@ -50,9 +52,11 @@ def table_of(row: TableRow) -> str:
     return row.table or f"{row.section.split(' ')[0]} {row.gpu}"
 
 
-def published(data: Path, times: TimesOf, constants: Calibrations) -> list[Observed]:
-    """Reads the timed rows of other sites. Unknown micro-batches are the fastest that fit with `constants`."""
-    rows = [row for name in PUBLISHED for row in read_table(data / name)]
+def published(
+    data: Path, times: TimesOf, constants: Calibrations, names: Sequence[str] = PUBLISHED
+) -> list[Observed]:
+    """Reads the timed rows of other sites from the tables `names`. Unknown micro-batches are the fastest that fit with `constants`."""
+    rows = [row for name in names for row in read_table(data / name)]
     found = [r for r in predict_rows(rows, times, constants) if r.error is not None and r.case is not None]
     runs = [(r.case, r.row.sec_per_it or 0.0, table_of(r.row)) for r in found if r.case is not None]
     return observe(runs, times, constants.pooled.of("", ""))
@@ -71,19 +75,17 @@ def left_out(observed: Sequence[Observed], rest: dict[str, float], key: Callable
     for name in sorted({key(one) for one in observed}):
         kept = [one for one in observed if key(one) != name]
         pooled = fit_pooled(kept, rest)
-        stacks = {one.case.job.stack for one in kept}
         for i, one in enumerate(observed):
             if key(one) == name:
                 job = one.case.job
-                known = pooled.of(job.stack if job.stack in stacks else "", architecture(job.cluster.device))
-                errors[i] = log_errors([one], known)[0]
+                errors[i] = log_errors([one], pooled.of(job.stack, architecture(job.cluster.device)))[0]
     return errors
 
 
 def fit_stacks(observed: Sequence[Observed], rest: dict[str, float]) -> Pooled:
     """Fits the effects, and the intervals of known and of unknown stacks."""
     pooled = fit_pooled(observed, rest)
-    outside = [one for one in observed if one.table != _SITE]
+    outside = [one for one in observed if one.table != SITE]
     known = scatter_beyond(outside, left_out(observed, rest, lambda one: one.table)[: len(outside)])
     unknown = scatter_beyond(outside, left_out(observed, rest, lambda one: one.case.job.stack)[: len(outside)])
     return replace(pooled, scatter=known, unknown_scatter=max(known, unknown))
@@ -135,23 +137,23 @@ def _least(
 def fit(data: Path, before: str, start: Calibrations, times: TimesOf) -> Calibrations:
     """Fits everything to the tables in the folder `data`. start: constants that choose unknown micro-batches."""
     cases = documents(data / DOCUMENTS, before)
-    own = observe([(case, row.sec_per_it or 0.0, _SITE) for row, case in cases], times)
+    own = observe([(case, row.sec_per_it or 0.0, SITE) for row, case in cases], times)
     site = fit_site(cases, own, times)
     rest = {"unaligned_share": site.unaligned_share, **memory_of_others()}
     observed = [*published(data, times, start), *own]
     pooled = replace(
         fit_stacks(observed, rest),
         provenance={
-            "script": f"python -m tools.planner_fit {data.name} --before {before}",
+            "script": f"python -m tools.planner_fit {data.name}",
             "tables": sorted({one.table for one in observed}), "runs": len(observed),
             "files": dict(_digests(data / name for name in (DOCUMENTS, *PUBLISHED))),
         },
     )  # fmt: skip
-    rule = f"as at {_SITE}: the same centre and software, nothing fitted to its own rows"
+    rule = f"as at {SITE}: the same centre and software, nothing fitted to its own rows"
     kin = {
-        name: replace(site, scatter=pooled.unknown_scatter, provenance={"rule": rule}) for name in same_site(_SITE)
+        name: replace(site, scatter=pooled.unknown_scatter, provenance={"rule": rule}) for name in same_site(SITE)
     }
-    return Calibrations({_SITE: site, **kin}, pooled)
+    return Calibrations({SITE: site, **kin}, pooled)
 
 
 def memory_of_others() -> dict[str, float]:
@@ -176,9 +178,8 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path, help="folder with the tables")
-    parser.add_argument("--before", default="02-25", help="rows dated from this day on are kept for the test")
     arguments = parser.parse_args()
-    found = fit(arguments.data, arguments.before, shipped(), BestTimes())
+    found = fit(arguments.data, LAST_DAY, shipped(), BestTimes())
     print(f"wrote {write(found.to_json())}")
 
 

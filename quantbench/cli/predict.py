@@ -87,7 +87,7 @@ def predict_sweep(arguments: GridOptions, spec: DeviceSpec) -> tuple[tuple[Axis,
         raise InputError("predict", f"--dtype {held.dtype} on {spec.name}", "one of " + ", ".join(spec.peak_tflops))
     grid = parse_grid(dims, held, spec, "predict")
     loose = arguments.skip_impossible or grid.loose
-    share = shipped().elsewhere.unaligned_share
+    share = shipped().unaligned_share
     times = RememberedTimes(ModelTimes(spec), softmax=held.softmax, unaligned_share=share)
     found = forecast(grid.axes, held, times, skip_impossible=loose)
     assumed = assumed_words(arguments, held, {op.op.name for op in found.ops}, spec, "predict")

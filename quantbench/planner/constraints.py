@@ -1,7 +1,7 @@
 """Checks layouts against the divisibility and framework rules of Megatron-DeepSpeed.
 
-Entry points: `violations` and `strict_violations`, which return `Violation` objects; `is_possible`; `allows_zero`,
-`chunk_layers`; `OF_SOFTWARE`. Used
+Entry points: `violations` and `strict_violations`, which return `Violation` objects; `is_possible`; `chunk_layers`;
+`OF_SOFTWARE`. Used
 by `search`, `row_checks`, `row_results`, the command `plan` and tools. A layout that breaks a strict rule cannot run;
 breaking another costs time.
 
@@ -125,7 +125,8 @@ def _strictly_broken(job: Job, layout: Layout) -> Iterator[tuple[Constraint, str
     if layout.replicas % layout.sharded_over or (layout.shards and not layout.zero):
         text = f"ZeRO-{layout.zero} over {layout.shards} of {layout.replicas} data-parallel GPUs"
         yield _SHARDS, f"{text}; take a divisor of {layout.replicas}, and ZeRO 1 to 3"
-    if not allows_zero(job, layout):
+    stack = STACKS.get(job.stack)
+    if layout.zero > 1 and pp > 1 and not (stack is not None and stack.stages_with_zero):
         text = f"ZeRO-{layout.zero} shards what pipeline stages accumulate over micro-batches, and"
         text += f" {job.stack or 'DeepSpeed'} refuses it with pp {pp}"
         yield _ZERO, f"{text}; take zero = 1, pp = 1, or a stack that combines them (torchtitan)"
@@ -149,12 +150,6 @@ def _stages(layers: int, layout: Layout) -> str:
         what = f"{layers} layers over {pp} stages leave {layers % pp} over; take layers = {_multiples(layers, pp)}, or "
         what += f"a pp that divides {layers}"
     return what if counted % pp else ""
-
-
-def allows_zero(job: Job, layout: Layout) -> bool:
-    """Returns whether the job's stack runs the layout's ZeRO stage with its pipeline stages."""
-    stack = STACKS.get(job.stack)
-    return layout.zero <= 1 or layout.pp == 1 or (stack is not None and stack.stages_with_zero)
 
 
 def chunk_layers(layers: int, layout: Layout) -> int:

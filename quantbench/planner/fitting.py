@@ -1,7 +1,8 @@
 """Fits the planner's factors to measured iterations: of many stacks and GPUs with partial pooling, or of one site.
 
 Entry points: `fit_pooled`, which returns a `Pooled`; `fit_site`, which returns a `Calibration` and what the rows could
-not tell apart; `observe`, which makes `Observed` rows; `predicted_s`, `log_errors`, `scatter_beyond`; `PRIORS`. Used by the command `plan` (`--fit`)
+not tell apart; `observe`, which makes `Observed` rows; `predicted_s`, `log_errors`, `op_spreads`,
+`scatter_beyond`; `PRIORS`. Used by the command `plan` (`--fit`)
 and by `tools.planner_fit` and `tools.planner_accuracy`.
 
 Method: a factor of a run is a prior mean times effects (`calibration.terms`). Effects have normal priors on the log
@@ -115,11 +116,15 @@ def log_errors(observed: Sequence[Observed], calibration: Calibration) -> FloatA
     return np.log([predicted_s(one, calibration) / one.measured_s for one in observed])
 
 
+def op_spreads(observed: Sequence[Observed], errors: FloatArray) -> FloatArray:
+    """Returns the half-widths on ln time of the intervals that the ops alone give, on the side of each error."""
+    spans = [iteration(one.case.job, one.case.layout, one.layers, _start({})).sec for one in observed]
+    return np.abs(np.log([(s.high if e < 0 else s.low) / s.mid for s, e in zip(spans, errors, strict=True)]))
+
+
 def scatter_beyond(observed: Sequence[Observed], errors: FloatArray) -> float:
     """Returns the independent error on ln time that, with the intervals of the ops, covers nine in ten `errors`."""
-    spans = [iteration(one.case.job, one.case.layout, one.layers, _start({})).sec for one in observed]
-    own = np.log([(s.high if e < 0 else s.low) / s.mid for s, e in zip(spans, errors, strict=True)])
-    return float(np.quantile(np.sqrt(np.maximum(errors**2 - own**2, 0.0)), _COVERED))
+    return float(np.quantile(np.sqrt(np.maximum(errors**2 - op_spreads(observed, errors) ** 2, 0.0)), _COVERED))
 
 
 def _start(rest: dict[str, float]) -> Calibration:

@@ -42,7 +42,8 @@ _ANYWHERE = Given(cells={"tp": 1, "pp": 1, "gpus": 1, "gbs": 1}, gpu="a100-sxm4-
 # Cells besides the layout that change time or memory.
 _SETTINGS = (
     "date", "zero", "precision", "gpu", "cluster", "seq", "vocab", "kv_heads", "head_dim", "ffn", "gated", "tied",
-    "interleave", "recompute", "sequence_parallel", "optimizer", "attention", "softmax", "dropout",
+    "interleave", "recompute", "recompute_layers", "sequence_parallel", "optimizer", "attention", "softmax", "dropout",
+    "stack", "cp", "dp_overlap", "node_gbit_per_s",
 )  # fmt: skip
 
 
@@ -180,7 +181,7 @@ def _contradictions(a: TableRow, b: TableRow, times: TimesOf, calibrations: Cali
 
     def memory_error(row: TableRow) -> float:
         case = _as_typed(row)
-        return abs(memory(case.job, case.layout, calibrations.of(case.job.cluster)).total_gib / (row.mem_gb or 1.0) - 1)
+        return abs(memory(case.job, case.layout, calibrations.of(case.job.cluster, case.job.stack)).total_gib / (row.mem_gb or 1.0) - 1)
 
     def time_error(row: TableRow) -> float:
         found = predict_cases([_as_typed(row)], times, calibrations)[0]

@@ -123,7 +123,7 @@ def predict_cases(
             found.append(broken)
             continue
         if job.key not in planners:
-            planners[job.key] = Planner(job, times(job.cluster.device), calibrations.of(job.cluster))
+            planners[job.key] = Planner(job, times(job.cluster.device), calibrations.of(job.cluster, job.stack))
         found.append(planners[job.key].predict(case.layout))
     return found
 

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from itertools import islice, product
 from math import ceil
 from typing import Any
 
 from quantbench.errors import InputError, require_choice
 from quantbench.latency.op_times import OpTimes, RememberedTimes
 from quantbench.planner.calibration import Calibration
-from quantbench.planner.constraints import allows_zero, chunk_layers, is_possible
+from quantbench.planner.constraints import chunk_layers, is_possible
 from quantbench.planner.formulas import parameters
 from quantbench.planner.layout import RECOMPUTATIONS, Job, Layout, partition_of
 from quantbench.planner.memory import Memory, limit_bytes, memory
@@ -41,6 +41,7 @@ class Space:
 
     mbs_limit: largest micro-batch to try.
     sequence_parallel: None tries both.
+    cp, cp_ring, cp_balanced, shards, recompute_layers: as in `Layout`.
     uneven: whether to try stages of different length.
     """
 
@@ -54,6 +55,11 @@ class Space:
     sequence_parallel: bool | None = None
     mbs_limit: int = 64
     uneven: bool = False
+    cp: tuple[int, ...] = (1,)
+    cp_ring: bool = True
+    cp_balanced: bool = True
+    shards: int = 0
+    recompute_layers: int = 0
 
     def __post_init__(self) -> None:
         for kind in self.recompute:
@@ -74,6 +80,12 @@ class Found:
     looked_at: int
     too_large: int
     smallest: tuple[Layout, Memory] | None = None
+
+    @property
+    def safest(self) -> Prediction | None:
+        """The fastest layout that is not close to the memory limit, if it is not the fastest of all."""
+        roomy = next((p for p in self.ranked if not p.tight), None)
+        return None if not self.ranked or roomy is self.ranked[0] else roomy
 
 
 def search(job: Job, times: OpTimes, calibration: Calibration, space: Space | None = None) -> Found:
@@ -113,26 +125,29 @@ def search(job: Job, times: OpTimes, calibration: Calibration, space: Space | No
 
 def layout_groups(job: Job, space: Space) -> Iterator[list[Layout]]:
     """Yields groups of allowed layouts that differ only in mbs (ascending) and interleave."""
-    layers = job.shape.layers
-    for tp in _tensor_degrees(job, space):
+    for tp, cp in product(_tensor_degrees(job, space), space.cp):
         parallel = (False, True) if space.sequence_parallel is None else (space.sequence_parallel,)
         if tp == 1 or job.shape.seq % tp:
             parallel = (False,)
-        for pp in _allowed(divisors(job.gpus // tp), space.pp):
-            dp = job.gpus // (tp * pp)
-            partition = partition_of(layers, pp, uneven=space.uneven)
-            if layers < pp or (partition == "layers" and layers % pp) or job.gbs % dp or not _allowed([dp], space.dp):
+        for pp in _allowed(divisors(job.gpus // (tp * cp)) if job.gpus % (tp * cp) == 0 else [], space.pp):
+            dp = job.gpus // (tp * pp * cp)
+            partition = partition_of(job.shape.layers, pp, uneven=space.uneven)
+            if job.gbs % dp or not _allowed([dp], space.dp):
                 continue
             sizes = _allowed([mbs for mbs in divisors(job.gbs // dp) if mbs <= space.mbs_limit], space.mbs)
-            for zero in space.zero:
-                if (zero > 0 and dp == 1) or not allows_zero(job, Layout(dp, tp, pp, 1, zero=zero)):
+            for zero, recompute, sequence_parallel in product(space.zero, space.recompute, parallel):
+                base = Layout(
+                    dp, tp, pp, 1, 1, zero, recompute, sequence_parallel, partition, cp=cp, cp_ring=space.cp_ring,
+                    cp_balanced=space.cp_balanced, shards=space.shards if 0 < zero else 0,
+                    recompute_layers=space.recompute_layers if recompute == "full" else 0,
+                )  # fmt: skip
+                # Only the rules that do not depend on the micro-batch.
+                alone = replace(job, gbs=dp, rampup_step=0)
+                if (zero > 0 and dp * cp == 1) or not is_possible(alone, base):
                     continue
-                for recompute in space.recompute:
-                    for sequence_parallel in parallel:
-                        base = Layout(dp, tp, pp, 1, 1, zero, recompute, sequence_parallel, partition)
-                        group = list(_micro_batches(job, base, sizes, space))
-                        if group:
-                            yield group
+                group = list(_micro_batches(job, base, sizes, space))
+                if group:
+                    yield group
 
 
 def _micro_batches(job: Job, base: Layout, sizes: list[int], space: Space) -> Iterator[Layout]:
