@@ -77,7 +77,9 @@ def left_out_table(data: Path, times: TimesOf, calibrations: Calibrations) -> st
         off, inside = np.expm1(errors[keep]), (np.abs(errors) <= half)[keep].mean()
         cells = [f"{100 * np.abs(off).mean():.1f} %", f"{100 * off.mean():+.1f} %"]
         cells += [f"{np.exp(np.median(half[keep])):.2f}", f"{inside:.0%}"]
-        rows.append([name, stack, str(keep.sum()), *cells, f"{100 * np.abs(np.expm1(shipped_errors[keep])).mean():.1f} %"])
+        rows.append(
+            [name, stack, str(keep.sum()), *cells, f"{100 * np.abs(np.expm1(shipped_errors[keep])).mean():.1f} %"]
+        )
     return table(_LEFT_OUT_HEAD, rows)
 
 

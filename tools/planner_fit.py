@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -52,10 +53,11 @@ def table_of(row: TableRow) -> str:
     return row.table or f"{row.section.split(' ')[0]} {row.gpu}"
 
 
-def published(
-    data: Path, times: TimesOf, constants: Calibrations, names: Sequence[str] = PUBLISHED
-) -> list[Observed]:
-    """Reads the timed rows of other sites from the tables `names`. Unknown micro-batches are the fastest that fit with `constants`."""
+def published(data: Path, times: TimesOf, constants: Calibrations, names: Sequence[str] = PUBLISHED) -> list[Observed]:
+    """Reads the timed rows of other sites from the tables `names`.
+
+    constants: choose unknown micro-batches, the fastest that fit.
+    """
     rows = [row for name in names for row in read_table(data / name)]
     found = [r for r in predict_rows(rows, times, constants) if r.error is not None and r.case is not None]
     runs = [(r.case, r.row.sec_per_it or 0.0, table_of(r.row)) for r in found if r.case is not None]
@@ -150,9 +152,7 @@ def fit(data: Path, before: str, start: Calibrations, times: TimesOf) -> Calibra
         },
     )  # fmt: skip
     rule = f"as at {SITE}: the same centre and software, nothing fitted to its own rows"
-    kin = {
-        name: replace(site, scatter=pooled.unknown_scatter, provenance={"rule": rule}) for name in same_site(SITE)
-    }
+    kin = {name: replace(site, scatter=pooled.unknown_scatter, provenance={"rule": rule}) for name in same_site(SITE)}
     return Calibrations({SITE: site, **kin}, pooled)
 
 
@@ -168,7 +168,10 @@ def _digests(paths: Iterable[Path]) -> Iterable[tuple[str, str]]:
 
 def write(found: dict[str, Any]) -> Path:
     target = Path(quantbench.planner.__path__[0]) / "planner.json"
-    target.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(found, indent=1, ensure_ascii=False)
+    # Lists and objects of plain values take one line each.
+    text = re.sub(r"[\[{]\n[^\[\]{}]*[\]}]", lambda leaf: re.sub(r"\s*\n\s*", " ", leaf[0]), text)
+    target.write_text(text + "\n", encoding="utf-8")
     return target
 
 

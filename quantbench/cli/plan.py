@@ -56,7 +56,9 @@ class PlanOptions(ShapeOptions):
     )
     site: Path | None = _machines(None, "Factors of your site (JSON file, from --fit); they replace the stack's.")
     straggler_spread: float | None = _machines(
-        None, "Spread of the nodes' speeds, as a share (default: the stack's); a job waits for the slowest.", min=0,
+        None,
+        "Spread of the nodes' speeds, as a share (default: the stack's); a job waits for the slowest.",
+        min=0,
         max=0.2,
     )
     cluster: str = _machines("", "Known system: jean-zay-a100, dgx-a100, … (default: the GPU's reference system).")
@@ -91,7 +93,8 @@ class PlanOptions(ShapeOptions):
     tolerance: float = _search(0.03, "Largest relative deviation from --params.", min=0, max=0.5)
     aspect: str = _search("125:205", "Range of hidden / layers, from:to.")
     head_dim: str = option(
-        "", "Width of a head (default: hidden / heads); with --shape-search a range, from:to (default: 64:256).",
+        "",
+        "Width of a head (default: hidden / heads); with --shape-search a range, from:to (default: 64:256).",
         panel="Model",
     )
     as_typed: bool = option(False, "With --rows: leave known typing errors uncorrected.")

@@ -49,7 +49,8 @@ _VERDICTS = {"holds": "green", "costs time": "yellow", "fails": "red", "note": "
 # Options that the suggested next command repeats, in this order.
 _SAID_AGAIN = (
     "model", "config", "hidden", "heads", "kv_heads", "ffn", "layers", "seq", "vocab", "dtype", "gpus", "gpu",
-    "profile", "stack", "site", "straggler_spread", "cluster", "gpus_per_node", "node_gbit_per_s", "link_gb_per_s", "gbs", "optimizer",
+    "profile", "stack", "site", "straggler_spread", "cluster", "gpus_per_node", "node_gbit_per_s", "link_gb_per_s",
+    "gbs", "optimizer",
     "attention", "softmax", "rampup_step", "dp_overlap", "gated", "dropout", "untied", "head_dim", "cp_gather",
     "cp_contiguous", "shards",
 )  # fmt: skip
@@ -58,9 +59,7 @@ _SAID_AGAIN = (
 # --- search ----------------------------------------------------------------------------------------------------------
 
 
-def search_layouts(
-    arguments: PlanOptions, top: int, *, memory: bool = False, page: Path | None = None
-) -> ModeResult:
+def search_layouts(arguments: PlanOptions, top: int, *, memory: bool = False, page: Path | None = None) -> ModeResult:
     """Ranks every layout of a job. page: HTML file to write."""
     job, space = arguments.job(), arguments.space()
     begun = time.perf_counter()
@@ -70,7 +69,9 @@ def search_layouts(
     judged, assumed = judge_folklore(job, found), arguments.assumed()
     if page is not None and found.ranked:
         title = f"{parameters(job.shape) / 1e9:.1f} B parameters on {job.gpus} × {job.cluster.device.name}"
-        write_plan_page(page, title, found.ranked, limit_bytes(job), _header_lines(job, calibration, times.note, assumed))
+        write_plan_page(
+            page, title, found.ranked, limit_bytes(job), _header_lines(job, calibration, times.note, assumed)
+        )
 
     def answer() -> dict[str, Any]:
         return {
@@ -88,21 +89,20 @@ def search_layouts(
             said += f". The smallest is {layout} with {needed.total_gib:.0f} GiB: more GPUs, or a smaller model"
         yield said
         if found.ranked:
-            yield from _ranking_lines(arguments, job, found, judged, top)
-            yield from _stack_lines(arguments, job, found.ranked[0], times)
+            yield _layouts_table(found.ranked[:top])
             if memory:
                 yield _memory_table(found.ranked[:top], calibration)
-        if page is not None and found.ranked:
-            yield f"page: {page}"
+            yield from _stack_lines(arguments, job, found.ranked[0], times)
+            yield from _ranking_lines(found, judged)
+            if page is not None:
+                yield f"page: {page}"
+            yield _next_line(arguments, found.ranked[0].layout)
 
     return not found.ranked, answer, lines()
 
 
-def _ranking_lines(
-    arguments: PlanOptions, job: Job, found: Found, judged: Sequence[Judged], top: int
-) -> Iterator[StyledLine | Table]:
+def _ranking_lines(found: Found, judged: Sequence[Judged]) -> Iterator[StyledLine | Table]:
     fastest = found.ranked[0]
-    yield _layouts_table(found.ranked[:top])
     safe = found.safest
     if fastest.tight:
         room = f"the fastest with room to spare is {safe.layout}, {_seconds(safe.iteration.sec, '–')} s" if safe else ""
@@ -117,14 +117,18 @@ def _ranking_lines(
         yield "  ", (j.verdict, _VERDICTS[j.verdict]), f" {j.rule.text} ({j.rule.source}): {j.finding}"
         if j.verdict != "holds":
             yield f"      {j.rule.weakness}"
-    layout = fastest.layout
+
+
+def _next_line(arguments: PlanOptions, layout: Layout) -> str:
+    """Returns the command that checks a layout."""
     degrees = f"--dp {layout.dp} --tp {layout.tp} --pp {layout.pp} --mbs {layout.mbs} --zero {layout.zero}"
     degrees += f" --interleave {layout.interleave}" if layout.interleave > 1 else ""
     degrees += " --sequence-parallel" if layout.sequence_parallel else ""
     degrees += f" --cp {layout.cp}" if layout.cp > 1 else ""
     degrees += " --allow-uneven" if arguments.allow_uneven else ""
     typed = " ".join(typed_words(arguments, _SAID_AGAIN))
-    yield f"\nNext: quantbench plan --check {typed} {degrees} --recompute {layout.recompute}"
+    layers = f":{layout.recompute_layers}" if layout.recompute_layers else ""
+    return f"\nNext: quantbench plan --check {typed} {degrees} --recompute {layout.recompute}{layers}"
 
 
 def _stack_lines(arguments: PlanOptions, job: Job, best: Prediction, times: OpTimes) -> Iterator[str]:
@@ -138,7 +142,7 @@ def _stack_lines(arguments: PlanOptions, job: Job, best: Prediction, times: OpTi
         if stack != job.stack and is_possible(other, best.layout):
             found = Planner(other, times, arguments.calibration(other)).predict(best.layout)
             others.append(f"{stack} {100 * (found.sec_per_it / best.sec_per_it - 1):+.0f} %")
-    yield f"\nThe same layout with other software: {', '.join(others)}"
+    yield f"The same layout with other software: {', '.join(others)}"
 
 
 def _memory_table(ranked: Sequence[Prediction], calibration: Calibration) -> Table:
@@ -156,7 +160,22 @@ def _memory_table(ranked: Sequence[Prediction], calibration: Calibration) -> Tab
 
 def _layouts_table(ranked: Sequence[Prediction]) -> Table:
     """Tabulates layouts, the fastest first."""
-    numbers = ("DP", "TP", "PP", "CP", "MBS", "intlv", "ZeRO", "recomp", "SP", "sec/it", "TFLOPs", "MFU", "GiB", "bubble")
+    numbers = (
+        "DP",
+        "TP",
+        "PP",
+        "CP",
+        "MBS",
+        "intlv",
+        "ZeRO",
+        "recomp",
+        "SP",
+        "sec/it",
+        "TFLOPs",
+        "MFU",
+        "GiB",
+        "bubble",
+    )
     table = plain_table((*(f">{name}" for name in numbers), "look at first"))
     for p in ranked:
         layout = p.layout
@@ -383,8 +402,8 @@ def fit_table(arguments: PlanOptions, path: Path, output: Path) -> ModeResult:
     def lines() -> Iterator[str]:
         yield f"fitted to {len(cases)} of {len(results)} rows of {path.name}: {fit.calibration}"
         yield (
-            f"mean error {before:.1f} % with the stack's factors, {known['leave_one_out_mean_error_pct']:.1f} % with each "
-            "row left out of the fit"
+            f"mean error {before:.1f} % with the stack's factors, {known['leave_one_out_mean_error_pct']:.1f} % with "
+            "each row left out of the fit"
         )
         if fit.undetermined:
             yield f"not determined by these rows, close to the stack's values: {', '.join(fit.undetermined)}"
@@ -393,7 +412,11 @@ def fit_table(arguments: PlanOptions, path: Path, output: Path) -> ModeResult:
         yield f"wrote {output}"
         yield f"\nNext: quantbench plan --site {output} …"
 
-    answer = {"file": str(path), "site": site_json(fit.calibration), "left_out_errors_pct": [100 * e for e in fit.errors]}
+    answer = {
+        "file": str(path),
+        "site": site_json(fit.calibration),
+        "left_out_errors_pct": [100 * e for e in fit.errors],
+    }
     return False, lambda: answer, lines()
 
 

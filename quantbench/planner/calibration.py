@@ -44,6 +44,7 @@ RANGES = {
     "elementwise_factor": (0.5, 10.0),
     "tensor_factor": (0.05, 10.0),
     "layer_overhead_ms": (0.0, 50.0),
+    "step_overhead_ms": (0.0, 2000.0),
     "data_parallel_share": (0.01, 1.0),
     "exposed_share": (0.0, 1.0),
     "hop_us": (0.0, 1000.0),
@@ -79,7 +80,6 @@ STACKS = {
     "fsdp": Stack("PyTorch FSDP with torch.compile", "compiled"),
     "deepspeed": Stack("Megatron-DeepSpeed", "fused", overlaps=False),
     "eager": Stack("PyTorch FSDP or DDP without torch.compile", "eager"),
-    "internevo": Stack("InternEvo", "fused"),
 }
 
 
@@ -94,6 +94,7 @@ class Calibration:
     tensor_factor: time of a tensor-parallel collective that shows over its isolated time. It is above 1 if GPUs wait
         for the slowest of them and for the hosts, and below if the collective overlaps with products.
     layer_overhead_ms: time of launches and small kernels per layer and micro-batch, forward and backward.
+    step_overhead_ms: fixed time per iteration: gradient norm, launches of the optimizer, synchronisation, logging.
     data_parallel_share: share of the bandwidth of a node's network adapters that data-parallel traffic reaches.
     exposed_share: share of the overlapped gathers of ZeRO's weights that computation waits for.
     hop_us: latency of a step of a ring between nodes.
@@ -117,6 +118,7 @@ class Calibration:
     attention_factor: float = 1.0
     elementwise_factor: float = 1.0
     exposed_share: float = 0.0
+    step_overhead_ms: float = 0.0
     hop_us: float = 20.0
     congestion: float = 0.0
     straggler_spread: float = 0.0
@@ -140,9 +142,10 @@ class Calibration:
             f"products × {self.compute_factor:.2f}, attention × {self.compute_factor * self.attention_factor:.2f}, "
             f"elementwise bytes × {self.elementwise_factor:.1f}, tensor-parallel collectives × "
             f"{self.tensor_factor:.2f}, {self.layer_overhead_ms:.2f} ms per layer and micro-batch, "
+            f"{self.step_overhead_ms:.0f} ms per iteration, "
             f"{percent(self.data_parallel_share)} of the network (less {percent(self.congestion)} per doubling of "
-            f"nodes), {percent(self.exposed_share)} of overlapped gathers show, {self.hop_us:.0f} µs a hop, node speeds "
-            f"spread by {100 * self.straggler_spread:.1f} %; nine in ten times are within "
+            f"nodes), {percent(self.exposed_share)} of overlapped gathers show, {self.hop_us:.0f} µs a hop, node "
+            f"speeds spread by {100 * self.straggler_spread:.1f} %; nine in ten times are within "
             f"{percent(math.expm1(self.scatter))}"
         )
 
@@ -175,7 +178,9 @@ class Pooled:
     def of(self, stack: str, architecture: str) -> Calibration:
         """Returns the factors of a stack ("": unknown) on a GPU architecture."""
         values = {
-            factor: composed(factor, means, (self.effects.get(t, 0.0) for t in terms(factor, stack, architecture)), stack)
+            factor: composed(
+                factor, means, (self.effects.get(t, 0.0) for t in terms(factor, stack, architecture)), stack
+            )
             for factor, means in self.means.items()
         }
         seen = any(term.key == stack for term in self.effects) if stack else False
@@ -191,6 +196,7 @@ def architecture(device: DeviceSpec) -> str:
 
 
 def kernels_of(stack: str) -> str:
+    """Returns the kind of kernels of a stack; of unknown ones, PyTorch's own."""
     return STACKS[stack].kernels if stack in STACKS else "eager"
 
 

@@ -59,8 +59,8 @@ _ALIGNED = Constraint("head_dim % 8", "head_dim % 8 == 0", strict=False)
 _SOFTMAX = Constraint("fused softmax", "16 < seq <= 16384, seq % 4 == 0, (heads / tp * mbs) % 4 == 0", strict=False)
 _BUBBLE = Constraint("bubble", "micro-batches >= 4 * pp", strict=False)
 CONSTRAINTS = (
-    _HEADS, _GPUS, _BATCH, _STAGES, _INTERLEAVE, *_DIVISIBLE, _KV_HEADS, _NODE, _SEQUENCE, _CONTEXT, _SHARDS, _ZERO, _RAMPUP,
-    _VOCAB,    _ALIGNED, _SOFTMAX, _BUBBLE,
+    _HEADS, _GPUS, _BATCH, _STAGES, _INTERLEAVE, *_DIVISIBLE, _KV_HEADS, _NODE, _SEQUENCE, _CONTEXT, _SHARDS, _ZERO,
+    _RAMPUP, _VOCAB, _ALIGNED, _SOFTMAX, _BUBBLE,
 )  # fmt: skip
 #: names of strict rules specific to one framework; other frameworks run layouts that break them
 OF_SOFTWARE = frozenset(rule.name for rule in (_BATCH, _INTERLEAVE, _NODE, _ZERO, _RAMPUP))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -64,11 +64,12 @@ class Prior(NamedTuple):
 #: priors of the factors. Elementwise passes: 1.2 to 3.4 times the ideal bytes from fused to eager kernels; the network:
 #: NCCL's rings reach 0.8 of the adapters' rate; the other means are order of magnitude.
 PRIORS = {
-    "compute_factor": Prior({"": 1.05}, 0.08, 0.03, 0.08, 0.05),
+    "compute_factor": Prior({"": 1.05}, 0.05, 0.03, 0.06, 0.03),
     "attention_factor": Prior({"": 1.1}, 0.2, 0.2, 0.1),
     "elementwise_factor": Prior({"fused": 1.3, "compiled": 1.7, "eager": 3.0}, 0.2, 0.3, 0.15, 0.25),
     "tensor_factor": Prior({"": 0.9}, 0.3, 0.4, 0.1),
     "layer_overhead_ms": Prior({"": 0.1}, 0.7, 0.8),
+    "step_overhead_ms": Prior({"": 15.0}, 0.3, 0.3),
     "data_parallel_share": Prior({"": 0.8}, 0.2, site=0.5),
     "exposed_share": Prior({"": 0.5}, 0.4, 0.4),
     "hop_us": Prior({"": 15.0}, 0.4, site=1.0),
@@ -127,12 +128,12 @@ def scatter_beyond(observed: Sequence[Observed], errors: FloatArray) -> float:
     return float(np.quantile(np.sqrt(np.maximum(errors**2 - op_spreads(observed, errors) ** 2, 0.0)), _COVERED))
 
 
-def _start(rest: dict[str, float]) -> Calibration:
-    usual = {"unaligned_share": 0.5, "base_gib": 4.0, "activation_slack": 0.1}
+def _start(rest: Mapping[str, float]) -> Calibration:
+    usual: dict[str, Any] = {"unaligned_share": 0.5, "base_gib": 4.0, "activation_slack": 0.1}
     return Calibration(1.0, 0.0, 1.0, **{**usual, **rest})
 
 
-def fit_pooled(observed: Sequence[Observed], rest: dict[str, float]) -> Pooled:
+def fit_pooled(observed: Sequence[Observed], rest: Mapping[str, float]) -> Pooled:
     """Fits effects by stack and GPU to runs of many tables. rest: constants that do not differ between stacks."""
 
     def spreads(group: tuple[str, str, str]) -> dict[Term, float]:

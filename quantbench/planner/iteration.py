@@ -32,6 +32,9 @@ _STEP_VOLUME = {0: 2, 1: 2, 2: 1, 3: 0}
 _MICRO_BATCH_VOLUME = {0: 0, 1: 0, 2: 1, 3: 3}
 # Parameters per gradient bucket, except with ZeRO-3 (default of DeepSpeed's reduce_bucket_size).
 _BUCKET_PARAMETERS = 5e8
+# Share of overlapped reductions that shows over that of gathers: nothing waits for them, but they take SMs and memory
+# bandwidth. Assumed, not fitted.
+_REDUCTIONS_WAIT = 0.25
 # DeepSpeed's overlap_comm is true for stage 3 (deepspeed.ai, DeepSpeed Configuration JSON), and FSDP prefetches.
 _ZERO3_OVERLAP = 1.0
 
@@ -49,6 +52,7 @@ class Iteration:
     logits: embedding, logits and loss, if the slowest stage holds them.
     point_to_point: transfers between stages.
     bubble: idle time while the pipeline fills and drains.
+    optimizer: optimizer step, with its fixed overhead.
     data_parallel: data-parallel traffic that shows in the time.
     stragglers: waiting for the slowest node.
     """
@@ -107,7 +111,8 @@ def iteration(job: Job, layout: Layout, layer_times: LayerTimes, calibration: Ca
         fill += span.times(kind.count)
     fill = Span(fill.low - pace.low, fill.mid - pace.mid, fill.high - pace.high).times(1 / layout.interleave)
 
-    step_s = _STEP_BYTES * heaviest / (layout.sharded_over if layout.zero >= 1 else 1) / job.elementwise_bytes_per_s
+    step_s = calibration.step_overhead_ms * 1e-3
+    step_s += _STEP_BYTES * heaviest / (layout.sharded_over if layout.zero >= 1 else 1) / job.elementwise_bytes_per_s
     room = pace.mid * (count if layout.zero >= 2 else 1)
     traffic = data_parallel_s(job, layout, calibration, heaviest, count)
     network = exposed_s(job, layout, calibration, traffic, room, count)
@@ -201,7 +206,9 @@ def _ring_s(
     # Each collective of a ring passes every node in turn.
     nodes = ranks / in_node
     share = calibration.data_parallel_share / (1 + calibration.congestion * math.log2(nodes))
-    return collectives * (nodes - 1) * calibration.hop_us * 1e-6 + rings * ring_bytes / (cluster.node_gb_per_s * 1e9 * share)
+    return collectives * (nodes - 1) * calibration.hop_us * 1e-6 + rings * ring_bytes / (
+        cluster.node_gb_per_s * 1e9 * share
+    )
 
 
 def tied_embedding_s(job: Job, layout: Layout, calibration: Calibration, embedding_parameters: int) -> float:
@@ -219,11 +226,13 @@ def exposed_s(
 ) -> float:
     """Returns the seconds of traffic that show in the time.
 
-    That is what does not overlap, and a share of the overlapped gathers of weights, which computation waits for (it
-    does not wait for reductions of gradients). The share saturates: overlapped traffic is bounded by the computation.
+    That is what does not overlap, and a share of the overlapped gathers of weights, which computation waits for. It
+    does not wait for reductions of gradients, but these slow it down. Both saturate: overlapped traffic is bounded by
+    the computation.
 
     room_s: computation that can overlap with the traffic, s.
     """
     overlap = _ZERO3_OVERLAP if layout.zero == 3 else job.dp_overlap
     gathers = {0: 0.0, 1: 1 / 2, 2: 1 / (1 + micro_batches), 3: 2 / 3}[layout.zero]
-    return traffic_s - (1 - calibration.exposed_share * gathers) * min(overlap * traffic_s, room_s)
+    waits = calibration.exposed_share * (gathers + _REDUCTIONS_WAIT * (1 - gathers))
+    return traffic_s - (1 - waits) * min(overlap * traffic_s, room_s)

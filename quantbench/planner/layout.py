@@ -155,7 +155,9 @@ class Layout:
     def __str__(self) -> str:
         parts = [f"DP{self.dp} TP{self.tp} PP{self.pp} MBS{self.mbs}"]
         if self.cp > 1:
-            parts.append(f"CP{self.cp}" + ("" if self.cp_ring else " gathered") + ("" if self.cp_balanced else " uneven"))
+            parts.append(
+                f"CP{self.cp}" + ("" if self.cp_ring else " gathered") + ("" if self.cp_balanced else " uneven")
+            )
         if self.interleave > 1:
             parts.append(f"interleave {self.interleave}")
         parts.append(f"ZeRO-{self.zero}" + (f" over {self.shards}" if self.shards else ""))

@@ -95,7 +95,9 @@ def _stage(job: Job, layout: Layout, calibration: Calibration, kind: StageKind, 
     gradients = w * count / (shards if layout.zero >= 2 else 1)
     optimizer = _STATE_BYTES[job.optimizer] * count / (shards if layout.zero >= 1 else 1)
     again = layout.recomputed(kind.layers)
-    kept = again * _kept_per_layer(job, layout) + (kind.layers - again) * _layer_activations(job, layout, with_core=True)
+    kept = again * _kept_per_layer(job, layout) + (kind.layers - again) * _layer_activations(
+        job, layout, with_core=True
+    )
     activations = kept * in_flight(layout, stage, layout.micro_batches(job.gbs))
     working = 0.0
     if layout.recompute == "full":
@@ -136,7 +138,7 @@ def _layer_activations(job: Job, layout: Layout, *, with_core: bool) -> float:
     shape, w = job.shape, element_bytes(job.shape.dtype)
     tokens = layout.mbs * shape.seq / layout.cp
     # Inputs of two norms, of qkv and of the MLP; two dropout masks.
-    whole = (tokens * shape.hidden * (4 * w + (2 * MASK_BYTES if shape.dropout else 0)))
+    whole = tokens * shape.hidden * (4 * w + (2 * MASK_BYTES if shape.dropout else 0))
     width = shape.heads * shape.head_dim
     kv_width = max(shape.kv_heads, layout.tp) * shape.head_dim
     mlp = (3 if shape.gated else 2) * shape.ffn

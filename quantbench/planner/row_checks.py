@@ -181,7 +181,11 @@ def _contradictions(a: TableRow, b: TableRow, times: TimesOf, calibrations: Cali
 
     def memory_error(row: TableRow) -> float:
         case = _as_typed(row)
-        return abs(memory(case.job, case.layout, calibrations.of(case.job.cluster, case.job.stack)).total_gib / (row.mem_gb or 1.0) - 1)
+        return abs(
+            memory(case.job, case.layout, calibrations.of(case.job.cluster, case.job.stack)).total_gib
+            / (row.mem_gb or 1.0)
+            - 1
+        )
 
     def time_error(row: TableRow) -> float:
         found = predict_cases([_as_typed(row)], times, calibrations)[0]

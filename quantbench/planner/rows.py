@@ -49,6 +49,7 @@ _COLUMNS = {
     "precision": ("dtype",), "dp_overlap": ("run_dp_overlap",), "node_gbit_per_s": ("network", "run_node_gbit"),
 }  # fmt: skip
 _BITS_PER_BYTE = 8
+_LONGEST_STAGE = 1.25
 
 
 @dataclass(frozen=True)
@@ -168,9 +169,7 @@ def read_table(path: Path) -> tuple[TableRow, ...]:
     """Reads all rows of a CSV file. Raises InputError for a cell of the wrong type, or if there is no row."""
     file = CsvFile(_WHO, path)
     kinds = {f.name: str(f.type) for f in fields(TableRow)}
-    columns = {
-        name: next((c for c in (name, *_COLUMNS.get(name, ())) if c in file.columns), "") for name in kinds
-    }
+    columns = {name: next((c for c in (name, *_COLUMNS.get(name, ())) if c in file.columns), "") for name in kinds}
     if not any(column and kinds[name] == "int | None" for name, column in columns.items()):
         known = ", ".join(_COLUMNS.get(name, (name,))[0] for name, kind in kinds.items() if kind != "bool | None")
         raise InputError(_WHO, f"{path.name} has none of the columns of a table of layouts", f"some of {known}")
@@ -275,7 +274,9 @@ def case_of(row: TableRow, given: Given | None = None) -> Case:
         sequence_parallel=bool(filling.known("sequence_parallel")),
     )  # fmt: skip
     shape = _shape(filling, layout, where.device)
-    partition = partition_of(shape.layers, pp, uneven=not filling.given.as_typed)
+    # Runs with stages of different length exist, but not with a stage that is far longer than the mean.
+    even_enough = -(-shape.layers // pp) * pp <= _LONGEST_STAGE * shape.layers
+    partition = partition_of(shape.layers, pp, uneven=even_enough and not filling.given.as_typed)
     if partition == "uneven":
         filling.assume("partition", "uneven", f"{shape.layers} layers do not divide over {pp} stages")
     layout = replace(layout, partition=partition)

@@ -138,7 +138,7 @@ def layout_groups(job: Job, space: Space) -> Iterator[list[Layout]]:
             for zero, recompute, sequence_parallel in product(space.zero, space.recompute, parallel):
                 base = Layout(
                     dp, tp, pp, 1, 1, zero, recompute, sequence_parallel, partition, cp=cp, cp_ring=space.cp_ring,
-                    cp_balanced=space.cp_balanced, shards=space.shards if 0 < zero else 0,
+                    cp_balanced=space.cp_balanced, shards=space.shards if zero > 0 else 0,
                     recompute_layers=space.recompute_layers if recompute == "full" else 0,
                 )  # fmt: skip
                 # Only the rules that do not depend on the micro-batch.
