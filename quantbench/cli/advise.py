@@ -11,19 +11,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from quantbench.cli.devices import device_line
-from quantbench.cli.model_options import ShapeOptions, chosen_model, size_option
-from quantbench.cli.options import command, gpu_option, integers, json_option, option, percentage
+from quantbench.cli.model_options import StepOptions, chosen_model
+from quantbench.cli.options import command, gpu_option, integers, json_option, library_option, option, percentage
 from quantbench.cli.output import StyledLine, check_file, output, plain_table, print_result
+from quantbench.cli.pad import broken_lines
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
+from quantbench.latency.libraries import library_words
 from quantbench.units import latency, percent, signed_percent
 
 if TYPE_CHECKING:
@@ -45,15 +47,11 @@ _search, _gate = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdviseOptions(ShapeOptions):
+class AdviseOptions(StepOptions):
     """The options of `advise` as typed; "" and None stand for the default."""
 
-    size_names: ClassVar[tuple[str, ...]] = (*ShapeOptions.size_names, "head_dim", "mbs", "tp")
-
-    head_dim: int | None = size_option("Width of a head (default: hidden / heads).")
-    mbs: int | None = size_option("Micro-batch size, sequences (default: 1).")
-    tp: int | None = size_option("Tensor-parallel degree (default: 1).")
     gpu: str = gpu_option("")
+    library: str = library_option()
     profile: Path | None = option(None, "Measured profile (JSON file), instead of the models of --gpu.")
     tolerance: str = _search("5%", "Largest deviation from the shape's number of parameters.")
     top: str = _search(
@@ -119,12 +117,13 @@ def _times(arguments: AdviseOptions) -> tuple[OpTimes, OpTimes]:
         spec = lookup(gpu)
         if spec.kind == "cpu":
             raise InputError(_WHO, f"--gpu {gpu}", "a GPU: on processors waves are not modelled")
-        models = ModelTimes(spec)
+        models = ModelTimes(spec, arguments.library)
         return models, models
     from quantbench.profile import Profile
 
-    if gpu:
-        raise InputError(_WHO, f"--gpu {gpu} and --profile {file}", "one of them")
+    for name, value in (("gpu", gpu), ("library", arguments.library)):
+        if value:
+            raise InputError(_WHO, f"--{name} {value} and --profile {file}", "one of them")
     profile = Profile.load(file)
     if profile.device.kind == "cpu":
         raise InputError(_WHO, f"--profile {file} of {profile.device.name}", "the profile of a GPU")
@@ -148,7 +147,9 @@ def _shape(
         if repair is None:
             raise
     of_one = (f"{name} = 1" for name in ("mbs", "tp") if not getattr(arguments, name))
-    return shape, repair, (*assumed, *of_one, *(["dropout is not timed"] if shape.dropout else []))
+    models = arguments.profile is None
+    words = [library_words(device.name, shape.dtype, arguments.library, _WHO)] if models else []
+    return shape, repair, (*assumed, *of_one, *(["dropout is not timed"] if shape.dropout else []), *words)
 
 
 def _space(arguments: AdviseOptions) -> Space:
@@ -187,6 +188,8 @@ def _lines(
     yield from _cost_lines(cost, reasons=wide)
     yield ""
     yield from _waste_lines(cost)
+    # Misaligned rows and padded heads are edges above.
+    yield from broken_lines([one for one in advice.broken if not {"rows", "head_dim"} & set(one.rule.sides)])
     if advice.tried:
         yield f"\n{_verdict(advice)}"
         named = {one.found.shape for one in advice.better}

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from quantbench.cli.model_options import ShapeOptions, chosen_model
-from quantbench.cli.options import command, gpu_option, integers, json_option, option, typed_words
+from quantbench.cli.options import command, gpu_option, integers, json_option, library_option, option, typed_words
 from quantbench.cli.output import print_result
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.latency.interconnect import Cluster, cluster, reference_cluster
+from quantbench.latency.libraries import library_words
 from quantbench.planner.calibration import STACKS, Calibration, Calibrations, load_site, shipped
 from quantbench.planner.formulas import parameters
 from quantbench.planner.layout import RECOMPUTATIONS, Job, Layout, padded_vocab, partition_of
@@ -50,6 +51,7 @@ class PlanOptions(ShapeOptions):
     optimizer: str = option("", "Optimizer: fused_adam, adam or adam_8bit (default: fused_adam).", panel="Model")
     gpus: int | None = _machines(None, "Number of GPUs.", min=1)
     gpu: str = gpu_option("", _MACHINES)
+    library: str = library_option(_MACHINES)
     profile: Path | None = _machines(None, "Profile of the GPU (JSON file); its times replace the models'.")
     stack: str = _machines(
         "", "Software: megatron, nemo, torchtitan, fsdp, deepspeed, eager (default: the site's, else megatron)."
@@ -124,7 +126,9 @@ class PlanOptions(ShapeOptions):
         stack = [] if self.stack or self.site else [f"software of {site}" if site else f"--stack {self.used_stack}"]
         overlaps = "overlapping" if self.overlap else "not overlapping"
         stack += [f"data-parallel traffic {overlaps} with computation"] if self.dp_overlap is None else []
-        return (*words, *vocab, *(word for name, word in (*usual, *after) if not getattr(self, name)), *stack)
+        models = self.profile is None
+        whose = [library_words(self.where().device.name, shape.dtype, self.library, _WHO)] if models else []
+        return (*words, *vocab, *(word for name, word in (*usual, *after) if not getattr(self, name)), *stack, *whose)
 
     @cached_property
     def calibrations(self) -> Calibrations:
@@ -161,8 +165,10 @@ class PlanOptions(ShapeOptions):
         from quantbench.latency.op_times import RememberedTimes
 
         profile = self._profile
+        if profile is not None and self.library:
+            raise InputError(_WHO, f"--library {self.library} and --profile {self.profile}", "one of them")
         if profile is None:
-            return BestTimes()
+            return BestTimes(self.library)
         measured = RememberedTimes(profile)
 
         def times(device: DeviceSpec) -> OpTimes:

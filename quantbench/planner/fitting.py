@@ -47,7 +47,7 @@ _STEP = 0.99
 _COVERED = 0.9
 _FEWEST = 5
 # A factor whose spread the rows reduce by less than this is not determined; a pair correlated more is not told apart.
-_DETERMINED, _APART = 0.7, 0.9
+_DETERMINED, _APART = 0.7, 0.7
 
 
 class Prior(NamedTuple):

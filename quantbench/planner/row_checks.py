@@ -85,7 +85,8 @@ def _impossible(row: TableRow) -> tuple[str, ...]:
     """Returns the strict rules that the cells break. Empty cells get values that break none."""
     if row.tp is None or row.pp is None or row.mbs is None or row.gpus is None:
         return ()
-    dp = row.dp or max(1, row.gpus // (row.tp * row.pp))
+    cp = row.cp or 1
+    dp = row.dp or max(1, row.gpus // (row.tp * row.pp * cp))
     heads = row.heads or row.tp
     try:
         shape = TransformerShape(
@@ -97,8 +98,9 @@ def _impossible(row: TableRow) -> tuple[str, ...]:
         return (f"{error.value}; expected {error.expected}",)
     where = reference_cluster(lookup(row.gpu)) if row.gpu else cluster("dgx-a100")
     per_node = row.gpus // row.nodes if row.nodes else max(where.gpus_per_node, row.tp)
-    job = Job(shape, where.changed(gpus_per_node=per_node), row.gpus, row.gbs or dp * row.mbs)
-    layout = Layout(dp, row.tp, row.pp, row.mbs, zero=row.zero or 0, partition=partition_of(shape.layers, row.pp))
+    job = Job(shape, where.changed(gpus_per_node=per_node), row.gpus, row.gbs or dp * row.mbs, stack=row.stack)
+    partition = partition_of(shape.layers, row.pp)
+    layout = Layout(dp, row.tp, row.pp, row.mbs, zero=row.zero or 0, partition=partition, cp=cp)
     return tuple(map(str, strict_violations(job, layout)))
 
 

@@ -9,7 +9,8 @@ import pytest
 from quantbench.device import lookup
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.importers import aiconfigurator
-from quantbench.latency.tables import DEFAULT_TABLES, SYSTEMS, read_table, slug_of, system_of
+from quantbench.latency.libraries import DEFAULT_TABLES, SYSTEMS, slug_of, system_of
+from quantbench.latency.tables import read_table
 from tools.accuracy import tables
 from tools.accuracy.tables import SHIPPED_GPUS, read_packaged
 
@@ -60,7 +61,7 @@ def test_every_system_is_of_a_known_card_and_back() -> None:
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aiconfigurator, "find_spec", lambda name: None)
+    monkeypatch.setattr(aiconfigurator, "systems_folder", lambda: None)
     with pytest.raises(UnsupportedError, match=r"pip install 'quantbench\[tables\]'"):
         read_packaged("a100_sxm")
 

@@ -12,7 +12,6 @@ True
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -25,10 +24,10 @@ import numpy.typing as npt
 from quantbench.device.registry import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, QuantbenchError, StoreError, UnsupportedError, require_choice
-from quantbench.files import read_json, reason
+from quantbench.files import read_bytes, reason, write_file
 from quantbench.latency.estimate import Estimate, IntervalCalibration
 from quantbench.latency.families import family
-from quantbench.latency.gemm import files
+from quantbench.latency.gemm import files, public
 from quantbench.latency.gemm.cost_model import FloatArray, IndexArray, Machine, Menu, Shapes, runs_in_waves
 from quantbench.latency.gemm.distilled import FastGemm, distil
 from quantbench.latency.gemm.ensemble import Ensemble, Reference, shape_keys
@@ -47,6 +46,7 @@ from quantbench.latency.gemm.training import (
     train,
 )
 from quantbench.latency.gemm.trees import Growth, Measured, Member, chunks
+from quantbench.latency.libraries import LIBRARIES, default_library, libraries_of, resolve_library
 from quantbench.latency.tables import GemmTable
 from quantbench.launch import Launch, Tile
 from quantbench.workload import Gemm
@@ -60,7 +60,7 @@ _SIZES = ("m", "n", "k", "batch")
 LARGEST_SIDE = 2**21 - 1
 _SIBLING_EFFORT = Effort(members=1, rows_first=600, growth=Growth(trees=20, leaf=3))
 _SIBLING_ROWS = 6000
-# `from_json` checks the time of this shape.
+# `from_parts` checks the time of this shape.
 _PROBE = ([128], [4096], [1024])
 
 
@@ -160,8 +160,9 @@ def _recorded_kernels(menu: Menu, launches: Sequence[Launch | None] | None, rows
 
 @dataclass(frozen=True)
 class GemmModel:
-    """Latency model for GEMMs of one dtype on one device.
+    """Latency model for GEMMs of one dtype and library on one device.
 
+    library: whose kernels ran (`libraries.LIBRARIES`).
     provenance: origin of the measurements, saved with the model.
     note: caveats of the predictions.
     fast: distilled model, None if not made yet (`compiled`).
@@ -176,6 +177,7 @@ class GemmModel:
     note: str = ""
     provenance: dict[str, Any] = field(default_factory=dict)
     fast: FastGemm | None = None
+    library: str = "torch"
 
     @classmethod
     def fit(
@@ -189,6 +191,7 @@ class GemmModel:
         batch: npt.ArrayLike = 1,
         layout: str | Sequence[str] = "nn",
         dtype: str = "bf16",
+        library: str = "torch",
         launches: Sequence[Launch | None] | None = None,
         prior: str | Sequence[GemmModel] = "auto",
         sibling: GemmTable | GemmModel | None = None,
@@ -199,6 +202,7 @@ class GemmModel:
 
         batch: independent products of each row, (rows,) or one number.
         layout: storage of a and b (`workload.Gemm.layout`), of each row or of all.
+        library: whose kernels ran.
         launches: kernel that ran each row, None if unknown.
         prior: "auto" (best shipped parameters, including this GPU's), "family-out" (other GPU generations only), "none"
             (spec sheet only) or a sequence of models.
@@ -210,6 +214,7 @@ class GemmModel:
         UnsupportedError for a dtype that the device lacks.
         """
         spec = _device(device)
+        require_choice("GemmModel.fit", "library", library, LIBRARIES)
         machine = machine_of(spec, dtype)
         m = np.atleast_1d(np.asarray(m))
         sizes = whole_sizes("GemmModel.fit", m, n, k, np.broadcast_to(batch, m.shape) if np.ndim(batch) == 0 else batch)
@@ -222,32 +227,50 @@ class GemmModel:
         if sibling is not None:
             reference, start = _sibling(sibling, dtype, seed)
         if len(rows) < FEWEST_ROWS:
-            bare = _unfitted(spec, dtype, machine, start, blind)
+            bare = _unfitted(spec, dtype, machine, start, blind, library)
             few = f"{len(rows)} rows are too few to fit ({FEWEST_ROWS} are needed): the prior as it stands. "
             return replace(bare, note=few + bare.note)
         ensemble, interval = train(machine, menu, rows, start, reference, effort or Effort(), seed)
         note = ""
         if len(rows) < FEWEST_FOR_TREES:
             note = f"{len(rows)} rows: the cost model was fitted, no trees were grown ({FEWEST_FOR_TREES} are needed)"
-        return cls(spec, dtype, ensemble, interval, len(rows), start.source, note)
+        return cls(spec, dtype, ensemble, interval, len(rows), start.source, note, library=library)
 
     @classmethod
-    def prior(cls, device: DeviceSpec | str, *, dtype: str = "bf16", family_out: bool = False) -> GemmModel:
+    def prior(
+        cls, device: DeviceSpec | str, *, dtype: str = "bf16", family_out: bool = False, library: str = ""
+    ) -> GemmModel:
         """Returns the unfitted model of a device, with a wide interval.
 
         family_out: whether to exclude measured GPUs of the same generation.
+        library: as in `best`; a prior does not depend on it.
         """
         spec = _device(device)
+        library = resolve_library(spec.name, dtype, library, "GemmModel.prior")
         machine = machine_of(spec, dtype)
         start, blind = choose(spec, dtype, shipped_pool(), family_out=family_out)
-        return _unfitted(spec, dtype, machine, start, blind)
+        return _unfitted(spec, dtype, machine, start, blind, library)
 
     @classmethod
-    def best(cls, device: DeviceSpec | str, *, dtype: str = "bf16") -> GemmModel:
-        """Returns the model shipped for a device, or its prior if none is shipped."""
+    def best(cls, device: DeviceSpec | str, *, dtype: str = "bf16", library: str = "") -> GemmModel:
+        """Returns the shipped model of a device, dtype and library; else that of the library's public table, fitted on
+        first use, which takes a minute (`public.model_of_table`); else the prior.
+
+        library: whose kernels will run, "" for `libraries.default_library`. Raises InputError for an unknown one.
+        """
         spec = _device(device)
-        shipped = shipped_model(spec.name, dtype)
-        return cls.prior(spec, dtype=dtype) if shipped is None else shipped
+        library = resolve_library(spec.name, dtype, library, "GemmModel.best")
+        shipped = shipped_model(spec.name, dtype, library)
+        if shipped is not None:
+            return shipped
+        prior = cls.prior(spec, dtype=dtype, library=library)
+        if library not in libraries_of(spec.name, dtype):
+            return prior
+        try:
+            return _model_of_table(spec.name, dtype, library)
+        except UnsupportedError as error:
+            why = f"{error.value}: {error.expected}"
+            return replace(prior, note=f"{why}; expected from {prior.prior_source}, the interval is wide")
 
     def predict(
         self,
@@ -347,36 +370,39 @@ class GemmModel:
         vector = np.mean([member.parameters for member in self.ensemble.members], axis=0)
         return Known(self.device.name, family(self.device), self.dtype, vector, self.rows, "", 0.0)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_parts(self) -> dict[str, Any]:
+        """Returns the model as JSON values and arrays (`files.pack`)."""
         return {
             "format": files.MODEL_FORMAT,
             "version": files.MODEL_VERSION,
-            "device": files.device_to_json(self.device),
+            "device": files.device_to_parts(self.device),
             "dtype": self.dtype,
+            "library": self.library,
             "rows": self.rows,
             "prior_source": self.prior_source,
             "note": self.note,
             "interval": dict(vars(self.interval)),
             "provenance": self.provenance,
-            "ensemble": files.ensemble_to_json(self.ensemble),
-            "fast": None if self.fast is None else files.fast_to_json(self.fast),
+            "ensemble": files.ensemble_to_parts(self.ensemble),
+            "fast": None if self.fast is None else files.fast_to_parts(self.fast),
         }
 
     @classmethod
-    def from_json(cls, data: Any) -> GemmModel:
-        """Inverse of `to_json`. Raises InputError or StoreError for anything else."""
+    def from_parts(cls, data: Any) -> GemmModel:
+        """Inverse of `to_parts`. Raises InputError or StoreError for anything else."""
         files.check_format(data)
         try:
             made = cls(
-                device=files.device_from_json(data["device"]),
-                dtype=require_choice("GemmModel.from_json", "dtype", data["dtype"], GEMM_DTYPES),
-                ensemble=files.ensemble_from_json(data["ensemble"]),
+                device=files.device_from_parts(data["device"]),
+                dtype=require_choice("GemmModel.from_parts", "dtype", data["dtype"], GEMM_DTYPES),
+                ensemble=files.ensemble_from_parts(data["ensemble"]),
                 interval=IntervalCalibration(float(data["interval"]["factor"]), float(data["interval"]["floor"])),
                 rows=int(data["rows"]),
                 prior_source=str(data["prior_source"]),
                 note=str(data["note"]),
                 provenance=dict(data["provenance"]),
-                fast=None if data["fast"] is None else files.fast_from_json(data["fast"]),
+                fast=None if data["fast"] is None else files.fast_from_parts(data["fast"]),
+                library=require_choice("GemmModel.from_parts", "library", files.library_of(data), LIBRARIES),
             )
             files.require_sound(made.ensemble, made.fast)
             with np.errstate(all="ignore"):
@@ -384,35 +410,45 @@ class GemmModel:
         except QuantbenchError:
             raise
         except KeyError as error:
-            raise StoreError("GemmModel.from_json", f"no field {error}", "a whole model") from error
+            raise StoreError("GemmModel.from_parts", f"no field {error}", "a whole model") from error
         except (TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
             what = f"a broken part ({error})"[:160]
-            raise StoreError("GemmModel.from_json", what, "a whole model") from error
+            raise StoreError("GemmModel.from_parts", what, "a whole model") from error
         if not (0 < us.low_us[0] <= us.latency_us[0] <= us.high_us[0] < np.inf):
             raise StoreError(
-                "GemmModel.from_json", f"a time of {us.latency_us[0]} µs", "a finite one within its interval"
+                "GemmModel.from_parts", f"a time of {us.latency_us[0]} µs", "a finite one within its interval"
             )
         return made
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(json.dumps(self.to_json()) + "\n", encoding="utf-8")
+        """Writes a file (`files.pack`), at once. Raises StoreError if it cannot."""
+        write_file("GemmModel.save", Path(path), files.pack(self.to_parts()))
 
     @classmethod
     def load(cls, path: str | Path) -> GemmModel:
-        """Reads a model from a JSON file. Raises InputError or StoreError if it holds none."""
+        """Reads a file of any version that `save` wrote. Raises InputError or StoreError if it is none."""
         try:
-            data = read_json(path)
-        except (OSError, ValueError) as error:
-            what = f"{path} ({reason(error)})"
-            raise StoreError("GemmModel.load", what, "a JSON file that GemmModel.save wrote") from error
-        return cls.from_json(data)
+            raw = read_bytes(path)
+        except OSError as error:
+            raise StoreError(
+                "GemmModel.load", f"{path} ({reason(error)})", "a file that GemmModel.save wrote"
+            ) from error
+        return cls.from_parts(files.unpack(raw))
+
+
+def shipped_model(slug: str, dtype: str, library: str = "") -> GemmModel | None:
+    """Returns the packaged model of a device, dtype and library ("": the default one), None if there is none."""
+    return _loaded(public.FOLDER / public.file_name(slug, dtype, library or default_library(slug, dtype)))
 
 
 @cache
-def shipped_model(slug: str, dtype: str) -> GemmModel | None:
-    """Returns the packaged model of a device and dtype, None if there is none."""
-    file = Path(__file__).parent.parent / "models" / f"{slug}{'' if dtype == 'bf16' else '-' + dtype}.json"
+def _loaded(file: Path) -> GemmModel | None:
     return GemmModel.load(file) if file.is_file() else None
+
+
+@cache
+def _model_of_table(slug: str, dtype: str, library: str) -> GemmModel:
+    return public.model_of_table(GemmModel, slug, dtype, library)
 
 
 def _device(device: DeviceSpec | str) -> DeviceSpec:
@@ -446,7 +482,7 @@ def _sibling(sibling: GemmTable | GemmModel, dtype: str, seed: int) -> tuple[Ref
     m, n, k = (x.astype(np.float64) for x in (sibling.m, sibling.n, sibling.k))
     model = GemmModel.fit(
         spec, m[rows], n[rows], k[rows], sibling.latency_us[rows],
-        dtype=dtype, prior="family-out", seed=seed, effort=_SIBLING_EFFORT,
+        dtype=dtype, library=sibling.library, prior="family-out", seed=seed, effort=_SIBLING_EFFORT,
     )  # fmt: skip
     residual = np.log(sibling.latency_us) - model.ensemble.physics(m, n, k)
     keys = shape_keys(m, n, k)
@@ -454,8 +490,10 @@ def _sibling(sibling: GemmTable | GemmModel, dtype: str, seed: int) -> tuple[Ref
     return Reference(model.ensemble, keys[order], residual[order]), near([model.known()], same_gpu=False)
 
 
-def _unfitted(device: DeviceSpec, dtype: str, machine: Machine, start: Prior, blind: float) -> GemmModel:
+def _unfitted(device: DeviceSpec, dtype: str, machine: Machine, start: Prior, blind: float, library: str) -> GemmModel:
     member = Member(start.mean, None)
     ensemble = Ensemble(machine, Menu.of(), (member,))
-    note = f"nobody measured {dtype} on {device.name}: expected from {start.source}; the interval is wide"
-    return GemmModel(device, dtype, ensemble, IntervalCalibration(1.0, blind), 0, start.source, note)
+    whose = f" with {library}" if libraries_of(device.name, dtype) else ""
+    note = f"nobody measured {dtype}{whose} on {device.name}: expected from {start.source}; the interval is wide"
+    interval = IntervalCalibration(1.0, blind)
+    return GemmModel(device, dtype, ensemble, interval, 0, start.source, note, library=library)

@@ -1,0 +1,178 @@
+"""Command `pad`: says whether padding a product or a model's dimensions saves time, to what, and what it costs.
+
+Entry points: `pad`, loaded by `app`; `broken_lines`, used by `advise`. `advice.pad` does the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from quantbench.cli.devices import device_line
+from quantbench.cli.model_options import StepOptions, chosen_model
+from quantbench.cli.options import command, gpu_option, integers, json_option, library_option, option, typed_words
+from quantbench.cli.output import StyledLine, plain_table, print_result
+from quantbench.device import default_dtype, lookup
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError
+from quantbench.latency.libraries import default_library, library_words
+from quantbench.units import latency, signed_percent, size
+from quantbench.workload import Gemm, TransformerShape
+
+if TYPE_CHECKING:
+    from quantbench.advice.pad import Padding, PaddingVerdict
+    from quantbench.alignment_rules import Broken
+
+_WHO = "pad"
+_WORDS = {
+    "must": ("must pad, it crashes", "bold red"), "sure": ("pad", "bold green"),
+    "worth": ("pad, but measure first", "yellow"), "no": ("keep", ""),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class PadOptions(StepOptions):
+    """The options of `pad` as typed; "" and None stand for the default."""
+
+    gpu: str = gpu_option("")
+    gemm: str = option("", "A product m,n,k per GPU: tokens, outputs, inputs of a linear layer.")
+    layout: str = option("nt", "Layout of the product: nt (weights stored n×k), nn or tn.")
+    at_run_time: str = option("m", "Sides of the product that are padded in every call, comma separated: m, n, k.")
+    library: str = library_option()
+    forward_only: bool = option(False, "Price a forward pass instead of a training step.")
+
+
+@command
+def pad(arguments: PadOptions, as_json: bool = json_option()) -> None:
+    """Say whether padding a product, or vocab, ffn, head_dim or tokens of a model, saves time, and what it costs."""
+    from quantbench.advice.pad import padding_verdict
+
+    if not arguments.gpu:
+        raise InputError(_WHO, "no GPU", "--gpu (quantbench devices lists them)")
+    spec = lookup(arguments.gpu)
+    dtype = arguments.dtype or default_dtype(spec)
+    if spec.kind == "cpu":
+        raise InputError(_WHO, f"--gpu {arguments.gpu}", "a GPU: on processors waves are not modelled")
+    if spec.peak(dtype) is None:
+        raise InputError(_WHO, f"--dtype {dtype} on {spec.name}", "one of " + ", ".join(sorted(spec.peak_tflops)))
+    sides = [side.strip() for side in arguments.at_run_time.split(",") if side.strip()]
+    subject, assumed = _gemm(arguments, dtype, sides) if arguments.gemm else _shape(arguments, spec)
+    verdict = padding_verdict(
+        subject, spec, library=arguments.library, at_run_time=sides, backward=not arguments.forward_only
+    )
+    print_result(as_json, lambda: _to_json(verdict, assumed), _lines(verdict, assumed))
+
+
+def _gemm(arguments: PadOptions, dtype: str, sides: Sequence[str]) -> tuple[Gemm, list[str]]:
+    """Returns the product and the assumptions about it as text."""
+    of_a_model = [one.name for one in fields(StepOptions) if one.name not in ("dtype", "library")]
+    typed = typed_words(arguments, [*of_a_model, "forward_only"])
+    if typed:
+        raise InputError(_WHO, f"--gemm {arguments.gemm} and {typed[0]}", "a product or a model")
+    sizes = integers("--gemm", arguments.gemm)
+    if len(sizes) != 3:
+        raise InputError("--gemm", repr(arguments.gemm), "three integers m,n,k, comma separated: 4096,50257,1600")
+    once = ", ".join(side for side in ("m", "n", "k") if side not in sides)
+    how = f"padded in every call: {', '.join(sides) or 'nothing'}; padded once: {once or 'nothing'}"
+    return Gemm(*sizes, dtype=dtype, layout=arguments.layout), [*([] if arguments.dtype else [f"dtype = {dtype}"]), how]
+
+
+def _shape(arguments: PadOptions, spec: DeviceSpec) -> tuple[TransformerShape, list[str]]:
+    """Returns the model and the assumptions about it as text."""
+    if not (arguments.model or arguments.config or arguments.hidden):
+        raise InputError(_WHO, "no product and no model", "--gemm m,n,k, --model, --config, or --hidden and --heads")
+    unused = typed_words(arguments, ("layout", "at_run_time"))
+    if unused:
+        raise InputError(_WHO, f"{unused[0]} without --gemm", "options of a model")
+    shape, assumed = chosen_model(_WHO, arguments, spec)
+    of_one = (f"{name} = 1" for name in ("mbs", "tp") if not getattr(arguments, name))
+    return shape, [*assumed, *of_one, "a forward pass" if arguments.forward_only else "a training step"]
+
+
+# --- output ----------------------------------------------------------------------------------------------------------
+
+
+def _lines(verdict: PaddingVerdict, assumed: Sequence[str]) -> Iterator[StyledLine | Table]:
+    spec, subject, now = verdict.device, verdict.subject, verdict.now
+    if now.unmeasured:
+        yield f"not measured, only estimated: {now.unmeasured}"
+    yield device_line(spec)
+    yield f"times: {verdict.note}"
+    asked = "" if verdict.library == default_library(spec.name, subject.dtype) else verdict.library
+    yield f"{library_words(spec.name, subject.dtype, asked, _WHO)}; assumed: {', '.join(assumed)}"
+    interval = f"{latency(now.latency_us)} ({latency(now.low_us)} to {latency(now.high_us)})"
+    if isinstance(subject, Gemm):
+        yield f"{subject}: {interval}"
+    else:
+        tokens = f"{subject.mbs} × {subject.seq} tokens on tp = {subject.tp}"
+        yield f"micro-batch of {tokens}, {subject.dtype}: {interval} on each GPU"
+    yield from broken_lines(verdict.broken)
+    yield ""
+    yield from _table(verdict)
+    if not verdict.advised:
+        yield _WORDS["no"], ": no padding is expected to save as much as measured times scatter (1 %)"
+    for one in verdict.advised[:1] if isinstance(subject, Gemm) else verdict.advised:
+        yield _verdict(one), f": {one.words}"
+    if isinstance(subject, Gemm):
+        yield f"Next, on such a card, measure it: quantbench sweep {_sweep_words(subject, verdict.options)}"
+    else:
+        yield f"Next, better shapes: quantbench advise with the same model, --gpu {spec.name} --tp {subject.tp}"
+
+
+def _verdict(one: Padding) -> tuple[str, str]:
+    return _WORDS["must" if one.repairs else "sure" if one.sure else "worth" if one.worth else "no"]
+
+
+def broken_lines(broken: Sequence[Broken]) -> Iterator[StyledLine]:
+    """Yields a line for each broken rule, and their sources."""
+    styles = {"crashes": "bold red", "falls back": "yellow", "wastes": ""}
+    for one in broken:
+        ops = f" [{', '.join(one.ops)}]" if one.ops else ""
+        yield ("rule: ", styles[one.rule.effect]), one.words + ops
+    sources = dict.fromkeys(source for one in broken for source in one.rule.sources)
+    if sources:
+        yield f"sources of the rules: {', '.join(sources)}"
+
+
+def _table(verdict: PaddingVerdict) -> Iterator[Table | str]:
+    if not verdict.options:
+        yield "every dimension is a multiple of 256: nothing to pad"
+        return
+    of = ("product", "memory") if isinstance(verdict.subject, Gemm) else ("whole step", "weights per GPU")
+    titles = ("pad", f">{of[0]}", ">copies", ">saving", ">low to high", f">more {of[1]}", "when", "verdict")
+    table = plain_table(titles, fold=("pad",))
+    for one in verdict.options:
+        said, style = _verdict(one)
+        when = {change.at_run_time for change in one.changes}
+        table.add_row(
+            one.words, latency(one.then.latency_us), latency(one.copy_us) if one.copy_bytes else "none",
+            f"{signed_percent(one.saving)} ({latency(abs(one.saving_us))})",
+            f"{signed_percent(one.low)} to {signed_percent(one.high)}", size(one.more_bytes),
+            "every call" if when == {True} else "once" if when == {False} else "both", Text(said, style=style),
+        )  # fmt: skip
+    yield table
+    yield "saving: share of the time saved, copies included, with its 90 % interval; negative if padding costs time"
+
+
+def _sweep_words(gemm: Gemm, options: Sequence[Padding]) -> str:
+    """Formats the options with which `quantbench sweep` measures the product and the padded one."""
+    to = {one.dimension: one.to for one in options[0].changes} if options else {"m": gemm.m}
+    axes = [f"--dim {side}={getattr(gemm, side)},{padded}" for side, padded in to.items()]
+    rest = [f"-{side} {getattr(gemm, side)}" for side in "mnk" if side not in to]
+    return " ".join([*axes, *rest, f"--layout {gemm.layout} --dtype {gemm.dtype}"])
+
+
+def _to_json(verdict: PaddingVerdict, assumed: Sequence[str]) -> dict[str, Any]:
+    options = [
+        {**asdict(one), "words": one.words, "saving_us": one.saving_us, "worth": one.worth, "sure": one.sure}
+        for one in verdict.options
+    ]
+    broken = [{**asdict(one), "words": one.words} for one in verdict.broken]
+    found = {"device": verdict.device.name, "library": verdict.library, "assumed": assumed, "note": verdict.note}
+    subject = {"gemm" if isinstance(verdict.subject, Gemm) else "shape": asdict(verdict.subject)}
+    pad = [one.words for one in verdict.advised]
+    return {**found, **subject, "now": asdict(verdict.now), "broken_rules": broken, "options": options, "pad": pad}
