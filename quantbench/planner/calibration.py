@@ -64,22 +64,24 @@ class Stack:
 
     kernels: kind of its elementwise kernels: fused, compiled (torch.compile) or eager.
     overlaps: whether it overlaps data-parallel traffic with computation by default.
+    fsdp: whether its ZeRO-3 is PyTorch's FSDP.
     stages_with_zero: whether it combines ZeRO-2 and 3 with pipeline stages.
     """
 
     text: str
     kernels: str
     overlaps: bool = True
+    fsdp: bool = False
     stages_with_zero: bool = False
 
 
 STACKS = {
     "megatron": Stack("Megatron-LM with its fused kernels and distributed optimizer", "fused"),
     "nemo": Stack("NeMo or Megatron-Bridge: Megatron with Transformer Engine and overlapped collectives", "fused"),
-    "torchtitan": Stack("torchtitan: FSDP2 with torch.compile", "compiled", stages_with_zero=True),
-    "fsdp": Stack("PyTorch FSDP with torch.compile", "compiled"),
+    "torchtitan": Stack("torchtitan: FSDP2 with torch.compile", "compiled", fsdp=True, stages_with_zero=True),
+    "fsdp": Stack("PyTorch FSDP with torch.compile", "compiled", fsdp=True),
     "deepspeed": Stack("Megatron-DeepSpeed", "fused", overlaps=False),
-    "eager": Stack("PyTorch FSDP or DDP without torch.compile", "eager"),
+    "eager": Stack("PyTorch FSDP or DDP without torch.compile", "eager", fsdp=True),
 }
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
-from quantbench.planner.calibration import Calibration
+from quantbench.planner.calibration import STACKS, Calibration
 from quantbench.planner.layout import Job, Layout, StageKind, padded_vocab, stage_kinds
 from quantbench.workload import TransformerShape
 from quantbench.workload.dtypes import element_bytes
@@ -91,8 +91,10 @@ def _stage(job: Job, layout: Layout, calibration: Calibration, kind: StageKind, 
     shape, w = job.shape, element_bytes(job.shape.dtype)
     count = stage_parameters(job, layout, kind)
     shards = layout.sharded_over
-    weights = w * count / (shards if layout.zero >= 3 else 1)
-    gradients = w * count / (shards if layout.zero >= 2 else 1)
+    # FSDP shards the fp32 weights and gradients that the optimizer counts, and casts what it gathers.
+    casts = layout.zero >= 3 and job.stack in STACKS and STACKS[job.stack].fsdp
+    weights = 0.0 if casts else w * count / (shards if layout.zero >= 3 else 1)
+    gradients = 0.0 if casts else w * count / (shards if layout.zero >= 2 else 1)
     optimizer = _STATE_BYTES[job.optimizer] * count / (shards if layout.zero >= 1 else 1)
     again = layout.recomputed(kind.layers)
     kept = again * _kept_per_layer(job, layout) + (kind.layers - again) * _layer_activations(
