@@ -193,7 +193,7 @@ def fit_site(observed: Sequence[Observed], prior: Calibration) -> SiteFit:
             low, high = RANGES[name]
             value = max(getattr(prior, name), 1e-3) * math.exp(effects[Term(name, "")])
             values[name] = min(max(value, low), high)
-        return replace(prior, **values)  # type: ignore[arg-type]
+        return replace(prior, **values)
 
     effects, jacobian = _solve(observed, spreads, constants)
     found = constants(effects, observed[0].group)
