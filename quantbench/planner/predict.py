@@ -1,7 +1,7 @@
 """Predicts time, memory, TFLOPs and MFU for layouts of one job, and encodes them for `plan --json`.
 
 Entry points: `Planner`, which returns a `Prediction` per layout; `job_to_json` and `provenance`. Used by `search`,
-`row_results`, `row_checks`, `folklore`, the command `plan` and tools.
+`row_results`, `row_checks`, `folklore`, `report.plan_page`, the command `plan` and tools.
 """
 
 from __future__ import annotations

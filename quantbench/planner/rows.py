@@ -2,7 +2,7 @@
 
 Entry points: `read_table`, which returns `TableRow` objects; `case_of`, which builds a `Case` (job and layout) from
 one; `Given`, values from options; `Assumption`, a cell that was filled; `known_of`, `document_of`, `uncounted`,
-`NOT_TOLD`. Used by `row_results`, `row_checks`, the command `plan`, and `tools.planner_accuracy` and
+`NOT_TOLD`. Used by `row_results`, `row_checks`, `fitting`, the command `plan`, and `tools.planner_accuracy` and
 `tools.planner_fit`.
 
 Empty cells are filled from the row's source document (contexts.toml), from options, or with usual values, in that
