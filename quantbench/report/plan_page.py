@@ -10,7 +10,7 @@ from pathlib import Path
 
 from quantbench.planner.memory import GIB
 from quantbench.planner.predict import Prediction
-from quantbench.report.canvas import figure, plain
+from quantbench.report.canvas import PALETTE, figure, plain
 from quantbench.report.content import Gallery, PictureCard, Section, Table
 from quantbench.report.page import Page, Written, write_page
 
@@ -101,7 +101,9 @@ def _draw_parts(best: Sequence[Prediction], path: Path) -> None:
         for part in best[0].iteration.parts:
             widths = [p.iteration.parts[part] for p in best]
             if max(w / p.sec_per_it for w, p in zip(widths, best, strict=True)) >= 0.005:
-                panel.barh(names, widths, left=left, label=part.replace("_", " "))
+                # Colours repeat after the palette's last, with a hatch.
+                hatch = "///" if len(panel.containers) >= len(PALETTE) else None
+                panel.barh(names, widths, left=left, label=part.replace("_", " "), hatch=hatch)
             left = [a + b for a, b in zip(left, widths, strict=True)]
         panel.invert_yaxis()
         panel.set_xlabel("seconds per iteration")
