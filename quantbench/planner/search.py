@@ -116,7 +116,10 @@ def search(job: Job, times: OpTimes, calibration: Calibration, space: Space | No
             typed = ",".join(map(str, space.tp))
             raise InputError("plan", f"--tp {typed} for {heads} heads", f"a divisor of {heads}; advise repairs shapes")
         what = f"no dp · tp · pp = {job.gpus} GPUs for gbs {job.gbs} and {job.shape.layers} layers keeps every rule"
-        raise InputError("plan", what, "a gbs and layers with more divisors, or --allow-uneven")
+        # Uneven stages cannot be interleaved.
+        helps = not space.uneven and (not space.interleave or 1 in space.interleave)
+        change = "a gbs and layers with more divisors" + (", or --allow-uneven" if helps else "")
+        raise InputError("plan", what, change + (", or another --interleave" if space.interleave else ""))
     planner = Planner(job, times, calibration)
     planner.layers.prepare(layout.per_layer for layout, _ in fitting)
     ranked = sorted((planner.predict(*one) for one in fitting), key=lambda p: (p.sec_per_it, p.memory.total))
