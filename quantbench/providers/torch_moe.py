@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
 
 _GROUPED_MM_CAPABILITY = (8, 0)  # as `torch.nn.functional.grouped_mm` states
-_GROUPED_MM_ALIGN = 8  # elements: it needs strides of 16 bytes, in bf16
+# Elements: it needs strides of 16 bytes, in bf16; pytorch/torchtitan pads each expert's rows to as many
+# (TOKEN_GROUP_ALIGN_SIZE_M), since they are the reduction of the gradient of the weights.
+_GROUPED_MM_ALIGN = 8
 
 
 class TorchGroupedLoop(BuiltInProvider[GroupedGemm]):
@@ -73,6 +75,8 @@ class TorchGroupedMm(BuiltInProvider[GroupedGemm]):
             return f"{self.id} needs compute capability 8.0, not that of {device.name}"
         if work.n % _GROUPED_MM_ALIGN or work.k % _GROUPED_MM_ALIGN:
             return f"{self.id} needs n and k divisible by {_GROUPED_MM_ALIGN}, not n = {work.n}, k = {work.k}"
+        if work.layout == "tn" and any(rows % _GROUPED_MM_ALIGN for rows in work.tokens_per_expert):
+            return f"{self.id} needs rows of each expert divisible by {_GROUPED_MM_ALIGN} to reduce over them"
         return None
 
     def task(self, work: GroupedGemm, device: DeviceSpec, inputs: Inputs) -> ForwardTask:

@@ -156,6 +156,8 @@ def test_fp8_operands_count_as_they_are_stored() -> None:
         ("torch.grouped_mm", GroupedGemm((8, 0), 16, 16, "fp16"), H100, "torch.grouped_mm takes bf16, not fp16"),
         ("torch.grouped_mm", GroupedGemm((8, 0), 16, 20), H100,
          "torch.grouped_mm needs n and k divisible by 8, not n = 16, k = 20"),
+        ("torch.grouped_mm", GroupedGemm((8, 3), 16, 16, layout="tn"), H100,
+         "torch.grouped_mm needs rows of each expert divisible by 8 to reduce over them"),
         ("torch.cudnn", Attention(1, 2, 8, 8, 8), CPU, "torch.cudnn needs a CUDA device"),
         ("torch.efficient", Attention(1, 2, 8, 8, 8), CPU, "torch.efficient needs a CUDA device"),
     ],

@@ -1,9 +1,9 @@
 """Stores the parts of a GEMM model (device, ensemble, distilled model) in a compact file, reads and validates them.
 
 Entry points: `pack` and `unpack`, a file's content; the functions `*_to_parts` and `*_from_parts`; `text_arrays`, which
-turns parts into JSON; `require_sound` and `require_sound_fast`, which validate array sizes, finite values and the
-termination of decision trees; `check_format`, `library_of`, `MODEL_FORMAT`, `MODEL_VERSION`. Used by `model` and
-`profile.models`.
+turns parts into JSON; `require_sound`, `require_sound_fast` and `require_sound_forest`, which validate array sizes,
+finite values and the termination of decision trees; `check_format`, `library_of`, `MODEL_FORMAT`, `MODEL_VERSION`. Used
+by `model`, `public`, `latency.moe` and `profile.models`.
 
 A file is one line of JSON, in which {"array": i} stands for the i-th array, and then all arrays, deflated: their
 little-endian bytes, all first bytes before all second ones. `sha256` covers both parts without itself.
@@ -13,8 +13,9 @@ History of the format "quantbench-gemm-model":
 2: the cost model has a parameter for serial split-k.
 3: it has parameters for the host's work in a time and for address translation (`cost_model.ADDED`), and a member says
    whether products of several batches and layouts were fitted.
-4: binary; it names the library whose kernels ran, and has parameters for padded rows and quantized activations.
-   Versions 2 and 3, whole files of JSON, are read too.
+4: binary; it names the library whose kernels ran, and has parameters for padded rows and quantized activations. A
+   member may have trees for recorded kernels, and a menu several kernels of one tile size. Versions 2 and 3, whole
+   files of JSON, are read too.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from quantbench.errors import InputError, StoreError, one_line
 from quantbench.latency.gemm.cost_model import FIRST_TILE, FloatArray, Machine, Menu, Shapes, upgraded
 from quantbench.latency.gemm.distilled import FastGemm, features
 from quantbench.latency.gemm.ensemble import Ensemble, Reference
-from quantbench.latency.gemm.trees import VALUE_STEP, Forest, Member, watched_columns
+from quantbench.latency.gemm.trees import NAMED_COLUMNS, VALUE_STEP, Forest, Member, watched_columns
 
 MODEL_FORMAT = "quantbench-gemm-model"
 MODEL_VERSION = 4
@@ -62,16 +63,19 @@ def pack(parts: Mapping[str, Any]) -> bytes:
     return json.dumps({**header, "sha256": _digest(header, packed)}).encode() + b"\n" + packed
 
 
-def unpack(raw: bytes) -> Any:
+def unpack(raw: bytes, check: Callable[[Any], None] | None = None) -> Any:
     """Inverse of `pack`; returns the JSON value of a file of version 2 or 3. Raises InputError for another format,
-    StoreError for a damaged file."""
+    StoreError for a damaged file.
+
+    check: function that raises for another format or version, by default `check_format`; all its versions are binary.
+    """
     line, _, packed = raw.partition(b"\n")
     try:
         header = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise StoreError("GemmModel.load", one_line(str(error))[:100], "a file that GemmModel.save wrote") from None
-    check_format(header)
-    if header["version"] < _FIRST_BINARY:
+    (check or check_format)(header)
+    if check is None and header["version"] < _FIRST_BINARY:
         return header
     stated = header.pop("sha256", None)
     try:
@@ -181,7 +185,8 @@ def ensemble_to_parts(ensemble: Ensemble) -> dict[str, Any]:
             "most": member.most,
             "batched": member.batched,
             "layouts": member.layouts,
-            "forest": None if member.forest is None else _forest_to_parts(member.forest),
+            "forest": None if member.forest is None else forest_to_parts(member.forest),
+            "named_forest": None if member.named_forest is None else forest_to_parts(member.named_forest),
         }
         for member in ensemble.members
     ]
@@ -197,7 +202,8 @@ def ensemble_from_parts(data: Mapping[str, Any]) -> Ensemble:
             most=float(member["most"]),
             batched=bool(member.get("batched", False)),
             layouts=bool(member.get("layouts", False)),
-            forest=None if member["forest"] is None else _forest_from_parts(member["forest"]),
+            forest=None if member["forest"] is None else forest_from_parts(member["forest"]),
+            named_forest=forest_from_parts(named) if (named := member.get("named_forest")) else None,
         )
         for member in data["members"]
     )
@@ -224,16 +230,18 @@ def _kernels_to_parts(machine: Machine, menu: Menu) -> dict[str, Any]:
         "machine": dict(vars(machine)),
         "tiles": [list(tile) for tile in menu.tiles],
         "kernels": [list(kernel) for kernel in menu.kernels],
+        "variants": list(menu.variants),
     }
 
 
 def _kernels_from_parts(data: Mapping[str, Any]) -> tuple[Machine, Menu]:
     tiles = tuple((int(m), int(n)) for m, n in data["tiles"])
-    return Machine(**data["machine"]), Menu(tiles, tuple((int(t), int(s)) for t, s in data["kernels"]))
+    kernels = tuple((int(t), int(s)) for t, s in data["kernels"])
+    return Machine(**data["machine"]), Menu(tiles, kernels, tuple(str(name) for name in data.get("variants", ())))
 
 
-def _forest_to_parts(forest: Forest) -> dict[str, Any]:
-    """Returns the kinds of all nodes, and the contents of inner nodes and of leaves."""
+def forest_to_parts(forest: Forest) -> dict[str, Any]:
+    """Returns the kinds of all nodes of a forest, and the contents of inner nodes and of leaves."""
     compact = forest.rounded()
     leaf = np.isinf(compact.threshold)
     feature = compact.feature[~leaf]
@@ -247,7 +255,7 @@ def _forest_to_parts(forest: Forest) -> dict[str, Any]:
     }
 
 
-def _forest_from_parts(data: Mapping[str, Any]) -> Forest:
+def forest_from_parts(data: Mapping[str, Any]) -> Forest:
     if "right_offset" in data:
         return _old_forest(data)
     nodes = int(data["nodes"])
@@ -271,9 +279,11 @@ def _links(leaf: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.int32], npt.NDAr
     if not nodes or ends[-1:].tolist() != [nodes - 1]:
         raise _broken("trees that are none")
     inner = np.flatnonzero(~leaf)
-    # Sorted by sum, then position.
-    keys = np.sort((total - total.min() + 1) * nodes + np.arange(nodes))
-    below = (total[inner] - total.min()) * nodes
+    # Sorted by sum, then position; numpy sorts short integers in linear time.
+    above = total - total.min()
+    order = np.argsort(above.astype(np.int16), kind="stable")
+    keys = (above[order] + 1) * nodes + order
+    below = above[inner] * nodes
     right = np.arange(nodes, dtype=np.int32)
     right[inner] = keys[np.searchsorted(keys, below + inner)] - below + 1
     return right, np.append(0, ends[:-1] + 1).astype(np.int32)
@@ -297,7 +307,7 @@ def fast_to_parts(fast: FastGemm) -> dict[str, Any]:
         **_kernels_to_parts(fast.machine, fast.menu),
         "parameters": [float(z) for z in fast.parameters],
         "most": fast.most,
-        "forest": _forest_to_parts(fast.forest),
+        "forest": forest_to_parts(fast.forest),
     }
 
 
@@ -308,7 +318,7 @@ def fast_from_parts(data: Any) -> FastGemm:
         machine=machine,
         menu=menu,
         parameters=_vector(data["parameters"], data["tiles"]),
-        forest=_forest_from_parts(data["forest"]),
+        forest=forest_from_parts(data["forest"]),
         most=float(data["most"]),
     )
 
@@ -351,7 +361,9 @@ def require_sound(ensemble: Ensemble, fast: FastGemm | None) -> None:
             with np.errstate(all="ignore"):
                 log_us, parts = member.physics(shapes)
                 seen = member.features(ensemble.menu, shapes, log_us, parts, watched_columns(shapes), known)
-            _forest(member.forest, seen.shape[1])
+            require_sound_forest(member.forest, seen.shape[1])
+            if member.named_forest is not None:
+                require_sound_forest(member.named_forest, seen.shape[1] + NAMED_COLUMNS)
     if ensemble.reference is not None:
         if len(ensemble.reference.keys) != len(ensemble.reference.residual):
             raise _broken(f"{len(ensemble.reference.keys)} keys for {len(ensemble.reference.residual)} residuals")
@@ -366,7 +378,7 @@ def require_sound_fast(fast: FastGemm) -> None:
     _machine_and_menu(fast.machine, fast.menu)
     _parameters(fast.parameters, fast.menu)
     _finite("most", (fast.most,))
-    _forest(fast.forest, features(fast.machine, *_PROBE, np.zeros(1)).shape[1])
+    require_sound_forest(fast.forest, features(fast.machine, *_PROBE, np.zeros(1)).shape[1])
 
 
 def _machine_and_menu(machine: Machine, menu: Menu) -> None:
@@ -376,6 +388,8 @@ def _machine_and_menu(machine: Machine, menu: Menu) -> None:
     blocks = [block for tile in menu.tiles for block in tile]
     if not blocks or not all(0 < block <= _LARGEST_BLOCK for block in blocks):
         raise _broken(f"tiles from {min(blocks, default=0)} to {max(blocks, default=0)}")
+    if len(menu.variants) >= len(menu.tiles):
+        raise _broken(f"{len(menu.variants)} variants of {len(menu.tiles)} tiles")
     if not menu.kernels or not all(0 <= tile < len(menu.tiles) for tile, _ in menu.kernels):
         raise _broken("kernels of tiles that are none")
     if not all(0 < split <= _LARGEST_BLOCK for _, split in menu.kernels):
@@ -389,7 +403,8 @@ def _parameters(vector: FloatArray, menu: Menu) -> None:
         raise _broken("a parameter that is not finite or beyond all bounds")
 
 
-def _forest(forest: Forest, features_seen: int) -> None:
+def require_sound_forest(forest: Forest, features_seen: int) -> None:
+    """Raises StoreError unless trees terminate and read the first `features_seen` features only."""
     nodes = len(forest.threshold)
     own = np.arange(nodes)
     arrays = (forest.feature, forest.threshold, forest.right, forest.value)
