@@ -2,7 +2,7 @@
 
 Entry points: `cost_of`, which returns a `ShapeCost` of `OpCost` objects, each with the `EdgeWaste` of its edges;
 `latency_per_run`, `ratio_factor`, the type `Shares` and the constant `LOWER_BOUND`. Used by `advise`, `neighbours`,
-`report` and the command `advise`.
+`pad`, `report` and the command `advise`.
 """
 
 from __future__ import annotations
