@@ -348,7 +348,8 @@ class Shapes:
 def _halvings(row_bytes: FloatArray) -> FloatArray:
     """Returns how many halvings a row's alignment is below 16 bytes, (rows,): 0 at 16 bytes, 3 at 2."""
     whole = row_bytes.astype(np.int64)
-    return np.asarray(4.0 - np.log2(np.minimum(whole & -whole, 16)))
+    halvings: FloatArray = 4.0 - np.log2(np.minimum(whole & -whole, 16))
+    return halvings
 
 
 @dataclass(frozen=True)

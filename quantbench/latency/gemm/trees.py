@@ -200,7 +200,8 @@ _CLIP = 5.0  # deviations at which residuals are clipped
 
 def _expected(weights: Array, of: Array) -> Array:
     """Returns the weighted mean over kernels, (rows,). Not a matrix product, whose rounding depends on other rows."""
-    return np.asarray(np.einsum("kr,kr->r", weights, np.broadcast_to(of, weights.shape)))
+    expected: Array = np.einsum("kr,kr->r", weights, np.broadcast_to(of, weights.shape))
+    return expected
 
 
 def watched_columns(shapes: Shapes) -> list[FloatArray]:
@@ -250,8 +251,8 @@ class Member:
     def weights(self, parts: Parts) -> Array:
         """Returns the probability that each kernel is chosen, (kernels, rows); columns sum to 1."""
         width = max(float(np.exp(Values(self.parameters)["choice"])[0]), _NARROWEST_CHOICE)
-        weights = np.exp(np.maximum((parts.log_time.min(axis=0) - parts.log_time) / width, NEGLIGIBLE))
-        return np.asarray(weights / weights.sum(axis=0))
+        weights: Array = np.exp(np.maximum((parts.log_time.min(axis=0) - parts.log_time) / width, NEGLIGIBLE))
+        return weights / weights.sum(axis=0)
 
     def features(
         self,
@@ -263,11 +264,28 @@ class Member:
         reference: FloatArray | None,
         weights: Array | None = None,
     ) -> Float32Array:
-        """Returns the inputs of the forest, (rows, features).
+        """Returns the inputs of the forest, (rows, features): `columns`, and `reference` (rows,) as the last one."""
+        columns = self.columns(menu, shapes, log_us, parts, watched, weights)
+        if reference is not None:
+            columns.append(reference)
+        out = np.empty((len(columns), parts.log_time.shape[1]), dtype=np.float32)
+        for i, column in enumerate(columns):
+            out[i] = column
+        return out.T
+
+    def columns(
+        self,
+        menu: Menu,
+        shapes: Shapes,
+        log_us: Array,
+        parts: Parts,
+        watched: list[FloatArray],
+        weights: Array | None = None,
+    ) -> list[Any]:
+        """Returns the inputs of the forest but for the reference, each (rows,) or a constant.
 
         log_us, parts: result of `physics`.
         watched: `watched_columns(shapes)`, shared by all members.
-        reference: residual of a reference, (rows,), the last column.
         weights: probability of each kernel, (kernels, rows), by default `self.weights(parts)`.
         """
         if weights is None:
@@ -275,7 +293,7 @@ class Member:
         log_m, log_n, log_k = np.log2(shapes.batch * shapes.m), np.log2(shapes.n), np.log2(shapes.k)
         # The time of a small tile in very many waves can exceed single precision; such a tile is never chosen.
         per_time = weights * np.exp(np.maximum(-parts.log_time, NEGLIGIBLE))
-        columns = [log_m, log_n, log_k, log_m + log_n, log_n + log_k, log_m + log_k, log_m + log_n + log_k, log_us]
+        columns: list[Any] = [log_m, log_n, log_k, log_m + log_n, log_n + log_k, log_m + log_k, log_m + log_n + log_k, log_us]
         priced = (parts.arithmetic, parts.memory, parts.l2, parts.write, parts.reduction)
         columns += [_expected(per_time, part) for part in priced]
         columns += [
@@ -291,18 +309,10 @@ class Member:
             columns += [np.log2(shapes.batch), np.log2(shapes.m)]
         if self.layouts:
             columns.append(shapes.layout)
-        first_split = len(columns) + len(menu.tiles)
-        count = first_split + len(SPLITS) + (reference is not None)
-        out = np.full((count, far.shape[1]), _FAR, dtype=np.float32)
-        for i, column in enumerate(columns):
-            out[i] = column
-        for place, kernels in menu.of_tile:
-            out[len(columns) + place] = far[kernels].min(axis=0)
-        for place, kernels in menu.of_split:
-            out[first_split + place] = far[kernels].min(axis=0)
-        if reference is not None:
-            out[-1] = reference
-        return out.T
+        for groups, count in ((menu.of_tile, len(menu.tiles)), (menu.of_split, len(SPLITS))):
+            of_group = dict(groups)
+            columns += [far[of_group[i]].min(axis=0) if i in of_group else _FAR for i in range(count)]
+        return columns
 
     def correction(self, x: Float32Array, reference: FloatArray | None) -> tuple[FloatArray, FloatArray]:
         """Returns the log time to add and its variance over the trees, (rows,) each."""
