@@ -1,14 +1,15 @@
-"""Computes the tile and wave quantization of a GEMM and the occupancy of its kernel.
+"""Computes the tile and wave quantization of a GEMM or grouped GEMM and the occupancy of its kernel.
 
-Entry points: `quantize`, which returns a `Quantization`; `credible_waves`, `idle_shares`, `alignment_bytes`,
-`gemm_alignment_bytes`, `resident_blocks`, `cdiv`, `WARP_THREADS`, `VECTOR_BYTES`; the `*_words` functions, which format
-the text of an edge. Used by `latency`, `analysis`, `advice`, `report`, `sweep`, `providers`, `comm`, `kernels` and
-tools.
+Entry points: `quantize`, which returns a `Quantization`; `padded_rows`; `credible_waves`, `idle_shares`,
+`alignment_bytes`, `gemm_alignment_bytes`, `resident_blocks`, `cdiv`, `WARP_THREADS`, `VECTOR_BYTES`; the `*_words`
+functions, which format the text of an edge. Used by `latency`, `analysis`, `advice`, `report`, `sweep`, `providers`,
+`comm`, `kernels` and tools.
 
 A GEMM is cut into tiles of block_m × block_n and padded to whole tiles (tile quantization). Tiles run in waves of
 sm_count · blocks_per_sm resident blocks, and the last wave takes as long as a full one even if it has few tiles (wave
-quantization). Split-k multiplies the blocks: split_k blocks compute each tile. The terms are those of NVIDIA's "Matrix
-Multiplication Background User's Guide" (tile and wave quantization) and of DeepGEMM (num_waves, last wave).
+quantization). Split-k multiplies the blocks: split_k blocks compute each tile. A grouped GEMM pads each expert's rows
+to whole tiles, and the tiles of all experts share the waves. The terms are those of NVIDIA's "Matrix Multiplication
+Background User's Guide" (tile and wave quantization) and of DeepGEMM (num_waves, last wave).
 
 Sources of the occupancy rule: CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability"
 (warps, blocks, registers and shared memory per SM); `cuda_occupancy.h` of the CUDA toolkit 12.6 (registers are
@@ -24,6 +25,7 @@ from quantbench.errors import require_int, shortened
 from quantbench.launch import Launch, Tile
 from quantbench.units import percent
 from quantbench.workload.dtypes import DTYPES
+from quantbench.workload.moe import GroupedGemm
 from quantbench.workload.ops import Gemm
 
 WARP_THREADS = 32
@@ -113,28 +115,39 @@ def cdiv(value: int, divisor: int) -> int:
     return -(-value // divisor)
 
 
-def quantize(gemm: Gemm, tile: Tile, sm_count: int, blocks_per_sm: int = 1) -> Quantization:
+def quantize(gemm: Gemm | GroupedGemm, tile: Tile, sm_count: int, blocks_per_sm: int = 1) -> Quantization:
     """Returns the tiles and waves of `gemm` with `tile` on sm_count SMs with blocks_per_sm resident blocks each.
 
     >>> quantize(Gemm(m=2304, n=3072, k=4096), Tile(128, 256), sm_count=108).num_waves
     2
+    >>> quantize(GroupedGemm((1, 0, 129), n=3072, k=4096), Tile(128, 256), sm_count=108).num_tiles
+    36
     """
     require_int("quantize", "sm_count", sm_count)
     require_int("quantize", "blocks_per_sm", blocks_per_sm)
-    tiles_m, tiles_n = cdiv(gemm.m, tile.block_m), cdiv(gemm.n, tile.block_n)
-    num_tiles = gemm.batch * tiles_m * tiles_n * tile.split_k
+    gemms = gemm.gemms if isinstance(gemm, GroupedGemm) else (gemm,)
+    tiles = sum(g.batch * cdiv(g.m, tile.block_m) * cdiv(g.n, tile.block_n) for g in gemms)
+    num_tiles = tiles * tile.split_k
     resident = sm_count * blocks_per_sm
     num_waves = cdiv(num_tiles, resident)
-    padded = tiles_m * tile.block_m * tiles_n * tile.block_n
     return Quantization(
         num_tiles=num_tiles,
-        tile_efficiency=gemm.m * gemm.n / padded,
+        tile_efficiency=sum(g.batch * g.m * g.n for g in gemms) / (tiles * tile.block_m * tile.block_n),
         num_waves=num_waves,
         last_wave_tiles=num_tiles - (num_waves - 1) * resident,
         wave_efficiency=num_tiles / (num_waves * resident),
         resident_blocks=resident,
-        alignment_bytes=gemm_alignment_bytes(gemm),
+        alignment_bytes=min(gemm_alignment_bytes(g) for g in gemms),
     )
+
+
+def padded_rows(gemm: GroupedGemm, block_m: int) -> int:
+    """Returns the rows that the experts have once each expert's rows are padded to whole blocks of block_m rows.
+
+    >>> padded_rows(GroupedGemm((1, 0, 129), n=3072, k=4096), block_m=128)
+    384
+    """
+    return sum(cdiv(rows, block_m) * block_m for rows in gemm.tokens_per_expert)
 
 
 def credible_waves(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quantbench.errors import UnsupportedError
-from quantbench.latency.tables import SYSTEMS
+from quantbench.latency.libraries import SYSTEMS
 
 _HALF_BYTES = 2
 

@@ -49,7 +49,7 @@ def import_aiconfigurator(
 ) -> None:
     """Import measured tables of aiconfigurator-core: products, context attention, NCCL collectives."""
     from quantbench.importers import aiconfigurator
-    from quantbench.latency.tables import slug_of, system_of
+    from quantbench.latency.libraries import slug_of, system_of
 
     slug = gpu or slug_of(system_of(system))
     if slug is None:

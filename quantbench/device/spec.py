@@ -26,8 +26,10 @@ _GFX = {(9, 0): "gfx90a", (9, 4): "gfx942", (9, 5): "gfx950"}
 # The name is used for folders and files.
 _SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PEAK_TFLOPS_RANGE = (0.001, 50_000)
-# Formats that differ in their scales only run at the same peak.
-_SAME_PEAK = {"fp8_block": "fp8"}
+# Formats that differ in their scales only run at the same peak (NVIDIA, libcu++ 2026, tcgen05.mma: mxf4nvf4).
+_SAME_PEAK = {"fp8_block": "fp8", "mxfp8": "fp8", "mxfp4": "nvfp4"}
+# The first with scales per 32 elements in the matrix cores: gfx950 (9, 5); sm_100 (10, 0) of NVIDIA, after sm_90.
+_FIRST_MX = (9, 5)
 
 #: rocm: a GPU of AMD's, which torch also calls `cuda`.
 DEVICE_KINDS = ("cuda", "rocm", "cpu")
@@ -99,7 +101,13 @@ class DeviceSpec:
 
     def peak(self, dtype: str) -> float | None:
         """Returns the dense peak in TFLOP/s for `dtype`; None if unsupported or unknown."""
-        return self.peak_tflops.get(_SAME_PEAK.get(dtype, dtype))
+        if dtype == "mxfp8" and (self.compute_capability or (0, 0)) < _FIRST_MX:
+            return None
+        return self.peak_tflops.get(self._rated(dtype))
+
+    def _rated(self, dtype: str) -> str:
+        """Returns the dtype whose peak is stated for `dtype`."""
+        return dtype if dtype in self.peak_tflops else _SAME_PEAK.get(dtype, dtype)
 
     def ceiling(self, dtype: str, clock_mhz: float | None = None) -> float | None:
         """Returns the stated peak in TFLOP/s scaled to `clock_mhz` (default: the maximum clock); None if unknown.
@@ -109,7 +117,7 @@ class DeviceSpec:
         peak = self.peak(dtype)
         if peak is None:
             return None
-        stated_mhz = self.peak_clock_mhz.get(_SAME_PEAK.get(dtype, dtype), self.sm_clock_mhz)
+        stated_mhz = self.peak_clock_mhz.get(self._rated(dtype), self.sm_clock_mhz)
         return peak * (clock_mhz or max(self.max_sm_clock_mhz, stated_mhz)) / stated_mhz
 
     @property

@@ -22,7 +22,9 @@ from typing import Any
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.files import read_text, reason
 from quantbench.importers.runs import Origin, Row, Rows, digest, dtype_name
-from quantbench.latency.tables import DEFAULT_TABLES, read_parquet, system_of
+from quantbench.latency.libraries import DEFAULT_TABLES, system_of
+from quantbench.latency.libraries import TABLES as NEWEST
+from quantbench.latency.tables import read_parquet
 from quantbench.store.record import Place
 from quantbench.workload import Attention, Collective, Gemm, Workload
 from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES, VECTOR_DTYPES
@@ -180,6 +182,8 @@ def _find(data: Path, kind: _Kind, backend: str | None, version: str | None, sys
         exact = [p for p in known if p.parts[-2] == version]
         return next(iter((*exact, *reversed(known))), None)
     matching = [p for p in known if backend in (None, p.parts[-3]) and version in (None, p.parts[-2])]
+    if len(matching) > 1 and backend is not None:
+        matching = [p for p in matching if p.parts[-2] == NEWEST.get(system, {}).get(backend)] or matching
     if not known or (not matching and kind.stem != "gemm_perf"):
         return None
     if len(matching) != 1:

@@ -185,8 +185,8 @@ def fit(contest: Contest, rows: IntArray, seed: int, *, sibling: GemmTable | Non
     """Fits a GEMM model to rows of a contest. Its prior is `family-out`: the shipped parameters have seen the table."""
     m, n, k = contest.shapes(rows)
     return GemmModel.fit(
-        contest.device, m, n, k, contest.table.latency_us[rows], dtype=contest.table.dtype, prior="family-out",
-        seed=seed, sibling=sibling,
+        contest.device, m, n, k, contest.table.latency_us[rows], dtype=contest.table.dtype,
+        library=contest.table.library, prior="family-out", seed=seed, sibling=sibling,
     )  # fmt: skip
 
 

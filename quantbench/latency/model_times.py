@@ -20,6 +20,7 @@ from quantbench.latency.attention import AttentionModel
 from quantbench.latency.estimate import Estimate
 from quantbench.latency.gemm.cost_model import resident_blocks
 from quantbench.latency.gemm.model import LARGEST_SIDE, GemmModel, shipped_model
+from quantbench.latency.libraries import resolve_library
 from quantbench.latency.op_times import UNMEASURED_COMMON, OpTimes, RememberedTimes, peak_share
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.launch import Launch
@@ -31,6 +32,7 @@ from quantbench.workload.ops import Compute
 class ModelTimes:
     """Op times from latency models, with the kernels that they select; implements `OpTimes`.
 
+    library: whose kernels run products, "" for the default of each dtype (`libraries.default_library`).
     gemm: function from a dtype to a GEMM model and its note; default `best_gemm_model`.
 
     >>> from quantbench.device import lookup
@@ -41,9 +43,15 @@ class ModelTimes:
 
     common_error: float = 0.0
 
-    def __init__(self, device: DeviceSpec, gemm: Callable[[str], tuple[GemmModel, str]] | None = None) -> None:
+    def __init__(
+        self,
+        device: DeviceSpec,
+        library: str = "",
+        *,
+        gemm: Callable[[str], tuple[GemmModel, str]] | None = None,
+    ) -> None:
         self.device = device
-        self._gemm_of = cache(gemm or (lambda dtype: best_gemm_model(device, dtype)))
+        self._gemm_of = cache(gemm or (lambda dtype: best_gemm_model(device, dtype, library)))
         self._softmax = SoftmaxModel.prior(device)
         self._attention = AttentionModel.best(device)
         self._notes: dict[str, None] = {}
@@ -108,26 +116,27 @@ class ModelTimes:
 
 
 class BestTimes:
-    """Cached `ModelTimes` per GPU; an `op_times.TimesOf`."""
+    """Cached `ModelTimes` per GPU, of one library; an `op_times.TimesOf`."""
 
-    def __init__(self) -> None:
+    def __init__(self, library: str = "") -> None:
+        self._library = library
         self._known: dict[str, OpTimes] = {}
 
     def __call__(self, device: DeviceSpec) -> OpTimes:
         if device.name not in self._known:
-            self._known[device.name] = RememberedTimes(ModelTimes(device))
+            self._known[device.name] = RememberedTimes(ModelTimes(device, self._library))
         return self._known[device.name]
 
 
-def best_gemm_model(device: DeviceSpec, dtype: str) -> tuple[GemmModel, str]:
-    """Returns the shipped GEMM model of a dtype, or its prior if none is shipped, and a note on its source."""
+def best_gemm_model(device: DeviceSpec, dtype: str, library: str = "") -> tuple[GemmModel, str]:
+    """Returns the best GEMM model of a dtype and library (`GemmModel.best`), and a note on its source."""
     if dtype == "fp16" and device.peak("bf16") == device.peak("fp16") and shipped_model(device.name, dtype) is None:
         # fp16 and bf16 have the same bytes, peak and tiles.
-        measured = shipped_model(device.name, "bf16")
+        measured = shipped_model(device.name, "bf16", resolve_library(device.name, "bf16", library))
         if measured is not None:
             addition = f"; fp16 is taken to run as the bf16 that was measured on {device.name}"
             return measured, (measured.note or _origin(measured)) + addition
-    model = GemmModel.best(device, dtype=dtype)
+    model = GemmModel.best(device, dtype=dtype, library=library)
     return model, model.note or _origin(model)
 
 

@@ -1,8 +1,7 @@
-"""Reads measured GEMM tables, and maps device slugs to the systems and default tables of aiconfigurator-core.
+"""Reads measured GEMM tables.
 
 Entry points: `GemmTable`, used by `gemm.model`; `read_table`, used by `contests` and tools; `read_columns`, used by
-tools; `read_parquet`, used by `importers`; `system_of`, `slug_of`, `SYSTEMS` and `DEFAULT_TABLES`, the names of
-aiconfigurator, used by `importers.aiconfigurator`, `profile`, the command `import` and tools.
+tools; `read_parquet`, used by `importers`.
 
 A table is a Parquet or CSV file with columns `m`, `n`, `k`, `latency` (ms) and, if it holds several dtypes,
 `gemm_dtype`.
@@ -28,34 +27,6 @@ FloatArray = npt.NDArray[np.float64]
 #: the columns of a table by name, (rows,) each
 Columns = dict[str, npt.NDArray[Any]]
 
-#: device slug → name of the system in aiconfigurator-core; not every system has a GEMM table
-SYSTEMS: dict[str, str] = {
-    "a100-pcie-80gb": "a100_pcie",
-    "a100-sxm4-80gb": "a100_sxm",
-    "a30-24gb": "a30",
-    "b200-sxm-180gb": "b200_sxm",
-    "b300-sxm-270gb": "b300_sxm",
-    "gb200-186gb": "gb200",
-    "gb300-279gb": "gb300",
-    "h100-pcie-80gb": "h100_pcie",
-    "h100-sxm5-80gb": "h100_sxm",
-    "h200-sxm-141gb": "h200_sxm",
-    "l4-24gb": "l4",
-    "l40s-48gb": "l40s",
-    "rtx-pro-6000-server-96gb": "rtx_pro_6000_server",
-}
-#: system → (backend, version) of its default table
-DEFAULT_TABLES: dict[str, tuple[str, str]] = {
-    "a100_sxm": ("sglang", "0.5.10"),
-    "b200_sxm": ("vllm", "0.24.0"),
-    "b300_sxm": ("vllm", "0.24.0"),
-    "gb200": ("vllm", "0.24.0"),
-    "gb300": ("vllm", "0.24.0"),
-    "h100_sxm": ("vllm", "0.24.0"),
-    "h200_sxm": ("vllm", "0.24.0"),
-    "l40s": ("vllm", "0.24.0"),
-    "rtx_pro_6000_server": ("vllm", "0.24.0"),
-}
 #: dtype → its name in tables
 _GEMM_DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _NEEDED = ("m", "n", "k", "latency")
@@ -68,6 +39,7 @@ class GemmTable:
     m, n, k: (rows,) int64.
     latency_us: (rows,) float64.
     gpu: device slug.
+    library: whose kernels ran (`libraries.LIBRARIES`).
     """
 
     m: IntArray
@@ -76,27 +48,14 @@ class GemmTable:
     latency_us: FloatArray
     dtype: str
     gpu: str
+    library: str = "torch"
 
     def __len__(self) -> int:
         return len(self.m)
 
 
-def system_of(name: str) -> str:
-    """Returns aiconfigurator's system name for a device slug; other names are returned unchanged.
-
-    >>> system_of("a100-sxm4-80gb"), system_of("gb200")
-    ('a100_sxm', 'gb200')
-    """
-    return SYSTEMS.get(name, name)
-
-
-def slug_of(system: str) -> str | None:
-    """Returns the device slug of an aiconfigurator system, None if unknown."""
-    return next((slug for slug, name in SYSTEMS.items() if name == system), None)
-
-
-def read_table(path: str | Path, gpu: str, *, dtype: str = "bf16") -> GemmTable:
-    """Reads the rows of `dtype` from a file measured on `gpu` (device slug).
+def read_table(path: str | Path, gpu: str, *, dtype: str = "bf16", library: str = "torch") -> GemmTable:
+    """Reads the rows of `dtype` from a file that `library` measured on `gpu` (device slug).
 
     Drops rows with a size below 1 or a latency that is not finite and positive; merges repeated shapes by the median.
 
@@ -110,7 +69,7 @@ def read_table(path: str | Path, gpu: str, *, dtype: str = "bf16") -> GemmTable:
     if not kept.any():
         raise InputError("read_table", f"{Path(path).name} holds no measured row", "latencies above 0 ms")
     m, n, k, latency_us = _merge(shape[:, kept], latency_us[kept])
-    return GemmTable(m, n, k, latency_us, dtype, gpu)
+    return GemmTable(m, n, k, latency_us, dtype, gpu, library)
 
 
 def read_columns(path: str | Path, dtype: str) -> Columns:

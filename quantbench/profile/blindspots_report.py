@@ -19,7 +19,7 @@ import numpy as np
 from quantbench.errors import InputError, StoreError, require_choice
 from quantbench.files import read_text, reason
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.tables import system_of
+from quantbench.latency.libraries import system_of
 from quantbench.profile.aiconfigurator_engine import engine, engine_missing
 from quantbench.profile.blindspots import (
     Ask,

@@ -1,9 +1,10 @@
-"""Defines workloads (GEMM, softmax, attention, collectives) and the transformer shapes that consist of them.
+"""Defines workloads (GEMM, softmax, attention, collectives, experts) and the transformer shapes that consist of them.
 
-Entry points: `Gemm`, `Softmax`, `Attention`, `Collective`, `TransformerShape`, `Op`. Used by nearly all packages and by
-users' Python code.
+Entry points: `Gemm`, `Softmax`, `Attention`, `Collective`, `GroupedGemm`, `MoE`, `TransformerShape`, `Op`. Used by
+nearly all packages and by users' Python code.
 """
 
+from quantbench.workload.moe import GroupedGemm, MoE
 from quantbench.workload.ops import (
     Attention,
     Collective,
@@ -19,6 +20,8 @@ __all__ = [
     "Attention",
     "Collective",
     "Gemm",
+    "GroupedGemm",
+    "MoE",
     "Op",
     "Softmax",
     "TransformerShape",

@@ -6,8 +6,9 @@ other modules of `workload`, by `kernels`, `latency`, `planner`, `profile`, `imp
 
 Sources: IEEE 754 (fp16, fp32), NVIDIA A100 whitepaper 2020 (bf16; tf32: fp32 storage, 10-bit mantissa in the
 tensor core), OCP FP8 specification 1.0 2023 (fp8 is e4m3 here, as in torch.float8_e4m3fn), OCP MX specification 1.0
-2023 (mxfp4). fp8 has one scale per tensor; fp8_block has one fp32 scale per 1×128 elements of a and 128×128 of b, as in
-DeepSeek-V3 (arXiv:2412.19437, section 3.3); mxfp4 has one byte per 32 elements of a row.
+2023 (mxfp8, mxfp4: one byte per 32 elements along k). fp8 has one scale per tensor; fp8_block has one fp32 scale per
+1×128 elements of a and 128×128 of b, as in DeepSeek-V3 (arXiv:2412.19437, section 3.3); nvfp4 has one e4m3 byte per 16
+elements along k and one fp32 per tensor (NVIDIA, cuTile documentation, 2026, NVFP4 and MXFP8).
 """
 
 from dataclasses import dataclass
@@ -53,6 +54,8 @@ _ALL = (
     Dtype("tf32", 4, "fp32"),
     Dtype("fp8", 1, "bf16"),
     Dtype("fp8_block", 1, "bf16", scale_a_bytes=4 / 128, scale_b_bytes=4 / 128**2),
+    Dtype("mxfp8", 1, "bf16", scale_a_bytes=1 / 32, scale_b_bytes=1 / 32),
+    Dtype("nvfp4", 1, "bf16", packed=2, scale_a_bytes=1 / 16, scale_b_bytes=1 / 16),
     Dtype("mxfp4", 1, "bf16", packed=2, scale_a_bytes=1 / 32, scale_b_bytes=1 / 32),
     Dtype("int8", 1, "int32"),
     Dtype("int32", 4, "int32"),
@@ -61,7 +64,7 @@ _ALL = (
 DTYPES: dict[str, Dtype] = {d.name: d for d in _ALL}
 
 #: dtypes of GEMM inputs (int32 is only an output)
-GEMM_DTYPES = ("fp16", "bf16", "fp32", "tf32", "fp8", "fp8_block", "mxfp4", "int8")
+GEMM_DTYPES = ("fp16", "bf16", "fp32", "tf32", "fp8", "fp8_block", "mxfp8", "nvfp4", "mxfp4", "int8")
 #: those that can be measured here; the others come from imported tables
 MEASURED_DTYPES = ("fp16", "bf16", "fp32", "tf32", "fp8", "int8")
 #: dtypes of softmax and attention

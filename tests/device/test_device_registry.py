@@ -184,6 +184,11 @@ def test_formats_that_differ_in_their_scales_have_one_peak() -> None:
     assert mi355x.peak("fp8_block") == mi355x.peak("fp8")
     assert mi355x.ceiling("fp8_block") == mi355x.ceiling("fp8")
     assert registry.lookup("mi300x").peak("mxfp4") is None
+    b200, h100 = registry.lookup("b200"), registry.lookup("h100")
+    assert b200.peak("mxfp8") == b200.peak("fp8")
+    assert b200.peak("mxfp4") == b200.peak("nvfp4") == 2 * b200.peak_tflops["fp8"]
+    assert [h100.peak(dtype) for dtype in ("mxfp8", "nvfp4", "mxfp4")] == [None] * 3
+    assert mi355x.peak("mxfp8") == mi355x.peak("fp8")
 
 
 def test_ceiling_scales_the_peak_to_the_clock() -> None:

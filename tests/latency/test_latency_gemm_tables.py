@@ -9,7 +9,8 @@ import pytest
 from quantbench.device import lookup
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.importers import aiconfigurator
-from quantbench.latency.tables import DEFAULT_TABLES, SYSTEMS, read_table, slug_of, system_of
+from quantbench.latency.libraries import DEFAULT_TABLES, SYSTEMS, slug_of, system_of
+from quantbench.latency.tables import read_table
 from tools.accuracy import tables
 from tools.accuracy.tables import SHIPPED_GPUS, read_packaged
 

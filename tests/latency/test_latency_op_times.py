@@ -42,7 +42,7 @@ class Gemms:
 
 
 def models(gemms: Gemms) -> ModelTimes:
-    return ModelTimes(A100, lambda dtype: (cast(GemmModel, gemms), "guessed"))
+    return ModelTimes(A100, gemm=lambda dtype: (cast(GemmModel, gemms), "guessed"))
 
 
 def whole(times: OpTimes, shape: TransformerShape, *, backward: bool = True) -> ShapeEstimate:

@@ -14,6 +14,8 @@ def test_bytes_of_block_scaled_products() -> None:
     a, b, out = 256 * 512, 512 * 384, 2 * 256 * 384
     assert Gemm(256, 384, 512, dtype="fp8_block").min_bytes == a + b + 4 * (256 * 4 + 4 * 3) + out
     assert Gemm(256, 384, 512, dtype="mxfp4").min_bytes == (a + b) // 2 + (a + b) // 32 + out
+    assert Gemm(256, 384, 512, dtype="nvfp4").min_bytes == (a + b) // 2 + (a + b) // 16 + out
+    assert Gemm(256, 384, 512, dtype="mxfp8").min_bytes == a + b + (a + b) // 32 + out
 
 
 def test_gemm_work_by_hand() -> None:

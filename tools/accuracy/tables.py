@@ -18,7 +18,8 @@ from quantbench.device import lookup
 from quantbench.files import read_bytes
 from quantbench.importers import aiter, deepbench, neusight
 from quantbench.importers.aiconfigurator import find_tables
-from quantbench.latency.tables import GemmTable, read_columns, read_table, slug_of
+from quantbench.latency.libraries import default_library, libraries_of, slug_of, system_of
+from quantbench.latency.tables import GemmTable, read_columns, read_table
 from quantbench.launch import Launch
 from quantbench.workload import Gemm
 
@@ -29,7 +30,7 @@ SHIPPED_GPUS = ("a100-sxm4-80gb", "b200-sxm-180gb", "h100-sxm5-80gb", "h200-sxm-
 _SPELLED = {"VLLM": "vLLM"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PackagedTable(GemmTable):
     """Table with its origin. file: path below the package's data folder. sha256: digest of the file. device: GPU name
     in the table."""
@@ -43,13 +44,15 @@ class PackagedTable(GemmTable):
     device: str
 
 
-def read_packaged(system: str, *, dtype: str = "bf16") -> PackagedTable:
-    """Reads the default table of a system (aiconfigurator's name or device slug).
+def read_packaged(system: str, *, dtype: str = "bf16", library: str = "") -> PackagedTable:
+    """Reads the newest table of a system (aiconfigurator's name or device slug) and library ("": `default_library`).
 
-    Raises UnsupportedError without the package, InputError for a system or dtype without a table.
+    Raises UnsupportedError without the package, InputError for a system, library or dtype without a table.
     """
-    (found,), _ = find_tables(system, kinds=["gemm"])
-    table = read_table(found.path, slug_of(found.system) or found.system, dtype=dtype)
+    slug = slug_of(system_of(system)) or system
+    library = library or (default_library(slug, dtype) if libraries_of(slug, dtype) else "")
+    (found,), _ = find_tables(system, backend=library or None, kinds=["gemm"])
+    table = read_table(found.path, slug, dtype=dtype, library=found.backend)
     columns = read_columns(found.path, dtype)
 
     def text(name: str) -> str:

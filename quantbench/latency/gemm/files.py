@@ -1,14 +1,15 @@
 """Encodes the parts of a GEMM model (device, ensemble, distilled model) as JSON, decodes and validates them.
 
 Entry points: the functions `*_to_json` and `*_from_json`; `require_sound` and `require_sound_fast`, which validate
-array sizes, finite values and the termination of decision trees; `check_format`, `MODEL_FORMAT`, `MODEL_VERSION`. Used
-by `model` and `profile.models`.
+array sizes, finite values and the termination of decision trees; `check_format`, `library_of`, `MODEL_FORMAT`,
+`MODEL_VERSION`. Used by `model` and `profile.models`.
 
 History of the format "quantbench-gemm-model":
 1: initial version.
 2: the cost model has a parameter for serial split-k.
 3: it has parameters for the host's work in a time and for address translation (`cost_model.ADDED`), and a member says
-   whether products of several batches and layouts were fitted. Version 2 is read too.
+   whether products of several batches and layouts were fitted.
+4: it names the library whose kernels ran. Versions 2 and 3 are read too.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ from quantbench.latency.gemm.ensemble import Ensemble, Reference
 from quantbench.latency.gemm.trees import Forest, Member, watched_columns
 
 MODEL_FORMAT = "quantbench-gemm-model"
-MODEL_VERSION = 3
-_READ = (2, MODEL_VERSION)
+MODEL_VERSION = 4
+_READ = (2, 3, MODEL_VERSION)
+# Frameworks in the provenance of versions 2 and 3, which had no library.
+_LIBRARY_OF = {"vLLM": "vllm", "sglang": "sglang", "SGLang": "sglang", "aiter": "aiter"}
 _ARRAY_DTYPES = ("<f2", "<f4", "<f8", "<i2", "<i4", "<i8")
 
 
@@ -179,6 +182,11 @@ def fast_from_json(data: Any) -> FastGemm:
         forest=_forest_from_json(data["forest"]),
         most=float(data["most"]),
     )
+
+
+def library_of(data: Mapping[str, Any]) -> str:
+    """Returns the library of a model; that of an older version from its provenance."""
+    return str(data.get("library") or _LIBRARY_OF.get(data["provenance"].get("framework", ""), "torch"))
 
 
 def check_format(data: Any) -> None:

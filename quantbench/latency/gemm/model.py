@@ -47,6 +47,7 @@ from quantbench.latency.gemm.training import (
     train,
 )
 from quantbench.latency.gemm.trees import Growth, Measured, Member, chunks
+from quantbench.latency.libraries import LIBRARIES, default_library, libraries_of, resolve_library
 from quantbench.latency.tables import GemmTable
 from quantbench.launch import Launch, Tile
 from quantbench.workload import Gemm
@@ -160,8 +161,9 @@ def _recorded_kernels(menu: Menu, launches: Sequence[Launch | None] | None, rows
 
 @dataclass(frozen=True)
 class GemmModel:
-    """Latency model for GEMMs of one dtype on one device.
+    """Latency model for GEMMs of one dtype and library on one device.
 
+    library: whose kernels ran (`libraries.LIBRARIES`).
     provenance: origin of the measurements, saved with the model.
     note: caveats of the predictions.
     fast: distilled model, None if not made yet (`compiled`).
@@ -176,6 +178,7 @@ class GemmModel:
     note: str = ""
     provenance: dict[str, Any] = field(default_factory=dict)
     fast: FastGemm | None = None
+    library: str = "torch"
 
     @classmethod
     def fit(
@@ -189,6 +192,7 @@ class GemmModel:
         batch: npt.ArrayLike = 1,
         layout: str | Sequence[str] = "nn",
         dtype: str = "bf16",
+        library: str = "torch",
         launches: Sequence[Launch | None] | None = None,
         prior: str | Sequence[GemmModel] = "auto",
         sibling: GemmTable | GemmModel | None = None,
@@ -199,6 +203,7 @@ class GemmModel:
 
         batch: independent products of each row, (rows,) or one number.
         layout: storage of a and b (`workload.Gemm.layout`), of each row or of all.
+        library: whose kernels ran.
         launches: kernel that ran each row, None if unknown.
         prior: "auto" (best shipped parameters, including this GPU's), "family-out" (other GPU generations only), "none"
             (spec sheet only) or a sequence of models.
@@ -210,6 +215,7 @@ class GemmModel:
         UnsupportedError for a dtype that the device lacks.
         """
         spec = _device(device)
+        require_choice("GemmModel.fit", "library", library, LIBRARIES)
         machine = machine_of(spec, dtype)
         m = np.atleast_1d(np.asarray(m))
         sizes = whole_sizes("GemmModel.fit", m, n, k, np.broadcast_to(batch, m.shape) if np.ndim(batch) == 0 else batch)
@@ -222,32 +228,40 @@ class GemmModel:
         if sibling is not None:
             reference, start = _sibling(sibling, dtype, seed)
         if len(rows) < FEWEST_ROWS:
-            bare = _unfitted(spec, dtype, machine, start, blind)
+            bare = _unfitted(spec, dtype, machine, start, blind, library)
             few = f"{len(rows)} rows are too few to fit ({FEWEST_ROWS} are needed): the prior as it stands. "
             return replace(bare, note=few + bare.note)
         ensemble, interval = train(machine, menu, rows, start, reference, effort or Effort(), seed)
         note = ""
         if len(rows) < FEWEST_FOR_TREES:
             note = f"{len(rows)} rows: the cost model was fitted, no trees were grown ({FEWEST_FOR_TREES} are needed)"
-        return cls(spec, dtype, ensemble, interval, len(rows), start.source, note)
+        return cls(spec, dtype, ensemble, interval, len(rows), start.source, note, library=library)
 
     @classmethod
-    def prior(cls, device: DeviceSpec | str, *, dtype: str = "bf16", family_out: bool = False) -> GemmModel:
+    def prior(
+        cls, device: DeviceSpec | str, *, dtype: str = "bf16", family_out: bool = False, library: str = ""
+    ) -> GemmModel:
         """Returns the unfitted model of a device, with a wide interval.
 
         family_out: whether to exclude measured GPUs of the same generation.
+        library: as in `best`; a prior does not depend on it.
         """
         spec = _device(device)
+        library = resolve_library(spec.name, dtype, library, "GemmModel.prior")
         machine = machine_of(spec, dtype)
         start, blind = choose(spec, dtype, shipped_pool(), family_out=family_out)
-        return _unfitted(spec, dtype, machine, start, blind)
+        return _unfitted(spec, dtype, machine, start, blind, library)
 
     @classmethod
-    def best(cls, device: DeviceSpec | str, *, dtype: str = "bf16") -> GemmModel:
-        """Returns the model shipped for a device, or its prior if none is shipped."""
+    def best(cls, device: DeviceSpec | str, *, dtype: str = "bf16", library: str = "") -> GemmModel:
+        """Returns the model shipped for a device, or its prior if none is shipped.
+
+        library: whose kernels will run, "" for `libraries.default_library`. Raises InputError for an unknown one.
+        """
         spec = _device(device)
-        shipped = shipped_model(spec.name, dtype)
-        return cls.prior(spec, dtype=dtype) if shipped is None else shipped
+        library = resolve_library(spec.name, dtype, library, "GemmModel.best")
+        shipped = shipped_model(spec.name, dtype, library)
+        return cls.prior(spec, dtype=dtype, library=library) if shipped is None else shipped
 
     def predict(
         self,
@@ -353,6 +367,7 @@ class GemmModel:
             "version": files.MODEL_VERSION,
             "device": files.device_to_json(self.device),
             "dtype": self.dtype,
+            "library": self.library,
             "rows": self.rows,
             "prior_source": self.prior_source,
             "note": self.note,
@@ -377,6 +392,7 @@ class GemmModel:
                 note=str(data["note"]),
                 provenance=dict(data["provenance"]),
                 fast=None if data["fast"] is None else files.fast_from_json(data["fast"]),
+                library=require_choice("GemmModel.from_json", "library", files.library_of(data), LIBRARIES),
             )
             files.require_sound(made.ensemble, made.fast)
             with np.errstate(all="ignore"):
@@ -409,8 +425,10 @@ class GemmModel:
 
 
 @cache
-def shipped_model(slug: str, dtype: str) -> GemmModel | None:
-    """Returns the packaged model of a device and dtype, None if there is none."""
+def shipped_model(slug: str, dtype: str, library: str = "") -> GemmModel | None:
+    """Returns the packaged model of a device, dtype and library ("": the default one), None if there is none."""
+    if library and library != default_library(slug, dtype):
+        return None
     file = Path(__file__).parent.parent / "models" / f"{slug}{'' if dtype == 'bf16' else '-' + dtype}.json"
     return GemmModel.load(file) if file.is_file() else None
 
@@ -446,7 +464,7 @@ def _sibling(sibling: GemmTable | GemmModel, dtype: str, seed: int) -> tuple[Ref
     m, n, k = (x.astype(np.float64) for x in (sibling.m, sibling.n, sibling.k))
     model = GemmModel.fit(
         spec, m[rows], n[rows], k[rows], sibling.latency_us[rows],
-        dtype=dtype, prior="family-out", seed=seed, effort=_SIBLING_EFFORT,
+        dtype=dtype, library=sibling.library, prior="family-out", seed=seed, effort=_SIBLING_EFFORT,
     )  # fmt: skip
     residual = np.log(sibling.latency_us) - model.ensemble.physics(m, n, k)
     keys = shape_keys(m, n, k)
@@ -454,8 +472,10 @@ def _sibling(sibling: GemmTable | GemmModel, dtype: str, seed: int) -> tuple[Ref
     return Reference(model.ensemble, keys[order], residual[order]), near([model.known()], same_gpu=False)
 
 
-def _unfitted(device: DeviceSpec, dtype: str, machine: Machine, start: Prior, blind: float) -> GemmModel:
+def _unfitted(device: DeviceSpec, dtype: str, machine: Machine, start: Prior, blind: float, library: str) -> GemmModel:
     member = Member(start.mean, None)
     ensemble = Ensemble(machine, Menu.of(), (member,))
-    note = f"nobody measured {dtype} on {device.name}: expected from {start.source}; the interval is wide"
-    return GemmModel(device, dtype, ensemble, IntervalCalibration(1.0, blind), 0, start.source, note)
+    whose = f" with {library}" if libraries_of(device.name, dtype) else ""
+    note = f"nobody measured {dtype}{whose} on {device.name}: expected from {start.source}; the interval is wide"
+    interval = IntervalCalibration(1.0, blind)
+    return GemmModel(device, dtype, ensemble, interval, 0, start.source, note, library=library)

@@ -15,7 +15,7 @@ import numpy as np
 
 from quantbench.errors import InputError, UnsupportedError, require_choice
 from quantbench.importers.aiconfigurator import COLLECTIVES, TABLES
-from quantbench.latency.tables import system_of
+from quantbench.latency.libraries import system_of
 from quantbench.profile.exporters.modelled import (
     SITE_SIZES,
     GemmRow,

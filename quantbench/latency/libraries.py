@@ -1,0 +1,112 @@
+"""Names the libraries whose kernels were measured, and selects the default one of each GPU and dtype.
+
+Entry points: `LIBRARIES`; `default_library`, `libraries_of`, `why_default`; `SYSTEMS`, `TABLES`, `DEFAULT_TABLES`,
+`system_of` and `slug_of`, the names and versions of aiconfigurator-core. Used by `gemm.model`,
+`model_times`, `importers.aiconfigurator`, `profile`, the command `import` and tools.
+
+A library changes the kernels, and so the cliffs, as much as the GPU does. The default library of a GPU and dtype is the
+one whose public table has the most shapes (to 1 %), vLLM first among equals: its model rests on the most evidence.
+"""
+
+from __future__ import annotations
+
+from quantbench.errors import require_choice
+
+#: whose kernels ran. The bf16 products of vllm, sglang and trtllm are those of `torch.nn.functional.linear`.
+LIBRARIES = ("torch", "triton", "vllm", "sglang", "trtllm", "aiter")
+
+#: device slug → name of the system in aiconfigurator-core; not every system has a GEMM table
+SYSTEMS: dict[str, str] = {
+    "a100-pcie-80gb": "a100_pcie",
+    "a100-sxm4-80gb": "a100_sxm",
+    "a30-24gb": "a30",
+    "b200-sxm-180gb": "b200_sxm",
+    "b300-sxm-270gb": "b300_sxm",
+    "gb200-186gb": "gb200",
+    "gb300-279gb": "gb300",
+    "h100-pcie-80gb": "h100_pcie",
+    "h100-sxm5-80gb": "h100_sxm",
+    "h200-sxm-141gb": "h200_sxm",
+    "l4-24gb": "l4",
+    "l40s-48gb": "l40s",
+    "rtx-pro-6000-server-96gb": "rtx_pro_6000_server",
+}
+_NEWEST = {"vllm": "0.24.0", "sglang": "0.5.14", "trtllm": "1.3.0rc20"}
+#: system → library → version of its newest GEMM table in aiconfigurator-core 0.12.0, the default library first
+TABLES: dict[str, dict[str, str]] = {
+    "a100_sxm": {"sglang": "0.5.10", "vllm": "0.14.0", "trtllm": "1.0.0"},
+    **dict.fromkeys(
+        ("b200_sxm", "b300_sxm", "gb200", "gb300", "h100_sxm", "h200_sxm", "l40s", "rtx_pro_6000_server"), _NEWEST
+    ),
+}
+#: system → (library, version) of its default table
+DEFAULT_TABLES: dict[str, tuple[str, str]] = {system: next(iter(of.items())) for system, of in TABLES.items()}
+#: formats of those tables; weight-only and smooth-quantised ones (int8_wo, int4_wo, sq) are other products than int8
+_FORMATS: dict[str, tuple[str, ...]] = {
+    "a100_sxm": ("bf16",),
+    **dict.fromkeys(("h100_sxm", "h200_sxm", "l40s"), ("bf16", "fp8", "fp8_block")),
+}
+_BLACKWELL = ("bf16", "fp8", "fp8_block", "nvfp4")
+# No table, or one of 518 rows (vLLM on the RTX PRO 6000).
+_WITHOUT = {("l40s", "fp8_block"): ("sglang",), ("rtx_pro_6000_server", "fp8_block"): ("vllm", "sglang")}
+#: (device slug, dtype) → library of its published file (`tools.accuracy.tables`)
+_PUBLISHED = {
+    **{(slug, "fp8_block"): "aiter" for slug in ("mi300x-192gb", "mi355x-288gb")},
+    **{(slug, "fp32"): "torch" for slug in ("v100-pcie-32gb", "v100-sxm2-16gb", "t4-16gb", "p100-pcie-16gb")},
+    ("a100-pcie-40gb", "fp32"): "torch",
+    ("v100-sxm2-16gb", "fp16"): "torch",
+}
+
+
+def system_of(name: str) -> str:
+    """Returns aiconfigurator's system name for a device slug; other names are returned unchanged.
+
+    >>> system_of("a100-sxm4-80gb"), system_of("gb200")
+    ('a100_sxm', 'gb200')
+    """
+    return SYSTEMS.get(name, name)
+
+
+def slug_of(system: str) -> str | None:
+    """Returns the device slug of an aiconfigurator system, None if unknown."""
+    return next((slug for slug, name in SYSTEMS.items() if name == system), None)
+
+
+def libraries_of(slug: str, dtype: str) -> tuple[str, ...]:
+    """Returns the libraries with a public GEMM table of a device and dtype, the default one first.
+
+    >>> libraries_of("h100-sxm5-80gb", "fp8"), libraries_of("h100-sxm5-80gb", "nvfp4")
+    (('vllm', 'sglang', 'trtllm'), ())
+    """
+    published = _PUBLISHED.get((slug, dtype))
+    system = system_of(slug)
+    if published is not None or system not in TABLES or dtype not in _FORMATS.get(system, _BLACKWELL):
+        return () if published is None else (published,)
+    return tuple(library for library in TABLES[system] if library not in _WITHOUT.get((system, dtype), ()))
+
+
+def default_library(slug: str, dtype: str) -> str:
+    """Returns the library of a device and dtype if none is named; torch if none was measured.
+
+    >>> default_library("h100-sxm5-80gb", "fp8"), default_library("l4-24gb", "fp8")
+    ('vllm', 'torch')
+    """
+    return next(iter(libraries_of(slug, dtype)), "torch")
+
+
+def why_default(slug: str, dtype: str) -> str:
+    """Returns the reason for `default_library` in words."""
+    known = libraries_of(slug, dtype)
+    if not known:
+        return "the default; no library's products were measured"
+    return "the default: its table has the most shapes" if len(known) > 1 else "the only one measured"
+
+
+def resolve_library(slug: str, dtype: str, library: str, operation: str = "library") -> str:
+    """Returns `library`, or the default for "". For bf16, torch stands for the default table: its rows ran
+    `torch.nn.functional.linear`. Raises InputError for an unknown name."""
+    if not library:
+        return default_library(slug, dtype)
+    require_choice(operation, "library", library, LIBRARIES)
+    measured = libraries_of(slug, dtype)
+    return measured[0] if measured and library == "torch" and dtype == "bf16" else library

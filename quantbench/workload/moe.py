@@ -1,0 +1,285 @@
+"""Defines the workloads of a mixture-of-experts layer: grouped GEMMs, and the layer with its routing.
+
+Entry points: `GroupedGemm`, one GEMM per expert in one launch; `MoE`, whose `grouped_gemms` are those of one GPU;
+`require_distribution`. Used by `quantization` and by users' Python code, mostly through `quantbench.workload`.
+
+A router sends each token to top_k of num_experts experts. With expert parallelism `ep`, rank r holds the experts from
+r · num_experts / ep on. The rank with the most rows sets the pace: `MoE.flops` and `MoE.grouped_gemms` are that rank's.
+
+Routing. `balanced` gives every expert the same number of rows, to within one. `power_law_<exponent>` is the draw of
+aiconfigurator (ai-dynamo/aiconfigurator, collector/helper.py, `_generate_power_law_distribution`): the weight of each
+expert is drawn from x^-exponent on [1, 0.8 · tokens] (on [0.01, 2] where no more rows than experts exist), weights are
+scaled to tokens · top_k rows and rounded, no expert gets more rows than there are tokens, and what rounding and this
+limit leave over goes to the smallest experts (is taken from the largest), one row per rank in turn. aiconfigurator
+measures the busiest rank. Its generator is torch's and this one is Python's, so one seed gives other rows of the same
+distribution. A histogram is scaled, rounded and limited in the same way.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from random import Random
+
+from quantbench.errors import InputError, require_choice, require_int
+from quantbench.workload.dtypes import GEMM_DTYPES, element_bytes
+from quantbench.workload.ops import LAYOUTS, Gemm
+
+_POWER_LAW = "power_law_"
+_MOST_EXPERTS = 2**16
+
+
+@dataclass(frozen=True)
+class GroupedGemm:
+    """Products of each expert's rows with its weights: c[rows, n] = a[rows, k] · b[expert][k, n].
+
+    tokens_per_expert: rows of each expert, in order; may be 0, but not for all.
+    n, k: width and height of every expert's weights.
+    layout: nn or nt, with weights stored k×n or n×k; or tn, the gradient of the weights, whose reduction is the rows:
+        c[expert][k, n] = aᵀ[k, rows] · b[rows, n].
+
+    >>> GroupedGemm((3, 0, 5), n=16, k=8).flops
+    2048
+    """
+
+    tokens_per_expert: tuple[int, ...]
+    n: int
+    k: int
+    dtype: str = "bf16"
+    layout: str = "nn"
+
+    kind = "grouped_gemm"
+
+    def __post_init__(self) -> None:
+        who = "GroupedGemm"
+        if isinstance(self.tokens_per_expert, list):  # as read from JSON
+            object.__setattr__(self, "tokens_per_expert", tuple(self.tokens_per_expert))
+        _require_counts(who, "tokens_per_expert", self.tokens_per_expert)
+        for name in ("n", "k"):
+            require_int(who, name, getattr(self, name))
+        require_int(who, "rows", self.rows)
+        require_choice(who, "dtype", self.dtype, GEMM_DTYPES)
+        require_choice(who, "layout", self.layout, LAYOUTS)
+
+    @property
+    def num_experts(self) -> int:
+        return len(self.tokens_per_expert)
+
+    @property
+    def rows(self) -> int:
+        """Rows of all experts."""
+        return sum(self.tokens_per_expert)
+
+    def gemm(self, rows: int) -> Gemm:
+        """Returns the product of one expert with `rows` rows, at least 1."""
+        m, k = (self.k, rows) if self.layout == "tn" else (rows, self.k)
+        return Gemm(m, self.n, k, dtype=self.dtype, layout=self.layout)
+
+    @property
+    def gemms(self) -> tuple[Gemm, ...]:
+        """Products of the experts that have rows."""
+        return tuple(self.gemm(rows) for rows in self.tokens_per_expert if rows)
+
+    @property
+    def output_dtype(self) -> str:
+        """Dtype of c, as of `Gemm`."""
+        return self.gemm(1).output_dtype
+
+    @property
+    def flops(self) -> int:
+        """Number of multiplications and additions, 2·rows·n·k."""
+        return 2 * self.rows * self.n * self.k
+
+    @property
+    def min_bytes(self) -> int:
+        """Minimum traffic to device memory in bytes: rows, weights of experts that have rows, and outputs move once.
+
+        A weight gradient of zeros, for an expert without rows, is written too.
+        """
+        gemms = self.gemms
+        zeros = (self.num_experts - len(gemms)) * self.n * self.k * element_bytes(self.output_dtype)
+        return sum(gemm.min_bytes for gemm in gemms) + (zeros if self.layout == "tn" else 0)
+
+    def __str__(self) -> str:
+        rows, most = f"{self.rows}/{self.num_experts}", max(self.tokens_per_expert)
+        return f"grouped gemm {rows}(≤{most})×{self.n}×{self.k} {self.dtype} {self.layout}"
+
+
+@dataclass(frozen=True)
+class MoE:
+    """Routed experts of one layer: their products on one GPU, after dispatch and before combine.
+
+    tokens: tokens that the router sends to the experts of all `ep` ranks; each goes to top_k of them.
+    hidden: width of the model.
+    expert_ffn: width of one expert's MLP, before `tp` divides it.
+    tp: GPUs that share each expert; divides expert_ffn.
+    ep: GPUs that share out the experts; divides num_experts.
+    gated: whether the MLP has a gate beside `up`; both are one product of twice the width.
+    distribution: balanced, power_law_<exponent>, or a histogram: a count for each expert, as measured.
+    seed: of the draw of a power law.
+
+    >>> layer = MoE(tokens=512, hidden=4096, expert_ffn=14336, num_experts=8, top_k=2, ep=4)
+    >>> layer.rows_per_rank
+    (256, 256, 256, 256)
+    >>> [(name, str(gemm)) for name, gemm in layer.grouped_gemms().items()][1]
+    ('experts_down', 'grouped gemm 256/2(≤128)×4096×14336 bf16 nt')
+    """
+
+    tokens: int
+    hidden: int
+    expert_ffn: int
+    num_experts: int
+    top_k: int
+    dtype: str = "bf16"
+    tp: int = 1
+    ep: int = 1
+    gated: bool = True
+    distribution: str | tuple[int, ...] = "balanced"
+    seed: int = 0
+
+    kind = "moe"
+
+    def __post_init__(self) -> None:
+        who = "MoE"
+        for name in ("tokens", "hidden", "expert_ffn", "top_k", "tp", "ep"):
+            require_int(who, name, getattr(self, name))
+        require_int(who, "num_experts", self.num_experts, high=_MOST_EXPERTS)
+        require_int(who, "seed", self.seed, low=0)
+        require_choice(who, "dtype", self.dtype, GEMM_DTYPES)
+        if not isinstance(self.gated, bool):
+            raise InputError(who, f"gated = {self.gated!r}"[:80], "True or False")
+        if self.top_k > self.num_experts:
+            raise InputError(who, f"top_k = {self.top_k}", f"at most num_experts = {self.num_experts}")
+        for name, ways in (("expert_ffn", "tp"), ("num_experts", "ep")):
+            if getattr(self, name) % getattr(self, ways):
+                value = f"{name} = {getattr(self, name)} with {ways} = {getattr(self, ways)}"
+                raise InputError(who, value, f"{name} divisible by {ways}")
+        if isinstance(self.distribution, list):  # as read from JSON
+            object.__setattr__(self, "distribution", tuple(self.distribution))
+        require_distribution(self.distribution, self.num_experts)
+
+    @cached_property
+    def tokens_per_expert(self) -> tuple[int, ...]:
+        """Rows of every expert of the layer, as drawn; they add up to tokens · top_k."""
+        rows, experts = self.tokens * self.top_k, self.num_experts
+        if self.distribution == "balanced":
+            return tuple((e + 1) * rows // experts - e * rows // experts for e in range(experts))
+        if isinstance(self.distribution, tuple):
+            weights = [float(count) for count in self.distribution]
+        else:
+            low, high = (1.0, 0.8 * self.tokens) if rows > experts else (0.01, 2.0)
+            exponent = float(self.distribution.removeprefix(_POWER_LAW))
+            generator = Random(self.seed)
+            weights = [_power_law_quantile(generator.random(), exponent, low, high) for _ in range(experts)]
+        return _apportioned(weights, rows, most=self.tokens, ranks=self.ep)
+
+    @property
+    def rows_per_rank(self) -> tuple[int, ...]:
+        """Rows of every expert-parallel rank."""
+        return tuple(sum(self.experts_of(rank)) for rank in range(self.ep))
+
+    @property
+    def expected_rank_rows(self) -> float:
+        """Rows of a rank if all had the same: tokens · top_k / ep."""
+        return self.tokens * self.top_k / self.ep
+
+    @cached_property
+    def busiest_rank(self) -> int:
+        """First rank with the most rows."""
+        rows = self.rows_per_rank
+        return rows.index(max(rows))
+
+    @property
+    def skew(self) -> float:
+        """Rows of the busiest rank over `expected_rank_rows`, at least 1."""
+        return self.rows_per_rank[self.busiest_rank] / self.expected_rank_rows
+
+    def experts_of(self, rank: int) -> tuple[int, ...]:
+        """Returns the rows of each expert on one rank."""
+        require_int("MoE", "rank", rank, low=0, high=self.ep - 1)
+        local = self.num_experts // self.ep
+        return self.tokens_per_expert[rank * local : (rank + 1) * local]
+
+    def grouped_gemms(self, rank: int | None = None) -> dict[str, GroupedGemm]:
+        """Returns `experts_up_gate` (`experts_up` without a gate) and `experts_down` of one rank, None: the busiest.
+
+        Weights are stored out×in, as in a linear layer. Raises InputError for a rank without rows.
+        """
+        rows = self.experts_of(self.busiest_rank if rank is None else rank)
+        ffn = self.expert_ffn // self.tp
+        up, width = ("experts_up_gate", 2 * ffn) if self.gated else ("experts_up", ffn)
+        return {
+            up: GroupedGemm(rows, width, self.hidden, self.dtype, "nt"),
+            "experts_down": GroupedGemm(rows, self.hidden, ffn, self.dtype, "nt"),
+        }
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of the busiest rank's products."""
+        return sum(gemm.flops for gemm in self.grouped_gemms().values())
+
+    @property
+    def min_bytes(self) -> int:
+        """Minimum traffic to device memory of the busiest rank's products, in bytes."""
+        return sum(gemm.min_bytes for gemm in self.grouped_gemms().values())
+
+    def __str__(self) -> str:
+        routing = "histogram" if isinstance(self.distribution, tuple) else self.distribution
+        shape = f"{self.tokens}×{self.hidden}×{self.expert_ffn} {self.top_k} of {self.num_experts}"
+        return f"moe {shape} tp {self.tp} ep {self.ep} {self.dtype} {routing}"
+
+
+def require_distribution(distribution: object, num_experts: int) -> None:
+    """Raises InputError unless `distribution` is one that `MoE` accepts for num_experts experts."""
+    expected = "balanced, power_law_<exponent above 0>, or a count for each expert"
+    if isinstance(distribution, tuple):
+        _require_counts("MoE", "distribution", distribution)
+        if len(distribution) != num_experts:
+            raise InputError("MoE", f"distribution of {len(distribution)} experts", f"num_experts = {num_experts}")
+        return
+    if distribution == "balanced":
+        return
+    try:
+        exponent = float(str(distribution).removeprefix(_POWER_LAW))
+    except ValueError:
+        exponent = 0.0
+    if not isinstance(distribution, str) or not distribution.startswith(_POWER_LAW) or not 0 < exponent < 100:
+        raise InputError("MoE", f"distribution = {distribution!r}"[:80], expected)
+
+
+def _require_counts(operation: str, name: str, counts: object) -> None:
+    """Raises InputError unless `counts` is a tuple of integers of at least 0 with one above 0."""
+    if not isinstance(counts, tuple) or not 1 <= len(counts) <= _MOST_EXPERTS:
+        raise InputError(operation, f"{name} = {counts!r}"[:80], f"1 to {_MOST_EXPERTS} counts")
+    for count in counts:
+        require_int(operation, f"{name}'s count", count, low=0)
+    if not any(counts):
+        raise InputError(operation, f"{name} = all 0", "a count above 0")
+
+
+def _power_law_quantile(share: float, exponent: float, low: float, high: float) -> float:
+    """Returns the value below which `share` of the density x^-exponent on [low, high] lies."""
+    if exponent == 1:
+        return float(low * (high / low) ** share)
+    power = 1 - exponent
+    return float(((high**power - low**power) * share + low**power) ** (1 / power))
+
+
+def _apportioned(weights: list[float], total: int, *, most: int, ranks: int) -> tuple[int, ...]:
+    """Returns whole rows in proportion to the weights: `total` in all, at most `most` each (module docstring)."""
+    scale = total / sum(weights)
+    rows = [min(round(weight * scale), most) for weight in weights]
+    local = len(rows) // ranks
+    members = [range(rank * local, (rank + 1) * local) for rank in range(ranks)]
+    missing = total - sum(rows)
+    while missing:
+        for rank in members:
+            if missing > 0:
+                smallest = min(rank, key=rows.__getitem__)
+                step = min(1, most - rows[smallest])
+                rows[smallest] += step
+                missing -= step
+            elif missing < 0:
+                largest = max(rank, key=rows.__getitem__)
+                step = min(1, rows[largest])
+                rows[largest] -= step
+                missing += step
+    return tuple(rows)
