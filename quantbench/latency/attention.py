@@ -27,6 +27,7 @@ from quantbench.latency.attention_cost_model import (
     SPREAD,
     START,
     AttentionShapes,
+    Blocks,
     KernelFamily,
     Physics,
     Terms,
@@ -329,10 +330,9 @@ def _fit_physics(
     return Physics(device, best, parameters)
 
 
-def _features(physics: Physics, shapes: AttentionShapes, terms: Terms) -> FloatArray:
+def learner_features(device: DeviceSpec, shapes: AttentionShapes, blocks: Blocks, terms: Terms) -> FloatArray:
     """Returns the inputs of the Gaussian process, (n, 9): shape, predicted time, waves and their fill."""
-    blocks = cut(physics.family, shapes)
-    per_sm = blocks.rows / physics.device.sm_count
+    per_sm = blocks.rows / device.sm_count
     filling = terms.waves / per_sm
     group = shapes.heads / shapes.kv_heads
     return np.column_stack(
@@ -348,6 +348,10 @@ def _features(physics: Physics, shapes: AttentionShapes, terms: Terms) -> FloatA
             2.0 * shapes.causal,
         ]
     )
+
+
+def _features(physics: Physics, shapes: AttentionShapes, terms: Terms) -> FloatArray:
+    return learner_features(physics.device, shapes, cut(physics.family, shapes), terms)
 
 
 def _fit_learner(

@@ -209,29 +209,31 @@ class AttentionShapes:
         seq_q, seq_k = self.seq_q.astype(float), self.seq_k.astype(float)
         pairs = np.where(self.causal, seq_q * (seq_q + 1) / 2, seq_q * seq_k)
         forward = 4.0 * self.batch * self.heads * pairs * self.head_dim
-        return np.asarray(forward * np.where(self.backward, _BACKWARD_FLOPS, 1.0))
+        flops: FloatArray = forward * np.where(self.backward, _BACKWARD_FLOPS, 1.0)
+        return flops
 
     @cached_property
     def query_bytes(self) -> FloatArray:
         """Bytes of q, equal to those of o."""
-        return np.asarray(float(element_bytes(self.dtype)) * self.batch * self.heads * self.seq_q * self.head_dim)
+        return float(element_bytes(self.dtype)) * self.batch * self.heads * self.seq_q * self.head_dim
 
     @cached_property
     def key_bytes(self) -> FloatArray:
         """Bytes of k and v together."""
-        one = float(element_bytes(self.dtype)) * self.batch * self.kv_heads * self.seq_k * self.head_dim
-        return np.asarray(2.0 * one)
+        return 2.0 * float(element_bytes(self.dtype)) * self.batch * self.kv_heads * self.seq_k * self.head_dim
 
     @cached_property
     def min_bytes(self) -> FloatArray:
         """Minimum device memory traffic of each shape in bytes, as `Attention.min_bytes`."""
         row_stats = 4.0 * self.batch * self.heads * self.seq_q
         query, key = 2.0 * self.query_bytes, self.key_bytes
-        return np.asarray(np.where(self.backward, 2.0, 1.0) * (query + key) + row_stats)
+        total: FloatArray = np.where(self.backward, 2.0, 1.0) * (query + key) + row_stats
+        return total
 
     @property
     def misaligned(self) -> BoolArray:
-        return np.asarray(self.head_dim % _ALIGNED_ELEMENTS != 0)
+        misaligned: BoolArray = self.head_dim % _ALIGNED_ELEMENTS != 0
+        return misaligned
 
     @property
     def sites(self) -> IntArray:
