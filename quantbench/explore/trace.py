@@ -114,6 +114,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "einsum": lambda _, a, b: Node.of("multiply", a, b)._reduce("sum"),
     "sort": lambda x, axis: Node.of("sort", x),
     "column_stack": list,
+    "round": lambda x, decimals: np.floor(x * 10.0**decimals + 0.5) / 10.0**decimals,
 }
 
 

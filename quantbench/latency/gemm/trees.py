@@ -297,8 +297,9 @@ class Member:
         priced = (parts.arithmetic, parts.memory, parts.l2, parts.write, parts.reduction)
         columns += [_expected(per_time, part) for part in priced]
         columns += [
-            _expected(weights, shapes.split_k),
-            np.log(_expected(weights, shapes.waves)),
+            # Means of equal numbers: unrounded, a tree could tell 1 from the sum of the weights.
+            np.round(_expected(weights, shapes.split_k), 4),
+            np.log(np.round(_expected(weights, shapes.waves), 4)),
             _expected(weights, shapes.fluid / shapes.waves),
             shapes.batch * shapes.m * shapes.n * _expected(weights / shapes.tiles, 1.0 / (16384.0 * shapes.area)),
         ]
