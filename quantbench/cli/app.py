@@ -21,6 +21,7 @@ COMMANDS = {
     "sweep": "Measure workloads over a range of sizes.",
     "predict": "Predict a sweep's result on any known GPU.",
     "advise": "Cost and waste of a shape; better shapes.",
+    "explore": "Write a page with sliders over shapes.",
     "plan": "Rank layouts of a training job over GPUs.",
     "comm": "Measure collectives under torchrun.",
     "check": "Find cliffs and causes; test rules of thumb.",

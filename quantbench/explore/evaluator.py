@@ -1,7 +1,7 @@
 """Packs the latency models of a GPU for a page: cost models as WebAssembly, trees and processes as arrays.
 
 Entry points: `Blobs`, the arrays of a page; `gemm_model` and `attention_model`, which return JSON that refers to them.
-Used by `page`. `page/model.js` evaluates them.
+Used by `page`. `templates/model.js` evaluates them.
 """
 
 from __future__ import annotations
