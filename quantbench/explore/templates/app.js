@@ -391,10 +391,11 @@ function cliffs(curve, times) {
 }
 
 function causeOf({op, before}, times) {
-  const reasons = times.reasons(op), [was, is] = [before, op].map(one => one.kind === 'gemm' ? times.entry.gemm.tile(times.estimate(one).kernel) : null);
-  const words = tile => `${tile.blockM}x${tile.blockN}${tile.splitK > 1 ? ` split ${tile.splitK}` : ''}`;
-  if (was && words(was) !== words(is)) return `${label(op)}: the library probably changes its kernel, ${words(was)} → ${words(is)}${reasons.length ? `; ${reasons[0].words}` : ''}`;
-  return reasons.length ? `${label(op)}: ${reasons[0].words}` : `${label(op)} loses most; no tile or wave explains it here.`;
+  if (op.kind === 'attention' && op.headDim !== before.headDim) return `attention: heads of ${op.headDim} instead of ${before.headDim}`;
+  const tile = one => tileName(times.entry.gemm.tile(times.estimate(one).kernel));
+  const waste = times.waste(op), reasons = times.reasons(op), words = waste ? waste.words : reasons.length ? reasons[0].words : '';
+  const kernel = op.kind === 'gemm' && tile(before) !== tile(op) ? `the library probably changes its kernel, ${tile(before)} → ${tile(op)}` : '';
+  return `${label(op)}: ${[words, kernel].filter(Boolean).join('; ') || 'loses most; no tile or wave explains it here'}`;
 }
 
 // --- tiles and waves --------------------------------------------------------------------------------------------------

@@ -186,19 +186,20 @@ class Times {
         if (!near && below !== first) break;
         const shorter = {...op, [side]: below}, then = this.quantize(shorter, kernel);
         if (near && now && then.waves < now.waves) {
-          add(shorter, `${waveWords(now, this.gpu.sm_count)}, and ${name} = ${size} is past ${below} (${t.blockM}x${t.blockN} tiles)`,
+          add(shorter, `${waveWords(now, this.gpu.sm_count)}, and ${name} = ${size} is past ${below} (${tileName(t)} tiles)`,
             Math.max(0, 1 - now.efficiency / then.efficiency));
           break;
         }
         if (below === first && size % block && pads) {
           const to = cdiv(size, block) * block;
-          add(shorter, `${name} = ${size} pads to ${to}: ${percent(1 - size / to)} idle (${t.blockM}x${t.blockN} tiles)`, 1 - size / to);
+          add(shorter, `${name} = ${size} pads to ${to}: ${percent(1 - size / to)} idle (${tileName(t)} tiles)`, 1 - size / to);
         }
       }
     }
   }
 }
 
+const tileName = t => `${t.blockM}x${t.blockN}${t.splitK > 1 ? ` split-k ${t.splitK}` : ''}`;
 const waveWords = (q, sms) => `wave ${q.waves} of ${q.waves} is ${percent(q.last / sms)} full`;
 
 // Returns the setting with one size changed, and what follows it unless it is locked: heads (of about the same width)
