@@ -20,9 +20,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from quantbench.advice.cost import OpCost, ShapeCost, cost_of
-from quantbench.advice.edges import misaligned_sides, side_names
 from quantbench.advice.neighbours import Neighbour, Neighbours, fastest_first
 from quantbench.advice.space import Repair, Space
+from quantbench.alignment_rules import Broken, broken_by_shape, misaligned_sides, side_names
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_int
 from quantbench.latency.op_times import OpTimes, RememberedTimes
@@ -73,6 +73,7 @@ class Advice:
     tried: number of shapes within `space` that were compared with this one.
     repair: the shapes that tp can split, if it cannot split the shape; `cost` is then that of the fastest of them.
     repaired: the other repaired shapes, compared with the fastest.
+    broken: rules of number formats and libraries that the shape breaks.
     """
 
     device: DeviceSpec
@@ -85,6 +86,7 @@ class Advice:
     space: Space
     repair: Repair | None = None
     repaired: tuple[Advised, ...] = ()
+    broken: tuple[Broken, ...] = ()
 
     @property
     def shape(self) -> TransformerShape:
@@ -121,6 +123,7 @@ def advise(
     top: int = TOP,
     repair: Repair | None = None,
     kernels: OpTimes | None = None,
+    library: str = "",
 ) -> Advice:
     """Returns advice on `shape` on the device of `times`.
 
@@ -130,6 +133,7 @@ def advise(
     repair: result of `repaired` for a shape (with tp = 1) that its tp cannot split; the advice is then on the repaired
         shape that is fastest per token and parameter.
     kernels: source of launches that `times` does not know (default: the device's assumed tile).
+    library: whose rules on divisibility to check, "" for those of every library.
 
     Raises InputError if the device has no peak for the dtype.
     """
@@ -148,7 +152,7 @@ def advise(
     return Advice(
         times.device, known.note, cost, _unmeasured(cost), _advised(search.best(top), cost, known),
         _advised(search.single(), cost, known), search.tried, within, repair,
-        _advised(search.against(others), cost, known),
+        _advised(search.against(others), cost, known), broken_by_shape(shape, library=library),
     )  # fmt: skip
 
 

@@ -215,11 +215,12 @@ WIDER = 1.3
 Shares = Mapping[Compute, tuple[float, Estimate]]
 
 
-def ratio_factor(above: Shares, below: Shares, common: float = 0.0) -> float:
+def ratio_factor(above: Shares, below: Shares, common: float = 0.0, *, wider: float = WIDER) -> float:
     """Returns f such that the 90 % interval of the ratio r of two sums of times is r / f to r · f.
 
     above, below: shares of the numerator and of the denominator, by workload.
     common: fraction of the error variance that ops of one kind share, 0 to 1.
+    wider: factor on the intervals of the times.
 
     >>> from quantbench.workload import Gemm
     >>> work = Gemm(m=4096, n=4096, k=4096)
@@ -236,4 +237,4 @@ def ratio_factor(above: Shares, below: Shares, common: float = 0.0) -> float:
         alone += part**2
         together[work.kind] += part
     shared = sum(part**2 for part in together.values())
-    return exp(WIDER * sqrt((1 - common) * alone + common * shared))
+    return exp(wider * sqrt((1 - common) * alone + common * shared))

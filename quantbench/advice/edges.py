@@ -1,7 +1,7 @@
 """Finds the efficiency edges that an op has just crossed.
 
-Entry points: `edges`, which returns `Edge` objects, used by `cost`, which adds the time that each edge costs;
-`side_names` and `misaligned_sides`, used by `advise`; the constant `NEAR`, used by `space`.
+Entry points: `edges`, which returns `Edge` objects, used by `cost`, which adds the time that each edge costs; the
+constant `NEAR`, used by `space`.
 
 A size crosses an edge when it breaks 16-byte alignment, starts a new tile or wave, or leaves the conditions of
 Megatron's fused softmax.
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from quantbench.alignment_rules import misaligned_sides, side_names
 from quantbench.analysis.blocks import padded, tile_in_use
 from quantbench.device.spec import DeviceSpec
 from quantbench.launch import Launch
@@ -37,19 +38,6 @@ from quantbench.workload.ops import Compute
 KINDS = ("alignment", "fused softmax", "wave edge", "tile edge")
 #: largest relative change of a size that is considered; equal to `analysis.neighbours.NEAR`, which imports scipy
 NEAR = 0.10
-
-# Names of the sides (m, n, k) of the forward GEMMs that TransformerShape.ops makes.
-_FORWARD = {
-    "qkv": ("tokens", "qkv width / tp", "hidden"),
-    "scores": ("seq", "seq", "head_dim"),
-    "context": ("seq", "head_dim", "seq"),
-    "proj": ("tokens", "hidden", "heads · head_dim / tp"),
-    "mlp_up": ("tokens", "ffn / tp", "hidden"),
-    "mlp_gate": ("tokens", "ffn / tp", "hidden"),
-    "mlp_up_gate": ("tokens", "2 · ffn / tp", "hidden"),
-    "mlp_down": ("tokens", "hidden", "ffn / tp"),
-    "logits": ("tokens", "vocab / tp", "hidden"),
-}
 
 
 @dataclass(frozen=True)
@@ -96,38 +84,6 @@ def _unaligned(gemm: Gemm, names: dict[str, str]) -> Iterator[Edge]:
     )
     words = f"{', '.join(said)}: {alignment_words(gemm_alignment_bytes(gemm), VECTOR_BYTES)}"
     yield Edge("alignment", words, replace(gemm, **changes))
-
-
-def side_names(op: Op) -> dict[str, str]:
-    """Returns the names of the op's `m`, `n` and `k` in terms of the shape; {} for softmax and attention.
-
-    >>> from quantbench.workload import TransformerShape
-    >>> ops = TransformerShape(hidden=1024, heads=16, seq=512).ops()
-    >>> side_names(next(op for op in ops if op.label == "mlp_up.wgrad"))
-    {'m': 'ffn / tp', 'n': 'hidden', 'k': 'tokens'}
-    """
-    if op.name not in _FORWARD or op.workload.kind != "gemm":
-        return {}
-    m, n, k = _FORWARD[op.name]
-    if op.phase == "dgrad":
-        n, k = k, n
-    elif op.phase == "wgrad":
-        # The gradient of a weight stored n×k is n×k; that of context's values, stored k×n, is k×n.
-        m, n, k = (k, n, m) if op.name == "context" else (n, k, m)
-    return {"m": m, "n": n, "k": k}
-
-
-def misaligned_sides(gemm: Gemm) -> dict[str, int]:
-    """Returns the sides whose rows in memory are no multiple of 16 bytes, and the multiple that each must be.
-
-    >>> misaligned_sides(Gemm(m=100, n=150, k=64))
-    {'n': 8}
-    """
-    step = VECTOR_BYTES * DTYPES[gemm.dtype].packed // DTYPES[gemm.dtype].element_bytes
-    rows = {"k" if gemm.layout[0] == "n" else "m": step}
-    rows["n" if gemm.layout[1] == "n" else "k"] = step
-    rows["n"] = max(rows.get("n", 1), VECTOR_BYTES // DTYPES[gemm.output_dtype].element_bytes)
-    return {side: step for side, step in rows.items() if getattr(gemm, side) % step}
 
 
 def _down(size: int, step: int) -> int:

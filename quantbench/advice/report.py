@@ -38,6 +38,7 @@ def advice_to_json(advice: Advice) -> dict[str, Any]:
         "keep": advice.keep,
         "shape": asdict(advice.shape),
         **_totals(advice.cost),
+        "broken_rules": [{**asdict(one), "words": one.words} for one in advice.broken],
         "ops": [_op_to_json(op, advice.cost) for own in advice.cost.by_name.values() for op in own],
         "tried": advice.tried,
         "space": asdict(advice.space),

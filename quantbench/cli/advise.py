@@ -11,16 +11,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from quantbench.cli.devices import device_line
-from quantbench.cli.model_options import ShapeOptions, chosen_model, size_option
+from quantbench.cli.model_options import StepOptions, chosen_model
 from quantbench.cli.options import command, gpu_option, integers, json_option, option, percentage
 from quantbench.cli.output import StyledLine, check_file, output, plain_table, print_result
+from quantbench.cli.pad import broken_lines
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
@@ -45,14 +46,9 @@ _search, _gate = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdviseOptions(ShapeOptions):
+class AdviseOptions(StepOptions):
     """The options of `advise` as typed; "" and None stand for the default."""
 
-    size_names: ClassVar[tuple[str, ...]] = (*ShapeOptions.size_names, "head_dim", "mbs", "tp")
-
-    head_dim: int | None = size_option("Width of a head (default: hidden / heads).")
-    mbs: int | None = size_option("Micro-batch size, sequences (default: 1).")
-    tp: int | None = size_option("Tensor-parallel degree (default: 1).")
     gpu: str = gpu_option("")
     profile: Path | None = option(None, "Measured profile (JSON file), instead of the models of --gpu.")
     tolerance: str = _search("5%", "Largest deviation from the shape's number of parameters.")
@@ -187,6 +183,8 @@ def _lines(
     yield from _cost_lines(cost, reasons=wide)
     yield ""
     yield from _waste_lines(cost)
+    # Misaligned rows and padded heads are edges above.
+    yield from broken_lines([one for one in advice.broken if not {"rows", "head_dim"} & set(one.rule.sides)])
     if advice.tried:
         yield f"\n{_verdict(advice)}"
         named = {one.found.shape for one in advice.better}

@@ -1,9 +1,9 @@
 """Declares options that describe a model or a grid of sizes, and converts them to shapes and axes.
 
-Entry points: `ShapeOptions` (one value per size), which `chosen_model` converts to a shape, used by `advise` and
-`plan`; `GridOptions` (a size may be a range), which `held_and_dims` converts to fixed sizes and axes, used by `predict`
-and `sweep`; `size_option`, which declares one size; `assumed_words` and `sweep_words`, which list assumptions and sizes
-for the output.
+Entry points: `ShapeOptions` (one value per size), which `chosen_model` converts to a shape, used by `plan`;
+`StepOptions`, also with head_dim, mbs and tp, used by `advise` and `pad`; `GridOptions` (a size may be a range), which
+`held_and_dims` converts to fixed sizes and axes, used by `predict` and `sweep`; `size_option`, which declares one size;
+`assumed_words` and `sweep_words`, which list assumptions and sizes for the output.
 
 Defaults come from the preset or configuration, then from the device.
 """
@@ -77,6 +77,17 @@ class ShapeOptions(ModelOptions):
     @property
     def sizes(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in self.size_names if getattr(self, name)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions(ShapeOptions):
+    """Options for a step of a model on one GPU of a tensor-parallel group."""
+
+    size_names: ClassVar[tuple[str, ...]] = (*ShapeOptions.size_names, "head_dim", "mbs", "tp")
+
+    head_dim: int | None = size_option("Width of a head (default: hidden / heads).")
+    mbs: int | None = size_option("Micro-batch size, sequences (default: 1).")
+    tp: int | None = size_option("Tensor-parallel degree (default: 1).")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,11 @@
 """Defines the interface for op times of one GPU, caches their results and sums ops with correlated errors.
 
 Entry points: `OpTimes`, the protocol (`TimesOf` makes one); `RememberedTimes`, a cache that also models Megatron's
-softmax fallback and unaligned batched GEMMs, which the wrapped `OpTimes` does not; `RooflineTimes` (spec sheet only)
-and `roofline_us`; the results `OpEstimate` and `ShapeEstimate`; `total`, `as_run`, `correlation_of`, `peak_share`,
-`assumed_tile`; the constants `CORRELATION`, `UNMEASURED_COMMON` and `UNALIGNED_NOTE`. Used by `model_times`, by
-`planner`, `advice`, `sweep`, `analysis`, `profile`, `importers` and `report`, by tools and by the commands that
-predict.
+softmax fallback and unaligned batched GEMMs, which the wrapped `OpTimes` does not; `RooflineTimes` (spec sheet only),
+`roofline_us` and `copy_us`; the results `OpEstimate` and `ShapeEstimate`; `total`, `as_run`, `correlation_of`,
+`peak_share`, `assumed_tile`; the constants `CORRELATION`, `UNMEASURED_COMMON` and `UNALIGNED_NOTE`. Used by
+`model_times`, by `planner`, `advice`, `sweep`, `analysis`, `profile`, `importers` and `report`, by tools and by the
+commands that predict.
 
 The protocol is implemented by `model_times` and by `profile.profile`.
 """
@@ -108,7 +108,8 @@ def roofline_us(workload: Workload, spec: DeviceSpec) -> float:
 
     Accurate to a factor of about two, which is enough to plan a sweep and to place expected edges.
     """
-    memory_us = workload.min_bytes / (spec.memory_gb_per_s * 1e3 * _BANDWIDTH_EFFICIENCY)
+    overhead_us = _KERNEL_OVERHEAD_US[spec.torch_kind]
+    memory_us = copy_us(workload.min_bytes, spec) - overhead_us
     compute_us = 0.0
     if isinstance(workload, Gemm | Attention):
         # An unsupported dtype runs at the slowest supported peak: emulation is not faster.
@@ -117,7 +118,12 @@ def roofline_us(workload: Workload, spec: DeviceSpec) -> float:
     if isinstance(workload, Gemm):
         assumed = assumed_tile(spec)
         compute_us /= quantize(workload, assumed.tile, spec.sm_count, assumed.blocks_per_sm).efficiency
-    return max(memory_us, compute_us) + _KERNEL_OVERHEAD_US[spec.torch_kind]
+    return max(memory_us, compute_us) + overhead_us
+
+
+def copy_us(moved_bytes: float, spec: DeviceSpec) -> float:
+    """Estimates the time of one kernel that only moves data, µs. moved_bytes: bytes read and written."""
+    return moved_bytes / (spec.memory_gb_per_s * 1e3 * _BANDWIDTH_EFFICIENCY) + _KERNEL_OVERHEAD_US[spec.torch_kind]
 
 
 def peak_share(workload: Workload, latency_us: float, spec: DeviceSpec) -> float | None:

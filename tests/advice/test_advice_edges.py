@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from quantbench.advice.edges import KINDS, NEAR, edges, misaligned_sides, side_names
+from quantbench.advice.edges import KINDS, NEAR, edges
+from quantbench.alignment_rules import misaligned_sides, side_names
 from quantbench.analysis import neighbours
 from quantbench.device import lookup
 from quantbench.launch import Launch, Tile

@@ -86,7 +86,7 @@ function buildControls() {
   $('gpu').onchange = () => choose(page.gpus.find(gpu => gpu.name === $('gpu').value).entries[0].id);
   $('dtype').onchange = () => choose(entryOf(active).gpu.entries.find(entry => entry.dtype === $('dtype').value).id);
   $('library').onchange = () => choose(entryOf(active).gpu.entries.find(entry => entry.dtype === $('dtype').value && entry.library === $('library').value).id);
-  $('add').onclick = async () => { lines = [...new Set([...lines, active])].slice(0, COLOURS.length); plot = null; update(); };
+  $('add').onclick = () => { lines = [...new Set([...lines, active])].slice(0, COLOURS.length); plot = null; update(); };
   $('preset').append(...Object.keys(page.presets).map(name => make('option', {value: name}, name)));
   $('preset').onchange = event => {
     const preset = page.presets[event.target.value];
@@ -96,6 +96,7 @@ function buildControls() {
 }
 
 async function choose(id) {
+  document.documentElement.dataset.busy = 'yes';
   if (lines.includes(active) && !lines.includes(id)) lines = lines.map(line => line === active ? id : line);
   active = id;
   await load([id]);
@@ -533,20 +534,22 @@ function experts() {
 
 function commands() {
   const {gpu, entry} = entryOf(active), s = state;
-  const library = page.with_library ? ` --library ${entry.library}` : '';
+  const usual = gpu.entries.find(one => one.dtype === entry.dtype), library = usual === entry ? '' : ` --library ${entry.library}`;
   const sizes = names => names.map(name => `--${name.replace('_', '-')} ${s[name]}`).join(' ');
   const gate = s.gated ? ' --gated' : '', all = ['hidden', 'heads', 'kv_heads', 'head_dim', 'ffn', 'seq', 'mbs', 'tp', 'vocab'];
   const others = all.filter(name => name !== s.axis), names = [...new Set(ops(s).map(op => op.name))].join();
   const xs = axisValues().filter(x => x % 8 === 0 || ['heads', 'tp', 'mbs'].includes(s.axis));
   const range = ['heads', 'tp', 'mbs'].includes(s.axis) ? xs.join() : `${xs[0]}:${xs[xs.length - 1]}:${xs[1] - xs[0] || 8}`;
-  const follows = s.axis === 'hidden' ? others.filter(name => locks[name] || !['heads', 'kv_heads', 'head_dim', ...(s.ffn === 4 * s.hidden ? ['ffn'] : [])].includes(name))
-    : s.axis === 'heads' ? others.filter(name => !['kv_heads', 'head_dim'].includes(name)) : others;
+  // Heads follow hidden here, so a sweep over hidden leaves their ops out, and key/value heads with them.
+  const moving = {hidden: [...(s.heads * s.head_dim === s.hidden ? ['heads', 'kv_heads', 'head_dim'] : []), ...(s.ffn === 4 * s.hidden && !locks.ffn ? ['ffn'] : [])], heads: ['kv_heads', 'head_dim']}[s.axis] || [];
+  const follows = others.filter(name => !moving.includes(name)), grouped = s.kv_heads !== s.heads && moving.includes('heads');
+  const swept = names.split(',').filter(name => !moving.includes('heads') || !(name === 'attention' || (grouped && name === 'qkv'))).join();
   const direction = s.direction === 'both' ? ' --direction both' : '', tail = ` --dtype ${entry.dtype}${library} --ops ${names}${direction}`;
   const fused = s.gate_fused ? '  # gate and up as one product: only with --model or --config' : '';
   const lines = {
     predict: `quantbench predict --gpu ${gpu.slug} --dim ${s.axis}=${s[s.axis]} ${sizes(others)}${gate}${tail}${fused}`,
     advise: `quantbench advise --gpu ${gpu.slug} ${sizes([...all, 'layers'])}${gate} --dtype ${entry.dtype}${library}${keeps()}`,
-    sweep: `quantbench sweep --dim ${s.axis}=${range} ${sizes(follows)}${gate}${tail} --skip-impossible`,
+    sweep: `quantbench sweep --dim ${s.axis}=${range} ${sizes(follows)}${gate}${tail.replace(names, swept)} --skip-impossible`,
   };
   for (const [name, line] of Object.entries(lines)) {
     $(`c-${name}`).textContent = line;

@@ -3,9 +3,14 @@
 'use strict';
 
 const cdiv = (a, b) => Math.ceil(a / b);
-const percent = share => `${(100 * share).toFixed(Math.abs(100 * share) >= 9.95 ? 0 : 1)} %`;
+// Rounds as Python's format does: exact halves to even.
+const fixed = (x, d) => {
+  const t = x * 10 ** d, low = Math.floor(t);
+  return t - low === 0.5 && Number.isInteger(x * 2 ** 20) ? ((low % 2 ? low + 1 : low) / 10 ** d).toFixed(d) : x.toFixed(d);
+};
+const percent = share => `${fixed(100 * share, Math.abs(100 * share) >= 9.95 ? 0 : 1)} %`;
 const signed = share => `${share < 0 ? '−' : '+'}${percent(Math.abs(share))}`;
-const digits = value => value.toFixed(value > 0 ? Math.max(0, 2 - Math.floor(Math.log10(value))) : 0);
+const digits = value => fixed(value, value > 0 ? Math.max(0, 2 - Math.floor(Math.log10(value))) : 0);
 const latency = us => us < 999.5 ? `${digits(us)} µs` : us / 1e3 < 999.5 ? `${digits(us / 1e3)} ms` : `${digits(us / 1e6)} s`;
 
 const SIZES = ['hidden', 'heads', 'kv_heads', 'head_dim', 'ffn', 'seq', 'mbs', 'tp', 'vocab', 'layers'];
@@ -153,7 +158,7 @@ class Times {
     };
     if (op.kind === 'attention') {
       const to = cdiv(op.headDim, 32) * 32, down = op.headDim % 8 ? Math.max(8, op.headDim - op.headDim % 8) : 0;
-      if (down) add({...op, headDim: down}, `head_dim = ${op.headDim} is no multiple of 8`, 1);
+      if (down) add({...op, headDim: down}, `head_dim = ${op.headDim} is no multiple of 8: rows aligned to ${(2 * op.headDim) & -(2 * op.headDim)} bytes, not 16`, 1);
       if (to !== op.headDim && to > 32) add({...op, headDim: to - 32}, `head_dim = ${op.headDim} pads to ${to}: ${percent(1 - op.headDim / to)} idle`, 1 - op.headDim / to);
     } else {
       this.unaligned(op, add);

@@ -1,0 +1,280 @@
+"""Lists the sizes that number formats and libraries require to be multiples, and finds the rules that a shape breaks.
+
+Entry points: `RULES`, each an `AlignmentRule`; `broken_rules`, for one workload on one GPU, and `broken_by_shape`, for
+a transformer at its tensor-parallel degree, which return `Broken` objects; `side_names` and `misaligned_sides`. Used by
+`advice`, the commands `advise`, `check` and `pad`, tools and users' Python code.
+
+Effects. `crashes`: the library raises an error. `falls back`: it runs another, slower kernel, mostly without a message.
+`wastes`: it pads, and computes or copies what it throws away.
+
+Every rule names the threads, documentation or source files that state it; all were read in 2026-11. A library may
+drop a rule in a later version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from quantbench.quantization import VECTOR_BYTES, cdiv
+from quantbench.workload import Attention, Gemm, GroupedGemm, Op, TransformerShape
+from quantbench.workload.dtypes import DTYPES
+
+EFFECTS = ("crashes", "falls back", "wastes")
+# Rows of an expert that break no rule, to look at its weights alone.
+_WHOLE_ROWS = 128
+
+# Names of the sides (m, n, k) of the forward GEMMs that TransformerShape.ops makes.
+_FORWARD = {
+    "qkv": ("tokens", "qkv width / tp", "hidden"),
+    "scores": ("seq", "seq", "head_dim"),
+    "context": ("seq", "head_dim", "seq"),
+    "proj": ("tokens", "hidden", "heads · head_dim / tp"),
+    "mlp_up": ("tokens", "ffn / tp", "hidden"),
+    "mlp_gate": ("tokens", "ffn / tp", "hidden"),
+    "mlp_up_gate": ("tokens", "2 · ffn / tp", "hidden"),
+    "mlp_down": ("tokens", "hidden", "ffn / tp"),
+    "logits": ("tokens", "vocab / tp", "hidden"),
+}
+
+
+@dataclass(frozen=True)
+class AlignmentRule:
+    """Sizes that a library or a number format requires of one op.
+
+    dtypes: formats of the op's inputs that the rule is about.
+    sides: m, n, k of a GEMM; rows of an expert; head_dim; tokens / tp (with sequence parallelism each GPU quantizes
+        that many).
+    multiple: divisor of the size, or the sizes to which a kernel pads, in order.
+    effect: one of EFFECTS.
+    whose: library or software that has the rule, for texts.
+    libraries: names of `--library` that it concerns; () for all.
+    phases: of `Op.phase`; () for all.
+    min_tp: smallest tensor-parallel degree at which it matters.
+    training: whether it concerns training steps only.
+    why: text that follows the size.
+    """
+
+    dtypes: tuple[str, ...]
+    sides: tuple[str, ...]
+    multiple: int | tuple[int, ...]
+    effect: str
+    whose: str
+    why: str
+    sources: tuple[str, ...]
+    libraries: tuple[str, ...] = ()
+    phases: tuple[str, ...] = ()
+    min_tp: int = 1
+    training: bool = False
+
+    def concerns(self, dtype: str, library: str, tp: int, *, training: bool) -> bool:
+        """Returns whether the rule is about such work; arguments as of `broken_rules`."""
+        named = not library or not self.libraries or library in self.libraries
+        return dtype in self.dtypes and named and tp >= self.min_tp and (training or not self.training)
+
+    def allowed(self, size: int) -> int:
+        """Returns the smallest size of at least `size` that the rule allows; itself if it exceeds every step."""
+        if isinstance(self.multiple, int):
+            return cdiv(size, self.multiple) * self.multiple
+        return next((step for step in self.multiple if step >= size), size)
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A rule that a workload breaks. name: the side in terms of the shape. to: next allowed size. ops: labels."""
+
+    rule: AlignmentRule
+    name: str
+    size: int
+    to: int
+    ops: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """Text such as `ffn / tp = 688 is no multiple of 128: crashes in vLLM, SGLang (…); next: 768`."""
+        multiple = self.rule.multiple
+        what = f"no multiple of {multiple}" if isinstance(multiple, int) else "between a kernel's widths"
+        effect = f"{self.rule.effect} in {self.rule.whose} ({self.rule.why})"
+        return f"{self.name} = {self.size} is {what}: {effect}; next: {self.to}"
+
+
+_VLLM = "https://github.com/vllm-project/vllm"
+_TE = "https://github.com/NVIDIA/TransformerEngine"
+_SERVING = ("vllm", "sglang")
+_TRAINING = ("torch",)
+
+#: all rules; 16-byte rows first, because they concern every library
+RULES: tuple[AlignmentRule, ...] = (
+    AlignmentRule(
+        tuple(name for name in DTYPES if name != "int32"), ("rows",), VECTOR_BYTES, "falls back", "every library",
+        "tensor cores run slower or not at all, and TMA cannot load such rows",
+        ("https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/",
+         "https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TENSOR__MEMORY.html"),
+    ),
+    AlignmentRule(
+        ("fp8",), ("n", "k"), 16, "crashes", "torch._scaled_mm", "both sides of the weight are checked",
+        ("https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/ScaledBlas.cpp",), _TRAINING,
+    ),
+    AlignmentRule(
+        ("fp8",), ("m",), 8, "crashes", "Transformer Engine", "rows are checked before an fp8 product",
+        (f"{_TE}/issues/1422", f"{_TE}/pull/317"), _TRAINING, ("forward", "dgrad"), training=True,
+    ),
+    AlignmentRule(
+        ("fp8",), ("n", "k"), 16, "wastes", "vLLM's CUTLASS kernel", "weights are padded once, a or c in each call",
+        (f"{_VLLM}/pull/48588",), _SERVING,
+    ),
+    AlignmentRule(
+        ("fp8_block",), ("n", "k"), 128, "crashes", "vLLM and SGLang", "tp cuts a block of scales: weights do not load",
+        (f"{_VLLM}/issues/42384", f"{_VLLM}/issues/52997", "https://github.com/sgl-project/sglang/issues/3345"),
+        _SERVING, ("forward",), min_tp=2,
+    ),
+    AlignmentRule(
+        ("fp8_block",), ("n",), 64, "falls back", "vLLM", "DeepGEMM is left for CUTLASS or Triton",
+        (f"{_VLLM}/blob/main/vllm/utils/deep_gemm.py",), ("vllm",), ("forward",),
+    ),
+    AlignmentRule(
+        ("fp8_block",), ("k",), 128, "falls back", "vLLM", "DeepGEMM is left for CUTLASS or Triton",
+        (f"{_VLLM}/blob/main/vllm/utils/deep_gemm.py",), ("vllm",), ("forward",),
+    ),
+    AlignmentRule(
+        ("fp8_block",), ("rows of an expert",), 128, "wastes", "DeepGEMM", "the contiguous layout pads every expert",
+        ("https://github.com/deepseek-ai/DeepGEMM/issues/15", "https://github.com/deepseek-ai/DeepGEMM/issues/98"),
+    ),
+    AlignmentRule(
+        ("mxfp8",), ("n", "k"), 32, "crashes", "Transformer Engine", "the quantizer needs whole blocks both ways",
+        (f"{_TE}/issues/2966",), _TRAINING,
+    ),
+    AlignmentRule(
+        ("mxfp8",), ("m",), 32, "crashes", "Transformer Engine", "the quantizer needs whole blocks both ways",
+        ("https://github.com/modelscope/ms-swift/issues/9723",), _TRAINING, training=True,
+    ),
+    AlignmentRule(
+        ("mxfp8",), ("tokens / tp",), 32, "crashes", "Transformer Engine with sequence parallelism",
+        "each GPU quantizes its part of the tokens", ("https://github.com/modelscope/ms-swift/pull/9722",), _TRAINING,
+        min_tp=2, training=True,
+    ),
+    AlignmentRule(
+        ("mxfp8",), ("rows of an expert",), 32, "crashes", "Transformer Engine", "each expert's rows are quantized",
+        (f"{_TE}/issues/2966",), _TRAINING,
+    ),
+    AlignmentRule(
+        ("nvfp4",), ("n", "k"), 16, "crashes", "Transformer Engine", "the quantizer needs whole blocks both ways",
+        (f"{_TE}/blob/main/transformer_engine/pytorch/csrc/quantizer.cpp",), _TRAINING,
+    ),
+    AlignmentRule(
+        ("nvfp4",), ("m",), 16, "crashes", "Transformer Engine", "the quantizer needs whole blocks both ways",
+        (f"{_TE}/blob/main/transformer_engine/pytorch/csrc/quantizer.cpp",), _TRAINING, training=True,
+    ),
+    AlignmentRule(
+        ("nvfp4",), ("n", "k"), 32, "wastes", "vLLM and SGLang", "weights are padded once, a in each call if k is",
+        (f"{_VLLM}/pull/31099", "https://github.com/sgl-project/sglang/pull/17300"), _SERVING, ("forward",),
+    ),
+    AlignmentRule(
+        ("fp16", "bf16"), ("head_dim",), 8, "wastes", "FlashAttention", "q, k and v are copied to padded tensors",
+        ("https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/flash_attn_interface.py",),
+    ),
+    AlignmentRule(
+        ("fp16", "bf16"), ("head_dim",), (32, 64, 96, 128, 192, 256), "wastes", "FlashAttention",
+        "its kernels exist for these widths only",
+        ("https://github.com/Dao-AILab/flash-attention/issues/1141",
+         "https://github.com/Dao-AILab/flash-attention/blob/main/csrc/flash_attn/src/static_switch.h"),
+    ),
+)  # fmt: skip
+
+
+def broken_rules(
+    work: Gemm | GroupedGemm | Attention,
+    *,
+    library: str = "",
+    phase: str = "forward",
+    tp: int = 1,
+    training: bool = False,
+) -> tuple[Broken, ...]:
+    """Returns the rules that one workload of one GPU breaks.
+
+    library: whose kernels run, as for `--library`; "" for the rules of every library.
+    phase: of `Op.phase`.
+    tp: tensor-parallel degree by which the sizes were divided.
+    training: whether the workload is part of a training step.
+
+    >>> [broken.to for broken in broken_rules(Gemm(4096, 4096, 688, dtype="fp8_block"), library="vllm", tp=8)]
+    [768, 768]
+    """
+    concerned = (rule for rule in RULES if rule.concerns(work.dtype, library, tp, training=training))
+    in_phase = (rule for rule in concerned if phase in (rule.phases or (phase,)))
+    return tuple(broken for rule in in_phase for broken in _broken(rule, work))
+
+
+def _broken(rule: AlignmentRule, work: Gemm | GroupedGemm | Attention) -> Iterator[Broken]:
+    if "rows" in rule.sides and isinstance(work, Gemm | GroupedGemm):
+        gemm = work if isinstance(work, Gemm) else work.gemm(_WHOLE_ROWS)
+        for side, step in misaligned_sides(gemm).items():
+            size = getattr(gemm, side)
+            yield Broken(replace(rule, multiple=step), side, size, cdiv(size, step) * step)
+    if "rows of an expert" in rule.sides and isinstance(work, GroupedGemm):
+        padded = sum(rule.allowed(rows) for rows in work.tokens_per_expert if rows)
+        if padded != work.rows:
+            yield Broken(rule, f"rows of {work.num_experts} experts, one or more", work.rows, padded)
+    for side in (side for side in rule.sides if side in ("m", "n", "k", "head_dim")):
+        size = getattr(work, side, None)  # a grouped GEMM has no m, attention only head_dim
+        if size is not None and rule.allowed(size) != size:
+            yield Broken(rule, side, size, rule.allowed(size))
+
+
+def broken_by_shape(shape: TransformerShape, *, library: str = "", backward: bool = True) -> tuple[Broken, ...]:
+    """Returns the rules that the ops of a transformer break at its tp, each once per named size, worst effect first.
+
+    Logits count as bf16: FP8 and FP4 recipes leave the output head alone (DeepSeek-V3, arXiv:2412.19437, section 3.3).
+
+    library: see `broken_rules`.
+    backward: whether gradients are computed too.
+    """
+    found: dict[tuple[AlignmentRule, str, int, int], list[str]] = {}
+    for op in shape.ops(backward=backward):
+        if not isinstance(work := op.workload, Gemm | Attention):
+            continue
+        if op.name == "logits" and isinstance(work, Gemm):
+            work = replace(work, dtype=shape.attention_dtype, accumulate="")
+        names = side_names(op)
+        for one in broken_rules(work, library=library, phase=op.phase, tp=shape.tp, training=backward):
+            key = (one.rule, names.get(one.name, one.name), one.size, one.to)
+            found.setdefault(key, []).append(op.label)
+    part = shape.tokens // shape.tp
+    for rule in (rule for rule in RULES if "tokens / tp" in rule.sides):
+        concerned = rule.concerns(shape.dtype, library, shape.tp, training=backward)
+        if concerned and shape.tokens % (rule.allowed(1) * shape.tp):
+            found[rule, "tokens / tp", part, rule.allowed(part + 1)] = ["all"]
+    made = [Broken(*key, tuple(dict.fromkeys(ops))) for key, ops in found.items()]
+    return tuple(sorted(made, key=lambda one: EFFECTS.index(one.rule.effect)))
+
+
+def side_names(op: Op) -> dict[str, str]:
+    """Returns the names of the op's `m`, `n` and `k` in terms of the shape; {} for softmax and attention.
+
+    >>> from quantbench.workload import TransformerShape
+    >>> ops = TransformerShape(hidden=1024, heads=16, seq=512).ops()
+    >>> side_names(next(op for op in ops if op.label == "mlp_up.wgrad"))
+    {'m': 'ffn / tp', 'n': 'hidden', 'k': 'tokens'}
+    """
+    if op.name not in _FORWARD or op.workload.kind != "gemm":
+        return {}
+    m, n, k = _FORWARD[op.name]
+    if op.phase == "dgrad":
+        n, k = k, n
+    elif op.phase == "wgrad":
+        # The gradient of a weight stored n×k is n×k; that of context's values, stored k×n, is k×n.
+        m, n, k = (k, n, m) if op.name == "context" else (n, k, m)
+    return {"m": m, "n": n, "k": k}
+
+
+def misaligned_sides(gemm: Gemm) -> dict[str, int]:
+    """Returns the sides whose rows in memory are no multiple of 16 bytes, and the multiple that each must be.
+
+    >>> misaligned_sides(Gemm(m=100, n=150, k=64))
+    {'n': 8}
+    """
+    step = VECTOR_BYTES * DTYPES[gemm.dtype].packed // DTYPES[gemm.dtype].element_bytes
+    rows = {"k" if gemm.layout[0] == "n" else "m": step}
+    rows["n" if gemm.layout[1] == "n" else "k"] = step
+    rows["n"] = max(rows.get("n", 1), VECTOR_BYTES // DTYPES[gemm.output_dtype].element_bytes)
+    return {side: step for side, step in rows.items() if getattr(gemm, side) % step}

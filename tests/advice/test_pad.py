@@ -1,0 +1,179 @@
+"""Padding: what is tried, what copies and memory cost, when it is advised, and the command `pad` as it is typed."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from quantbench.advice.pad import NOISE, padding_verdict, shape_padding
+from quantbench.cli.pad import pad
+from quantbench.device import lookup
+from quantbench.errors import InputError
+from quantbench.latency.estimate import Estimate
+from quantbench.latency.op_times import copy_us
+from quantbench.latency.tables import GemmTable
+from quantbench.workload import Gemm, TransformerShape
+from quantbench.workload.ops import Compute
+from tools.accuracy.padding import pairs, regret, rules_table
+from tools.guide.markers import kept
+
+A100, H100 = lookup("a100-sxm4-80gb"), lookup("h100-sxm5-80gb")
+PAGE = Path(__file__).parents[2] / "docs" / "padding.md"
+COMMANDS = re.findall(r"^quantbench pad (.*)$", PAGE.read_text(encoding="utf-8"), re.M)
+
+app = typer.Typer()
+app.command()(pad)
+
+
+class Times:
+    """Times by a rule: 100 µs, `slow` times that where m, n or k is no multiple of 64. error: relative half-width."""
+
+    note, common_error, device = "made up", 0.0, A100
+
+    def __init__(self, slow: float, error: float = 0.02) -> None:
+        self._slow, self._error = slow, error
+
+    def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
+        return [self._one(work) for work in workloads]
+
+    def _one(self, work: Compute) -> Estimate:
+        rough = isinstance(work, Gemm) and any(size % 64 for size in (work.m, work.n, work.k))
+        us = 100.0 * (self._slow if rough else 1.0)
+        return Estimate(us, us / (1 + self._error), us * (1 + self._error))
+
+
+def test_the_weights_are_padded_once_and_tokens_are_copied_in_every_call() -> None:
+    gemm = Gemm(1000, 4096, 4096, layout="nt")
+    best = padding_verdict(gemm, A100, times=Times(2.0)).best
+    assert best is not None
+    assert best.words == "m 1000 → 1024"
+    assert best.sure
+    moved = (1000 + 1024) * 4096 * 2
+    assert best.copy_bytes == moved
+    assert best.copy_us == copy_us(moved, A100)
+    assert best.saving == pytest.approx(1 - (100 + best.copy_us) / 200)
+    assert best.more_bytes == 24 * (4096 + 4096) * 2
+    once = padding_verdict(Gemm(1024, 4000, 4096, layout="nt"), A100, times=Times(2.0)).best
+    assert once is not None
+    assert once.copy_bytes == 0
+    assert once.words == "n 4000 → 4096"
+
+
+def test_a_width_padded_at_run_time_copies_the_result() -> None:
+    gemm = Gemm(1024, 4000, 4000, layout="nt")
+    both = padding_verdict(gemm, A100, times=Times(9.0), at_run_time=("n", "k")).best
+    assert both is not None
+    assert both.words == "n 4000 → 4096, k 4000 → 4096"
+    assert both.copy_bytes == 1024 * (4000 + 4096) * 2 + 2 * 1024 * 4000 * 2
+
+
+def test_a_saving_within_the_noise_or_less_than_the_copy_is_not_advised() -> None:
+    gemm = Gemm(1024, 4000, 4096, layout="nt")
+    assert padding_verdict(gemm, A100, times=Times(1 + 0.9 * NOISE)).best is None
+    rows = Gemm(1000, 4096, 4096, layout="nt")
+    assert padding_verdict(rows, A100, times=Times(1.02)).best is None  # the copy takes longer
+    unsure = padding_verdict(gemm, A100, times=Times(1.05, error=0.2)).best
+    assert unsure is not None
+    assert not unsure.sure
+    assert unsure.low < 0 < unsure.saving < unsure.high
+
+
+def test_what_crashes_is_padded_even_at_a_loss() -> None:
+    gemm = Gemm(1024, 4090, 4096, dtype="fp8", layout="nt")
+    verdict = padding_verdict(gemm, H100, library="torch", times=Times(1.0))
+    assert verdict.must
+    assert verdict.best is not None
+    assert verdict.best.repairs
+    assert not verdict.best.crashes
+    assert not padding_verdict(gemm, H100, library="vllm", times=Times(1.0)).must
+
+
+def test_the_model_pads_what_its_author_can_change_and_its_tokens() -> None:
+    shape = TransformerShape(hidden=1024, heads=16, vocab=50257, ffn=4000, seq=1000, layers=2)
+    found = shape_padding(shape, Times(2.0, error=0.001))
+    best = {one.changes[0].dimension: one for one in found.options}
+    assert set(best) == {"vocab", "ffn", "tokens"}
+    assert best["tokens"].changes[0].at_run_time
+    assert not best["vocab"].changes[0].at_run_time
+    # Forward and backward copy the hidden states in; every product becomes aligned but those of vocab and ffn.
+    assert best["tokens"].copy_bytes == 2 * (1000 + best["tokens"].changes[0].to) * 1024 * 2
+    assert best["ffn"].more_bytes == 2 * 2 * 1024 * (best["ffn"].changes[0].to - 4000) * 2
+    forward = shape_padding(shape, Times(2.0), backward=False)
+    assert forward.now.latency_us < found.now.latency_us
+
+
+def test_the_page_has_all_rules_and_its_examples_are_right() -> None:
+    assert kept(PAGE.read_text(encoding="utf-8"), "rules") == rules_table()
+    assert doctest.testfile(str(PAGE), module_relative=False).failed == 0
+
+
+def test_pairs_are_one_past_a_size_and_the_next_larger_one() -> None:
+    m = np.array([128, 129, 160, 160, 129])
+    n = np.array([1536, 1536, 1536, 2048, 2048])
+    table = GemmTable(m, n, np.full(5, 4096), np.array([1.0, 4.0, 2.0, 3.0, 2.0]), "bf16", A100.name)
+    tokens, widths = (pairs(table, np.arange(5), side) for side in "mn")
+    assert tokens.tolist() == [[1, 2], [4, 3]]
+    assert widths.tolist() == [[1, 4], [2, 3]]
+    found = regret(table, tokens, np.array([True, True]))
+    assert (found.never, found.always, found.chosen) == (0.5, 0.25, 0.25)
+    assert found.median == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("words", [word for word in COMMANDS if "model.json" not in word])
+def test_each_command_of_the_page_answers(words: str) -> None:
+    assert "saving" in run(*words.split())
+
+
+def run(*words: str) -> str:
+    result = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def run_json(*words: str) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(run(*words, "--json"))
+    return data
+
+
+def test_the_command_says_what_the_function_says() -> None:
+    data = run_json("--gemm", "4096,50257,1600", "--gpu", "a100")
+    verdict = padding_verdict(Gemm(4096, 50257, 1600, layout="nt"), A100)
+    assert verdict.best is not None
+    assert data["pad"] == verdict.best.words == "n 50257 → 50304"
+    assert data["options"][0]["saving"] == verdict.options[0].saving
+    model = run_json("--model", "gpt2-xl", "--gpu", "a100")
+    assert model["options"][0]["changes"][0]["dimension"] == "vocab"
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (("--gemm", "1,2,3"), "no GPU"),
+        (("--gpu", "a100"), "no product and no model"),
+        (("--gpu", "a100", "--gemm", "1,2"), "three integers"),
+        (("--gpu", "a100", "--gemm", "1,2,3", "--model", "gpt2-xl"), "a product or a model"),
+        (("--gpu", "a100", "--gemm", "1,2,3", "--tp", "2"), "--tp 2"),
+        (("--gpu", "a100", "--gemm", "1,2,3", "--dtype", "fp8"), "fp8"),
+        (("--gpu", "a100", "--gemm", "1,2,3", "--at-run-time", "rows"), "rows"),
+        (("--gpu", "a100", "--gemm", "1,2,3", "--library", "cublas"), "cublas"),
+        (("--gpu", "a100", "--model", "gpt2-xl", "--at-run-time", "k"), "without --gemm"),
+        (("--gpu", "a100", "--model", "gpt2-xl", "--tp", "3"), "tp = 3"),
+    ],
+)
+def test_wrong_use_is_refused(words: tuple[str, ...], names: str) -> None:
+    with pytest.raises(InputError, match=re.escape(names)):
+        CliRunner().invoke(app, list(words), catch_exceptions=False)
+
+
+def test_an_unknown_side_is_refused() -> None:
+    with pytest.raises(InputError, match="at_run_time"):
+        padding_verdict(Gemm(64, 64, 64), A100, at_run_time=("rows",))
