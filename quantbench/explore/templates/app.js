@@ -52,6 +52,8 @@ async function start() {
   document.documentElement.dataset.ready = 'yes';
 }
 
+// What the plot draws: the lines that were kept, and the model in detail.
+const drawn = () => [...new Set([...lines, active])].slice(-COLOURS.length);
 const entryOf = id => page.gpus.flatMap(gpu => gpu.entries.map(entry => ({gpu, entry}))).find(one => one.entry.id === id);
 const nameOf = id => { const {gpu, entry} = entryOf(id); return `${gpu.name} · ${entry.dtype} · ${entry.library}`; };
 
@@ -86,7 +88,7 @@ function buildControls() {
   $('gpu').onchange = () => choose(page.gpus.find(gpu => gpu.name === $('gpu').value).entries[0].id);
   $('dtype').onchange = () => choose(entryOf(active).gpu.entries.find(entry => entry.dtype === $('dtype').value).id);
   $('library').onchange = () => choose(entryOf(active).gpu.entries.find(entry => entry.dtype === $('dtype').value && entry.library === $('library').value).id);
-  $('add').onclick = () => { lines = [...new Set([...lines, active])].slice(0, COLOURS.length); plot = null; update(); };
+  $('add').onclick = () => { lines = drawn(); plot = null; update(); };
   $('preset').append(...Object.keys(page.presets).map(name => make('option', {value: name}, name)));
   $('preset').onchange = event => {
     const preset = page.presets[event.target.value];
@@ -97,7 +99,6 @@ function buildControls() {
 
 async function choose(id) {
   document.documentElement.dataset.busy = 'yes';
-  if (lines.includes(active) && !lines.includes(id)) lines = lines.map(line => line === active ? id : line);
   active = id;
   await load([id]);
   plot = null;
@@ -161,9 +162,8 @@ function readUrl() {
   if (['forward', 'both'].includes(words.get('direction'))) state.direction = words.get('direction');
   if (/^(balanced|power_law_1\.(01|2))$/.test(words.get('skew') || '')) state.skew = words.get('skew');
   if (words.has('keep')) locks = Object.fromEntries(words.get('keep').split(',').filter(name => NAMES.includes(name)).map(name => [name, true]));
-  if (words.has('lines')) lines = words.get('lines').split(',').filter(known).slice(0, COLOURS.length);
+  if (words.has('lines')) lines = words.get('lines').split(',').filter(known).slice(0, COLOURS.length - 1);
   if (known(words.get('detail'))) active = words.get('detail');
-  if (!lines.length) lines = [active];
 }
 
 // --- update -----------------------------------------------------------------------------------------------------------
@@ -183,10 +183,10 @@ function update() {
   picture();
   experts();
   const xs = axisValues(), first = xs.filter((x, i) => i % 4 === 0 || x === state[state.axis]);
-  const curves = new Map(lines.map(id => [id, new Map()]));
+  const curves = new Map(drawn().map(id => [id, new Map()]));
   const left = [];
-  for (const x of first) for (const id of lines) left.push([id, x]);
-  const later = xs.filter(x => !first.includes(x)).flatMap(x => lines.map(id => [id, x]));
+  for (const x of first) for (const id of curves.keys()) left.push([id, x]);
+  const later = xs.filter(x => !first.includes(x)).flatMap(x => [...curves.keys()].map(id => [id, x]));
   const point = ([id, x]) => {
     const s = changed(state, state.axis, x, locks);
     if (possible(s)) curves.get(id).set(x, models.get(id).layer(s));
@@ -202,8 +202,7 @@ function update() {
     const until = performance.now() + SLICE_MS;
     while (rest.length && performance.now() < until) point(rest.shift());
     if (rest.length) return void setTimeout(more);
-    const main = curves.has(active) ? active : lines[0];
-    cliffs(curves.get(main), models.get(main));
+    cliffs(curves.get(active), times);
     draw(curves);
     (function searching() {
       if (mine !== job) return;
@@ -292,17 +291,17 @@ const css = name => getComputedStyle(document.documentElement).getPropertyValue(
 let marks = [];
 
 function draw(curves) {
-  const xs = [...new Set([...curves.values()].flatMap(curve => [...curve.keys()]))].sort((a, b) => a - b);
+  const ids = [...curves.keys()], xs = [...new Set([...curves.values()].flatMap(curve => [...curve.keys()]))].sort((a, b) => a - b);
   const of = (id, pick) => xs.map(x => { const one = curves.get(id).get(x); return one && Number.isFinite(one.share) ? 100 * pick(one) : null; });
   const data = [xs];
-  for (const id of lines) data.push(of(id, one => one.share), of(id, one => one.share * one.us / one.high), of(id, one => one.share * one.us / one.low));
+  for (const id of ids) data.push(of(id, one => one.share), of(id, one => one.share * one.us / one.high), of(id, one => one.share * one.us / one.low));
   draw.curves = curves;
-  if (plot && plot.lines === lines.join()) return plot.setData(data);
+  if (plot && plot.lines === ids.join()) return plot.setData(data);
   const palette = matchMedia('(prefers-color-scheme: dark)').matches ? DARK : COLOURS;
   if (plot) plot.destroy();
   $('chart').replaceChildren();
   const series = [{label: state.axis}], bands = [];
-  lines.forEach((id, i) => {
+  ids.forEach((id, i) => {
     const colour = palette[i % palette.length];
     const value = (u, v, s, at) => at === null || at === undefined ? '–' : v === null ? '–' : `${v.toFixed(1)} % · ${latency(draw.curves.get(id).get(u.data[0][at]).us)}`;
     series.push({label: nameOf(id), stroke: colour, width: 2, dash: DASHES[i], value, spanGaps: true, points: {size: 4}},
@@ -321,22 +320,22 @@ function draw(curves) {
       if (u.select.width > 8) { zoom = [low, high]; u.setSelect({left: 0, width: 0}, false); update(); }
     }]},
   }, data, $('chart'));
-  plot.lines = lines.join();
+  plot.lines = ids.join();
   plot.root.querySelectorAll('.u-series').forEach((row, i) => {
     if (i && (i - 1) % 3) row.hidden = true;
     if (i && (i - 1) % 3 === 0) {
       const head = row.querySelector('th');
       head.tabIndex = 0;
       head.setAttribute('role', 'button');
-      head.setAttribute('aria-label', `Show or hide ${nameOf(lines[(i - 1) / 3])}`);
+      head.setAttribute('aria-label', `Show or hide ${nameOf(ids[(i - 1) / 3])}`);
       const band = () => [1, 2].forEach(j => plot.setSeries(i + j, {show: plot.series[i].show}));
       head.addEventListener('click', () => setTimeout(band));
       head.addEventListener('keydown', event => { if (event.key === 'Enter' || event.key === ' ') { event.preventDefault(); head.click(); } });
     }
   });
-  fill('shown', ...lines.map((id, i) => {
+  fill('shown', ...ids.map((id, i) => {
     const chip = make('li', {}, make('span', {class: 'swatch'}), nameOf(id),
-      lines.length > 1 ? make('button', {type: 'button', 'aria-label': `Remove ${nameOf(id)}`, onclick: () => { lines = lines.filter(line => line !== id); plot = null; update(); }}, '×') : '');
+      lines.includes(id) ? make('button', {type: 'button', 'aria-label': `Remove ${nameOf(id)}`, onclick: () => { lines = lines.filter(line => line !== id); plot = null; update(); }}, '×') : '');
     chip.querySelector('.swatch').style.borderTop = `3px ${['solid', 'dashed', 'dotted'][i % 3]} ${palette[i % palette.length]}`;
     return chip;
   }));

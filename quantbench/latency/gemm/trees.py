@@ -296,13 +296,15 @@ class Member:
         columns: list[Any] = [log_m, log_n, log_k, log_m + log_n, log_n + log_k, log_m + log_k, log_m + log_n + log_k, log_us]
         priced = (parts.arithmetic, parts.memory, parts.l2, parts.write, parts.reduction)
         columns += [_expected(per_time, part) for part in priced]
-        columns += [
-            # Means of equal numbers: unrounded, a tree could tell 1 from the sum of the weights.
-            np.round(_expected(weights, shapes.split_k), 4),
-            np.log(np.round(_expected(weights, shapes.waves), 4)),
+        means = (
+            _expected(weights, shapes.split_k),
+            _expected(weights, shapes.waves),
             _expected(weights, shapes.fluid / shapes.waves),
             shapes.batch * shapes.m * shapes.n * _expected(weights / shapes.tiles, 1.0 / (16384.0 * shapes.area)),
-        ]
+        )
+        # Means of equal numbers: unrounded, a tree could tell 1 from the sum of the weights.
+        split_k, waves, fill, padding = (np.round(mean, 4) for mean in means)
+        columns += [split_k, np.log(waves), fill, padding]
         far = np.minimum(parts.log_time - parts.log_time.min(axis=0), _FAR)
         nearest = np.sort(far.T, axis=1)  # faster than np.partition for few columns
         columns += [nearest[:, min(1, len(far) - 1)], nearest[:, min(4, len(far) - 1)], *watched]
