@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quantbench.cli.model_options import ModelOptions, named_model
 from quantbench.cli.options import command, json_option, option
@@ -14,6 +15,9 @@ from quantbench.cli.output import check_file, print_result
 from quantbench.device import lookup
 from quantbench.errors import InputError
 from quantbench.units import size
+
+if TYPE_CHECKING:
+    from quantbench.explore.page import FittedModel
 
 _MODEL = "llama-3-8b"
 
@@ -35,7 +39,7 @@ def explore(
     check_file("explore", output, suffix=".html")
     named = named_model("explore", replace(ModelOptions(), model=model or ("" if config else _MODEL), config=config))
     assert named is not None
-    fitted = {}
+    fitted: dict[str, FittedModel] = {}
     if profile is None:
         devices = [lookup(name.strip()) for name in gpu.split(",") if name.strip()]
         if not devices:
@@ -43,7 +47,9 @@ def explore(
     else:
         device, fitted = fitted_models(profile)
         devices = [device]
-    title = f"{named.name if model or config else 'A transformer layer'} on {', '.join(device.name for device in devices)}"
+    title = (
+        f"{named.name if model or config else 'A transformer layer'} on {', '.join(device.name for device in devices)}"
+    )
     written = write_explorer(output, devices, named.shape, title=title, fitted=fitted)
     lines = [f"{output}: {size(written)}, open it in a browser or send it; it needs no network"]
     if named.shape.attention == "unfused":

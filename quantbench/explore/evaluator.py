@@ -104,11 +104,10 @@ def _forest(forest: Forest, blobs: Blobs) -> dict[str, Any]:
 def attention_model(model: AttentionModel, dtype: str, blobs: Blobs) -> dict[str, Any]:
     """Returns an attention model for one dtype as JSON."""
     device: DeviceSpec = model.device
-    arguments: Any = inputs(*_ATTENTION)
-    shapes = AttentionShapes(*arguments, dtype=dtype)
-    made: Any = inputs(*_BLOCKS)
     family = model.physics.family
-    blocks = Blocks(*made, may_split=family.splits)
+    sizes: dict[str, Any] = dict(zip(_ATTENTION, inputs(*_ATTENTION), strict=True))
+    counts: dict[str, Any] = dict(zip(_BLOCKS, inputs(*_BLOCKS), strict=True))
+    shapes, blocks = AttentionShapes(**sizes, dtype=dtype), Blocks(**counts, may_split=family.splits)
     terms = times(device, shapes, blocks, model.physics.parameters, np.zeros(1, dtype=bool))
     outputs: list[Any] = [terms.latency_us, terms.launch_us, terms.compute_us, terms.memory_us, terms.waves]
     outputs += learner_features(device, shapes, blocks, terms)

@@ -1,8 +1,10 @@
 """Writes the explorer: one self-contained HTML file that predicts any shape of a transformer on some GPUs.
 
-Entry points: `write_explorer`; `shelf_devices`; `fitted_models`, the `FittedModel`s of a profile. Used by the command `explore` and `tools.explorer`.
+Entry points: `write_explorer`; `shelf_devices`; `fitted_models`, the `FittedModel`s of a profile. Used by the command
+`explore` and `tools.guide.explorer`.
 
-The file holds the shipped models of each GPU (`evaluator`), so that a browser computes what `quantbench predict` prints.
+The file holds the shipped models of each GPU (`evaluator`), so that a browser computes what `quantbench predict`
+prints.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from quantbench.latency.gemm.model import GemmModel, shipped_model
 from quantbench.latency.libraries import default_library, libraries_of
 from quantbench.latency.model_times import best_gemm_model
 from quantbench.latency.op_times import UNMEASURED_COMMON
+from quantbench.report.page import template_text
 from quantbench.workload import TransformerShape
 from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES
 from quantbench.workload.presets import preset, preset_names
@@ -55,9 +58,7 @@ class FittedModel:
 
 def shelf_devices() -> tuple[DeviceSpec, ...]:
     """Returns the GPUs with a shipped GEMM model of their default dtype."""
-    return tuple(
-        spec for spec in known() if spec.kind == "cuda" and shipped_model(spec.name, default_dtype(spec))
-    )
+    return tuple(spec for spec in known() if spec.kind == "cuda" and shipped_model(spec.name, default_dtype(spec)))
 
 
 def write_explorer(
@@ -104,8 +105,8 @@ def write_explorer(
                               undefined=StrictUndefined, trim_blocks=True)  # fmt: skip
     text = environment.get_template("explore.html.j2").render(
         title=printable(title or "quantbench explore", 200),
-        styles="\n".join([_own("explore.css"), _vendored("uplot.min.css")]),
-        script="\n".join([_vendored("uplot.min.js"), *map(_own, _SCRIPTS)]),
+        styles="\n".join([_own("explore.css"), template_text("uplot.min.css")]),
+        script="\n".join([template_text("uplot.min.js"), *map(_own, _SCRIPTS)]),
         data=_packed(content, blobs),
         notes=list(notes),
         version=__version__,
@@ -118,10 +119,6 @@ def _own(name: str) -> str:
     return (files("quantbench.explore") / "templates" / name).read_text(encoding="utf-8")
 
 
-def _vendored(name: str) -> str:
-    return (files("quantbench.report") / "templates" / name).read_text(encoding="utf-8")
-
-
 def _packed(content: dict[str, Any], blobs: Blobs) -> str:
     """Returns JSON and arrays as base64 of one deflated block: length of the JSON, the JSON, the arrays."""
     text = json.dumps(content).encode()
@@ -129,9 +126,7 @@ def _packed(content: dict[str, Any], blobs: Blobs) -> str:
     return base64.b64encode(zlib.compress(whole, 9)).decode("ascii")
 
 
-def _gpu(
-    device: DeviceSpec, blobs: Blobs, notes: dict[str, None], fitted: Mapping[str, FittedModel]
-) -> dict[str, Any]:
+def _gpu(device: DeviceSpec, blobs: Blobs, notes: dict[str, None], fitted: Mapping[str, FittedModel]) -> dict[str, Any]:
     if device.kind == "cpu":
         raise InputError("explore", f"--gpu {device.name}", "a GPU: processors are measured, not predicted")
     entries = []
@@ -184,7 +179,9 @@ def _setting(shape: TransformerShape) -> dict[str, Any]:
 def fitted_models(path: Path) -> tuple[DeviceSpec, dict[str, FittedModel]]:
     """Fits a model to the single products of each dtype in a profile; returns its device and the models by dtype.
 
-    Of more than _MOST_ROWS rows, as many are drawn at random (seed 0). Raises InputError for a profile without products.
+    Of more than _MOST_ROWS rows, as many are drawn at random (seed 0).
+
+    Raises InputError for a profile without products.
     """
     from quantbench.profile import Profile
 
@@ -194,9 +191,9 @@ def fitted_models(path: Path) -> tuple[DeviceSpec, dict[str, FittedModel]]:
     for dtype in sorted(set(table["dtype"])):
         rows = np.flatnonzero((table["dtype"] == dtype) & (table["batch"] == 1))
         rows = np.sort(np.random.default_rng(0).permutation(rows)[:_MOST_ROWS])
-        sizes = (table[name][rows] for name in "mnk")
+        m, n, k = (table[name][rows] for name in "mnk")
         layouts = list(map(str, table["layout"][rows]))
-        model = GemmModel.fit(profile.device, *sizes, table["latency_us"][rows], layout=layouts, dtype=str(dtype))
+        model = GemmModel.fit(profile.device, m, n, k, table["latency_us"][rows], layout=layouts, dtype=str(dtype))
         note = f"{dtype} products on {profile.device.name}: fitted to {len(rows):,} rows of the profile {path.name}"
         found[str(dtype)] = FittedModel(model, printable(note, 200))
     if not found:

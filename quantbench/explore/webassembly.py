@@ -28,7 +28,19 @@ _SIMD = {
     "add": 0xF0, "subtract": 0xF1, "multiply": 0xF2, "divide": 0xF3, "minimum": 0xF4, "maximum": 0xF5,
 }  # fmt: skip
 _COMPARED = ("equal", "not_equal", "less", "greater", "less_equal", "greater_equal")
-_PLAIN = ("add", "subtract", "multiply", "divide", "minimum", "maximum", "absolute", "negative", "sqrt", "ceil", "floor")
+_PLAIN = (
+    "add",
+    "subtract",
+    "multiply",
+    "divide",
+    "minimum",
+    "maximum",
+    "absolute",
+    "negative",
+    "sqrt",
+    "ceil",
+    "floor",
+)
 _REDUCED = {"min": "minimum", "max": "maximum", "sum": "add"}
 _START = {"min": np.inf, "max": -np.inf, "sum": 0.0}
 #: reductions that read a stored vector
@@ -121,7 +133,9 @@ def _log() -> bytes:
     half = struct.unpack("<Q", struct.pack("<d", 0.5**0.5))[0]
     # Exponent of x over √½, as a whole number; adding it to the bits of 2^52 makes it a double.
     code = _get(0) + _bits(half) + _simd("subtract_whole") + _bits(1023 << 52) + _simd("add_whole")
-    code += _i32(52) + _simd("shift_right") + _bits(0x433 << 52) + _simd("or") + _pair(_MAGIC + 1023) + _simd("subtract")
+    code += (
+        _i32(52) + _simd("shift_right") + _bits(0x433 << 52) + _simd("or") + _pair(_MAGIC + 1023) + _simd("subtract")
+    )
     code += _set(1)
     code += _get(0) + _bits(half) + _simd("subtract_whole") + _bits((1 << 52) - 1) + _simd("and")
     code += _bits(half) + _simd("add_whole") + _set(0)
@@ -248,12 +262,12 @@ class _Code:
         if self._by_kernel:
             return code + loop
         for node in reduced:
-            own = self._locals[id(node)]
+            place = self._locals[id(node)]
             value = self._value(node.args[0], level)
             if node.op == "sum" and self._size % 2:  # the last pair has one entry twice
                 value += self._value(self._mask(), level) + _simd("multiply")
-            code += _pair(_START[node.op]) + _set(own)
-            loop += _get(own) + value + _simd(_REDUCED[node.op]) + _set(own)
+            code += _pair(_START[node.op]) + _set(place)
+            loop += _get(place) + value + _simd(_REDUCED[node.op]) + _set(place)
         if not loop:
             return code
         code += self._loop(loop, 16)

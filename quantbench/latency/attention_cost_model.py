@@ -215,12 +215,14 @@ class AttentionShapes:
     @cached_property
     def query_bytes(self) -> FloatArray:
         """Bytes of q, equal to those of o."""
-        return float(element_bytes(self.dtype)) * self.batch * self.heads * self.seq_q * self.head_dim
+        size: FloatArray = float(element_bytes(self.dtype)) * self.batch * self.heads * self.seq_q * self.head_dim
+        return size
 
     @cached_property
     def key_bytes(self) -> FloatArray:
         """Bytes of k and v together."""
-        return 2.0 * float(element_bytes(self.dtype)) * self.batch * self.kv_heads * self.seq_k * self.head_dim
+        one: FloatArray = float(element_bytes(self.dtype)) * self.batch * self.kv_heads * self.seq_k * self.head_dim
+        return 2.0 * one
 
     @cached_property
     def min_bytes(self) -> FloatArray:

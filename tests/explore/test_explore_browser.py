@@ -1,5 +1,5 @@
-"""The explorer in a real browser: its figures are those of `predict` and `advise`, every control changes what it should,
-it asks nothing of the network, complains of nothing and stays accessible. Skipped where there is no Chromium."""
+"""The explorer in a real browser: its figures are those of `predict` and `advise`, every control changes what it
+should, it asks nothing of the network, complains of nothing and stays accessible. Skipped without Chromium."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_products_take_the_time_that_python_predicts(tab: Tab, gpu: str) -> None
         tab.evaluate(
             f"load(['{gpu}/bf16/{model.library}']).then(() => {{"
             f"const g = models.get('{gpu}/bf16/{model.library}').entry.gemm;"
-            f"return {shapes}.map(([m, n, k]) => {{ const x = g.predict(m, n, k, 1, 1); return [x.us, x.low, x.high]; }})}})"
+            f"return {shapes}.map(([m, n, k]) => g.predict(m, n, k, 1, 1)).map(x => [x.us, x.low, x.high]); }})"
         )
     )
     error = np.abs(found / np.stack([expected.latency_us, expected.low_us, expected.high_us], axis=1) - 1)
@@ -111,8 +111,9 @@ def test_settings_cost_what_predict_and_advise_print(tab: Tab, gpu: str) -> None
     script = (
         f"load(['{identity}']).then(() => {{ const t = models.get('{identity}');"
         f"return {json.dumps(made)}.map(s => {{ s = {{...s, direction: 'both'}}; const sum = t.layer(s);"
-        "return {sum: [sum.us, sum.low, sum.high, sum.share], parameters: parameters(s), ops: ops(s).map(op => { const one = t.estimate(op);"
-        "const waste = t.waste(op); return {name: label(op), us: one.us, text: latency(one.us), low: one.low, high: one.high,"
+        "return {sum: [sum.us, sum.low, sum.high, sum.share], parameters: parameters(s),"
+        "ops: ops(s).map(op => { const one = t.estimate(op), waste = t.waste(op);"
+        "return {name: label(op), us: one.us, text: latency(one.us), low: one.low, high: one.high,"
         "share: t.share(op, one.us), bound: one.bound, why: t.reasons(op).map(r => r.words),"
         "waste: waste && waste.us, words: waste && waste.words}})}})})"
     )
@@ -162,14 +163,27 @@ def test_experts_get_the_tokens_that_python_draws(tab: Tab) -> None:
 
 
 def type_in(tab: Tab, name: str, value: object, event: str = "change") -> None:
-    script = f"(e => {{ e.value = {json.dumps(str(value))}; e.dispatchEvent(new Event('{event}')); }})(document.getElementById('{name}'))"
-    tab.evaluate(script)
+    change = f"e.value = {json.dumps(str(value))}; e.dispatchEvent(new Event('{event}'));"
+    tab.evaluate(f"(e => {{ {change} }})(document.getElementById('{name}'))")
     tab.evaluate(IDLE)
 
 
 def seen(tab: Tab) -> dict[str, str]:
-    names = "['answer', 'ops', 'experts-text', 'c-predict', 'c-sweep', 'c-advise', 'better', 'shown', 'tiles-text', 'wrong']"
-    return tab.evaluate(f"Object.fromEntries({names}.map(id => [id, document.getElementById(id).textContent]))")
+    names = [
+        "answer",
+        "ops",
+        "experts-text",
+        "c-predict",
+        "c-sweep",
+        "c-advise",
+        "better",
+        "shown",
+        "tiles-text",
+        "wrong",
+    ]
+    return tab.evaluate(
+        f"Object.fromEntries({json.dumps(names)}.map(id => [id, document.getElementById(id).textContent]))"
+    )
 
 
 def test_every_control_changes_what_it_should(tab: Tab, opened: Browser, page: Path) -> None:
@@ -236,7 +250,8 @@ def test_it_fits_asks_nothing_of_the_network_and_complains_of_nothing(
 def violations(tab: Tab) -> list[str]:
     """What axe-core finds against WCAG 2 (A and AA): contrast, labels, roles."""
     tab.evaluate(AXE.read_text(encoding="utf-8") + ";0")
-    script = "axe.run().then(r => r.violations.flatMap(v => v.nodes.map(n => v.id + ': ' + n.html.slice(0, 120) + ' ' + n.failureSummary)))"
+    told = "v.id + ': ' + n.html.slice(0, 120) + ' ' + n.failureSummary"
+    script = f"axe.run().then(r => r.violations.flatMap(v => v.nodes.map(n => {told})))"
     return list(tab.evaluate(script))
 
 

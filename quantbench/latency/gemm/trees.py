@@ -252,7 +252,8 @@ class Member:
         """Returns the probability that each kernel is chosen, (kernels, rows); columns sum to 1."""
         width = max(float(np.exp(Values(self.parameters)["choice"])[0]), _NARROWEST_CHOICE)
         weights: Array = np.exp(np.maximum((parts.log_time.min(axis=0) - parts.log_time) / width, NEGLIGIBLE))
-        return weights / weights.sum(axis=0)
+        total: Array = weights.sum(axis=0)
+        return weights / total
 
     def features(
         self,
@@ -293,7 +294,16 @@ class Member:
         log_m, log_n, log_k = np.log2(shapes.batch * shapes.m), np.log2(shapes.n), np.log2(shapes.k)
         # The time of a small tile in very many waves can exceed single precision; such a tile is never chosen.
         per_time = weights * np.exp(np.maximum(-parts.log_time, NEGLIGIBLE))
-        columns: list[Any] = [log_m, log_n, log_k, log_m + log_n, log_n + log_k, log_m + log_k, log_m + log_n + log_k, log_us]
+        columns: list[Any] = [
+            log_m,
+            log_n,
+            log_k,
+            log_m + log_n,
+            log_n + log_k,
+            log_m + log_k,
+            log_m + log_n + log_k,
+            log_us,
+        ]
         priced = (parts.arithmetic, parts.memory, parts.l2, parts.write, parts.reduction)
         columns += [_expected(per_time, part) for part in priced]
         means = (
