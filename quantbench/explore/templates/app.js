@@ -241,6 +241,7 @@ function answer(times, before) {
     const then = times.layer(before.state), value = state[state.axis];
     said.push(`${state.axis} ${value} against ${before.value}: ${signed(now.us / then.us - 1)} time for ${signed(now.flops / then.flops - 1)} arithmetic.`);
   }
+  $('rows').textContent = `Rows of every product: seq × mbs = ${state.seq * state.mbs} tokens.`;
   fill('compared', said.join(' '));
 }
 
