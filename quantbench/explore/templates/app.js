@@ -26,7 +26,7 @@ const AXES = ['hidden', 'ffn', 'heads', 'seq', 'mbs', 'tp', 'vocab'];
 const COLOURS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00'];
 const DARK = ['#56B4E9', '#E69F00', '#2BC79A', '#E59BC6', '#9AD0F5', '#F0E442'];
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 5], [1, 2]];
-const CLIFF = 0.05, SLICE_MS = 12, FIRST_MS = 20, BUDGET = 60;
+const CLIFF = 0.05, SLICE_MS = 12, FIRST_MS = 22;
 
 let page, state, locks = {}, lines = [], active, models = new Map(), plot, job = 0, shownOp = '', zoom = null, draws;
 
@@ -191,7 +191,7 @@ function update() {
     const s = changed(state, state.axis, x, locks);
     if (possible(s)) curves.get(id).set(x, models.get(id).layer(s));
   };
-  while (left.length && performance.now() - began < BUDGET && performance.now() - began < FIRST_MS + 20) point(left.shift());
+  while (left.length && performance.now() - began < FIRST_MS) point(left.shift());
   draw(curves);
   page.updateMs = performance.now() - began;
   document.documentElement.dataset.busy = 'yes';
