@@ -121,7 +121,7 @@ RULES: tuple[AlignmentRule, ...] = (
     ),
     AlignmentRule(
         ("fp8",), ("n", "k"), 16, "wastes", "vLLM's CUTLASS kernel", "weights are padded once, a or c in each call",
-        (f"{_VLLM}/pull/48588",), _SERVING,
+        (f"{_VLLM}/pull/48588",), _SERVING, ("forward",),
     ),
     AlignmentRule(
         ("fp8_block",), ("n", "k"), 128, "crashes", "vLLM and SGLang", "tp cuts a block of scales: weights do not load",

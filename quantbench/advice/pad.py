@@ -1,19 +1,18 @@
 """Decides whether padding a dimension of a GEMM or of a transformer saves time, and prices the copies and the memory.
 
-Entry points: `padding_verdict`, for a GEMM, which returns a `PaddingVerdict`; `shape_padding`, for a transformer at its
-tensor-parallel degree, which returns a `ShapePadding`; both hold `Padding` objects with their `Change`s; `compare`, for
-times that are known; the constant `NOISE`. Used by the command `pad`, by `tools.accuracy.padding` and by users' Python
-code.
+Entry points: `padding_verdict`, which returns a `PaddingVerdict` of `Padding` objects with their `Change`s; `compare`,
+for times that are known; the constant `NOISE`. Used by the command `pad`, by `tools.accuracy.padding` and by users'
+Python code.
 
 Weights, the vocabulary, ffn and head_dim are padded once, when the model is built; they cost memory and arithmetic.
-Tokens are padded at run time, and so is any side that the caller names: its tensor is copied in every call, at the
-memory's bandwidth. Padded rows and columns compute nothing of use, so the saving is that of the same useful work.
+Tokens are padded at run time, and so is any side of a GEMM that the caller names: its tensor is copied in every call,
+at the memory's bandwidth. Padded rows and columns compute nothing of use: the saving is that of the same useful work.
 
 Decision. Padding is advised if the expected saving, copies included, is at least `NOISE`, and called sure if the 90 %
-interval of the saving lies above 0. The errors of a shape and of its padded shape are nearly independent in units of
-the model's own intervals: on six public tables (bf16, fp8 and fp8_block on A100, H100 and B200, rows that the model was
-not fitted to), the interval of two independent errors covers 84 to 99 % of the ratios. `python -m
-tools.accuracy.padding` recomputes what the decisions lose against the better of both shapes.
+interval of the saving lies above 0. The interval is that of the ratio of two independent errors of the model's own
+intervals: they hold the measurement noise and the choice of kernel, which a shape and its padded shape do not share.
+`python -m tools.accuracy.padding` computes how many measured savings it covers, and what the decisions lose against the
+better of both shapes (docs/padding.md).
 
 >>> from quantbench.device import lookup
 >>> from quantbench.workload import Gemm
@@ -24,7 +23,8 @@ tools.accuracy.padding` recomputes what the decisions lose against the better of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -37,9 +37,11 @@ from quantbench.latency.gemm.model import LARGEST_SIDE
 from quantbench.latency.libraries import resolve_library
 from quantbench.latency.model_times import ModelTimes
 from quantbench.latency.op_times import OpEstimate, OpTimes, RememberedTimes, copy_us, correlation_of, total
+from quantbench.planner.calibration import shipped
 from quantbench.quantization import cdiv
-from quantbench.workload import Attention, Gemm, Op, TransformerShape
+from quantbench.workload import Gemm, Op, TransformerShape
 from quantbench.workload.dtypes import DTYPES, element_bytes
+from quantbench.workload.ops import Compute
 
 SIDES = ("m", "n", "k")
 #: smallest expected saving, as a share of the time, for which padding is advised: the repeat noise of measured times
@@ -106,15 +108,16 @@ class Padding:
 
 @dataclass(frozen=True)
 class PaddingVerdict:
-    """Whether to pad a GEMM, and how.
+    """Whether to pad a GEMM or the dimensions of a transformer, and how.
 
-    now: time as it is.
-    options: the fastest way for each side alone, and for all sides together if that differs, fastest first.
-    broken: rules of number formats and libraries that the GEMM breaks.
+    now: time as it is: of the GEMM, or of a step of the transformer on one GPU.
+    options: the fastest way for each dimension alone; for a GEMM also for all sides together, if that differs. Those
+        that repair most come first, then those that save most.
+    broken: rules of number formats and libraries that it breaks.
     note: source of the times.
     """
 
-    gemm: Gemm
+    subject: Gemm | TransformerShape
     device: DeviceSpec
     library: str
     now: Estimate
@@ -123,120 +126,121 @@ class PaddingVerdict:
     note: str
 
     @property
-    def must(self) -> bool:
-        """Whether the library crashes on the GEMM as it is."""
-        return _crashes(self.broken) > 0
+    def advised(self) -> tuple[Padding, ...]:
+        """Options that are worth it, or without which the library crashes."""
+        return tuple(one for one in self.options if one.worth or one.repairs)
 
     @property
     def best(self) -> Padding | None:
-        """The padding to choose; None if the GEMM should stay as it is."""
-        return next((one for one in self.options if not one.crashes and (one.worth or one.repairs)), None)
+        """The first of `advised`; None if nothing should be padded."""
+        return next(iter(self.advised), None)
 
 
 @dataclass(frozen=True)
-class ShapePadding:
-    """Whether to pad the dimensions of a transformer. options: the fastest size of each dimension alone."""
+class _Variant:
+    """A GEMM or a step, as it is or padded: the runs of each workload, and what padding costs beside their time."""
 
-    shape: TransformerShape
-    device: DeviceSpec
-    library: str
-    now: Estimate
-    options: tuple[Padding, ...]
+    changes: tuple[Change, ...]
+    runs: Mapping[Compute, int]
     broken: tuple[Broken, ...]
-    note: str
+    copies: tuple[int, ...] = ()
+    more_bytes: int = 0
 
 
 def padding_verdict(
-    gemm: Gemm,
+    subject: Gemm | TransformerShape,
     device: DeviceSpec,
     *,
     library: str = "",
     at_run_time: Sequence[str] = ("m",),
+    backward: bool = True,
     times: OpTimes | None = None,
 ) -> PaddingVerdict:
-    """Decides whether to pad a GEMM a[m, k] · b[k, n], on its sides m, n and k.
+    """Decides whether to pad a GEMM a[m, k] · b[k, n] on m, n and k, or vocab, ffn, head_dim and tokens of a
+    transformer.
 
-    library: whose kernels run; "" for the GPU's default (`libraries.default_library`).
-    at_run_time: sides that are padded in every call: m and k copy a, n copies the result. The others are padded once.
+    library: whose kernels run; "" for the GPU's default (`libraries.default_library`), with the rules of every library
+        for a transformer, which may be trained with one and served with another.
+    at_run_time: sides of a GEMM that are padded in every call: m and k copy a, n copies the result. The others are
+        padded once.
+    backward: whether a training step of a transformer is priced, or a forward pass only.
     times: source of times (default: the models of the device and library).
 
     Raises InputError for an unknown side or library, or a dtype without a peak on the device.
     """
+    who = "padding_verdict"
     for side in at_run_time:
-        require_choice("padding_verdict", "at_run_time", side, SIDES)
-    if device.peak(gemm.dtype) is None:
-        have = ", ".join(sorted(device.peak_tflops))
-        raise InputError("padding_verdict", f"{gemm.dtype} on {device.name}", f"one of {have}")
-    library = resolve_library(device.name, gemm.dtype, library, "padding_verdict")
-    times = times or ModelTimes(device, library=library)
-    sizes = [_padded_sizes(getattr(gemm, side)) for side in SIDES]
-    gemms = [replace(gemm, m=m, n=n, k=k) for m, n, k in product(*sizes)]
-    known = dict(zip(gemms, times.estimates(gemms), strict=True))
-    broken = broken_rules(gemm, library=library)
+        require_choice(who, "at_run_time", side, SIDES)
+    if device.peak(subject.dtype) is None:
+        raise InputError(who, f"{subject.dtype} on {device.name}", f"one of {', '.join(sorted(device.peak_tflops))}")
+    asked, library = library, resolve_library(device.name, subject.dtype, library, who)
+    if isinstance(subject, Gemm):
+        softmax, variants = "", list(_of_gemm(subject, library, at_run_time))
+    else:
+        softmax, variants = subject.softmax, list(_of_shape(subject, asked, backward=backward))
+    share = shipped().elsewhere.unaligned_share
+    known = RememberedTimes(times or ModelTimes(device, library=library), softmax=softmax, unaligned_share=share)
+    known.ask(work for variant in variants for work in variant.runs)
+    base, *padded = variants
+    now, below = _summed(base.runs, known)
     options = []
-    for padded in gemms[1:]:  # the first is the GEMM itself
-        changes = tuple(
-            Change(side, getattr(gemm, side), getattr(padded, side), side in at_run_time)
-            for side in SIDES
-            if getattr(padded, side) != getattr(gemm, side)
-        )
-        found = compare(
-            changes, {gemm: (1.0, known[gemm])}, {padded: (1.0, known[padded])}, known[gemm], known[padded],
-            _gemm_copies(gemm, padded, at_run_time), padded.min_bytes - gemm.min_bytes, times,
+    for one in padded:
+        then, above = _summed(one.runs, known)
+        found = compare(one.changes, below, above, now, then, one.copies, one.more_bytes, known)
+        crashes = _crashes(one.broken)
+        options.append(replace(found, crashes=crashes, repairs=crashes < _crashes(base.broken)))
+    groups: dict[tuple[str, ...], list[Padding]] = defaultdict(list)
+    for option in options:
+        groups[tuple(change.dimension for change in option.changes)].append(option)
+    shown = [_fastest(group) for names, group in groups.items() if len(names) == 1]
+    if isinstance(subject, Gemm) and options:
+        shown.append(_fastest(options))
+    order = sorted(dict.fromkeys(shown), key=lambda one: (one.crashes, -one.saving))
+    return PaddingVerdict(subject, device, library, now, tuple(order), base.broken, known.note)
+
+
+def _of_gemm(gemm: Gemm, library: str, at_run_time: Sequence[str]) -> Iterator[_Variant]:
+    """Yields the GEMM as it is, and padded on every combination of sides."""
+    for m, n, k in product(*(_padded_sizes(getattr(gemm, side)) for side in SIDES)):
+        padded = replace(gemm, m=m, n=n, k=k)
+        pairs = ((side, getattr(gemm, side), getattr(padded, side)) for side in SIDES)
+        changes = tuple(Change(side, size, to, side in at_run_time) for side, size, to in pairs if size != to)
+        yield _Variant(
+            changes, {padded: 1}, broken_rules(padded, library=library),
+            _gemm_copies(gemm, padded, {one.dimension for one in changes if one.at_run_time}),
+            padded.min_bytes - gemm.min_bytes,
         )  # fmt: skip
-        options.append(_judged(found, broken, broken_rules(padded, library=library)))
-    alone = (_fastest([one for one in options if [c.dimension for c in one.changes] == [side]]) for side in SIDES)
-    shown = dict.fromkeys(one for one in (*alone, _fastest(options)) if one is not None)
-    return PaddingVerdict(gemm, device, library, known[gemm], _sorted(shown), broken, times.note)
 
 
-def shape_padding(
-    shape: TransformerShape,
-    times: OpTimes,
-    *,
-    library: str = "",
-    backward: bool = True,
-    unaligned_share: float | None = None,
-) -> ShapePadding:
-    """Decides whether to pad vocab, ffn, head_dim and the tokens of a transformer, each alone.
+def _of_shape(shape: TransformerShape, library: str, *, backward: bool) -> Iterator[_Variant]:
+    """Yields the transformer as it is, and with each dimension padded alone."""
 
-    times: source of times.
-    library: whose kernels run; "" for the GPU's default.
-    backward: whether a training step is priced, or a forward pass only.
-    unaligned_share: see `op_times.as_run`.
-    """
-    library = resolve_library(times.device.name, shape.dtype, library, "shape_padding")
-    known = RememberedTimes(times, softmax=shape.softmax, unaligned_share=unaligned_share)
-    ops = shape.ops(backward=backward)
-    passes = 2 if backward else 1
-    variants: list[tuple[Change, tuple[Op, ...], list[int], int, tuple[Broken, ...]]] = []
-    broken = broken_by_shape(shape, library=library, backward=backward)
+    def variant(changes: tuple[Change, ...], other: TransformerShape, more_bytes: int = 0) -> _Variant:
+        broken = broken_by_shape(other, library=library, backward=backward)
+        return _Variant(changes, _runs(other.ops(backward=backward)), broken, more_bytes=more_bytes)
+
+    base = variant((), shape)
+    yield base
     sizes = {name: _padded_sizes(getattr(shape, name), shape.tp)[1:] for name in ("vocab", "ffn")}
-    sizes["head_dim"] = sorted({one.to for one in broken if one.name == "head_dim"})
+    sizes["head_dim"] = sorted({one.to for one in base.broken if one.name == "head_dim"})
     for name, candidates in sizes.items():
-        size = getattr(shape, name)
         for to in candidates:
-            changed: dict[str, int] = {name: to}
-            other = replace(shape, **changed)  # type: ignore[arg-type]
-            more = (other.parameters - shape.parameters) // shape.tp
-            held = round(more * DTYPES[shape.dtype].b_bytes)
-            then_broken = broken_by_shape(other, library=library, backward=backward)
-            variants.append((Change(name, size, to, False), other.ops(backward=backward), [], held, then_broken))
+            other: TransformerShape = replace(shape, **{name: to})  # type: ignore[arg-type]
+            more = (other.parameters - shape.parameters) // shape.tp * DTYPES[shape.dtype].b_bytes
+            yield variant((Change(name, getattr(shape, name), to, False),), other, round(more))
     for to in _padded_sizes(shape.tokens, shape.tp)[1:]:
-        # The hidden states (backward: their gradients) are copied once into padded tensors, and once out of them.
+        # The hidden states (backward: their gradients) are copied once into padded tensors.
         copy = (shape.tokens + to) * shape.hidden * element_bytes(shape.attention_dtype)
-        variants.append((Change("tokens", shape.tokens, to, True), _with_tokens(ops, to), [copy] * passes, 0, ()))
-    known.ask(op.workload for own in (ops, *(variant[1] for variant in variants)) for op in own)
-    now, below = _summed(ops, known)
-    options = []
-    for change, own, copies, more, then_broken in variants:
-        then, above = _summed(own, known)
-        option = compare((change,), below, above, now, then, copies, more, known)
-        options.append(_judged(option, broken, broken if change.at_run_time else then_broken))
-    best = (_fastest([one for one in options if one.changes[0].dimension == name]) for name in (*sizes, "tokens"))
-    return ShapePadding(
-        shape, times.device, library, now, _sorted(one for one in best if one is not None), broken, known.note
-    )
+        left = tuple(one for one in base.broken if not _repaired(one, to, shape.tp))
+        ops = _with_tokens(shape.ops(backward=backward), to)
+        change = Change("tokens", shape.tokens, to, True)
+        yield _Variant((change,), _runs(ops), left, (copy, copy) if backward else (copy,))
+
+
+def _repaired(broken: Broken, tokens: int, tp: int) -> bool:
+    """Returns whether a number of tokens satisfies a broken rule about them."""
+    size = {"tokens": tokens, "tokens / tp": tokens // tp}.get(broken.name)
+    return size is not None and broken.rule.allowed(size) == size
 
 
 def compare(
@@ -272,17 +276,16 @@ def _padded_sizes(size: int, parts: int = 1) -> list[int]:
     return list(dict.fromkeys([size, *(multiple for multiple in multiples if multiple <= LARGEST_SIDE)]))
 
 
-def _gemm_copies(gemm: Gemm, padded: Gemm, at_run_time: Sequence[str]) -> list[int]:
-    """Returns the bytes read and written by each copy that pads the sides in `at_run_time`."""
+def _gemm_copies(gemm: Gemm, padded: Gemm, changed: Collection[str]) -> tuple[int, ...]:
+    """Returns the bytes read and written by each copy that pads the sides in `changed` at run time."""
     kind, copies = DTYPES[gemm.dtype], []
-    changed = [side for side in at_run_time if getattr(gemm, side) != getattr(padded, side)]
     if "m" in changed or "k" in changed:
         read_k = gemm.k if "k" in changed else padded.k  # a side that is padded once comes padded
         read_m = gemm.m if "m" in changed else padded.m
         copies.append(round(gemm.batch * (read_m * read_k + padded.m * padded.k) * kind.a_bytes))
     if "n" in changed:
         copies.append(2 * gemm.batch * gemm.m * gemm.n * element_bytes(gemm.output_dtype))
-    return copies
+    return tuple(copies)
 
 
 def _with_tokens(ops: Iterable[Op], to: int) -> tuple[Op, ...]:
@@ -294,33 +297,31 @@ def _with_tokens(ops: Iterable[Op], to: int) -> tuple[Op, ...]:
     return tuple(out)
 
 
-def _summed(ops: Sequence[Op], times: RememberedTimes) -> tuple[Estimate, Shares]:
-    """Returns the time of all runs of the ops, and the share of each workload."""
-    found = total([OpEstimate(op, times.estimate(op.workload)) for op in ops], correlation_of(times))
-    shares: dict[Attention | Gemm | object, tuple[float, Estimate]] = {}
-    for one in found.ops:
-        share = shares.get(one.op.workload, (0.0, one.estimate))[0]
-        shares[one.op.workload] = (share + one.total_us / found.latency_us, one.estimate)
-    unmeasured = "; ".join(dict.fromkeys(one.estimate.unmeasured for one in found.ops if one.estimate.unmeasured))
-    return Estimate(found.latency_us, found.low_us, found.high_us, unmeasured=unmeasured), shares  # type: ignore[return-value]
+def _runs(ops: Iterable[Op]) -> Mapping[Compute, int]:
+    runs: Counter[Compute] = Counter()
+    for op in ops:
+        runs[op.workload] += op.count
+    return runs
+
+
+def _summed(runs: Mapping[Compute, int], times: RememberedTimes) -> tuple[Estimate, Shares]:
+    """Returns the time of all runs, and the share of each workload."""
+    found = total(
+        [OpEstimate(Op("", "", work, n), times.estimate(work)) for work, n in runs.items()], correlation_of(times)
+    )
+    shares = {one.op.workload: (one.total_us / found.latency_us, one.estimate) for one in found.ops}
+    reasons = dict.fromkeys(one.estimate.unmeasured for one in found.ops if one.estimate.unmeasured)
+    return Estimate(found.latency_us, found.low_us, found.high_us, unmeasured="; ".join(reasons)), shares
 
 
 def _crashes(broken: Iterable[Broken]) -> int:
     return sum(one.rule.effect == "crashes" for one in broken)
 
 
-def _judged(option: Padding, now: Iterable[Broken], then: Iterable[Broken]) -> Padding:
-    """Returns the option with its crashes. now, then: broken rules without and with padding."""
-    crashes = _crashes(then)
-    return replace(option, crashes=crashes, repairs=crashes < _crashes(now))
-
-
-def _fastest(options: Sequence[Padding]) -> Padding | None:
+def _fastest(options: Sequence[Padding]) -> Padding:
     """Returns the option with the fewest crashes and the largest saving. Of those within half of `NOISE` of it, the one
     that changes fewest dimensions, to the roundest sizes, as kernels differ in what alignment they want beyond 16
     bytes."""
-    if not options:
-        return None
     fewest = min(one.crashes for one in options)
     most = max(one.saving for one in options if one.crashes == fewest)
     near = [one for one in options if one.crashes == fewest and one.saving >= most - NOISE / 2]
@@ -330,7 +331,3 @@ def _fastest(options: Sequence[Padding]) -> Padding | None:
 def _roundness(size: int) -> int:
     """Returns the largest power of two up to `_ROUND` that divides a size."""
     return min(_ROUND, size & -size)
-
-
-def _sorted(options: Iterable[Padding]) -> tuple[Padding, ...]:
-    return tuple(sorted(options, key=lambda one: -one.saving))

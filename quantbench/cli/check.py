@@ -21,8 +21,10 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, printable
 from quantbench.report.terminal import cliffs_table, section_lines
 from quantbench.units import parse_duration_s, percent
+from quantbench.workload import Attention, Gemm
 
 if TYPE_CHECKING:
+    from quantbench.alignment_rules import AlignmentRule
     from quantbench.analysis.check import Check
     from quantbench.analysis.periods import Period
     from quantbench.analysis.rules import RuleOfThumb
@@ -115,6 +117,9 @@ def _lines(found: Check) -> Iterator[StyledLine | Table]:
     for section in filter(None, (steps_section(found), rules_section(found.rules, info.device))):
         yield ""
         yield from section_lines(section, _VERDICT_STYLE)
+    for (rule, dtype), number in _broken_rules(found).most_common():
+        what = f"{' or '.join(rule.sides)} of {dtype} off the multiples of {rule.multiple}"
+        yield f"{_counted(number, 'shape')} with {what}: {rule.effect} in {rule.whose} ({rule.why})"
     if found.kernels:
         yield from ("", _kernel_table(found))
     yield from floor_lines((p.latency_us, p) for of in found.curves.values() for curve in of for p in curve.points)
@@ -141,6 +146,23 @@ def _head_lines(found: Check) -> list[str]:
         falls = f"{_counted(len(found.falls), 'place')} where a larger size is faster"
         lines.append(f"{_counted(len(found.cliffs), 'cliff')} ({causes}); {falls}")
     return lines
+
+
+def _broken_rules(found: Check) -> Counter[tuple[AlignmentRule, str]]:
+    """Counts the shapes that break each rule of their library and number format, by rule and format."""
+    from quantbench.alignment_rules import broken_rules
+
+    # `torch` of `torch.mm`; a user-defined kernel is no library that has rules.
+    works = {
+        (record.workload, record.provider.partition(".")[0])
+        for record in found.run.records
+        if record.role == "point" and isinstance(record.workload, Gemm | Attention) and ":" not in record.provider
+    }
+    return Counter(
+        (rule, work.dtype)
+        for work, library in works
+        for rule in {one.rule for one in broken_rules(work, library=library)}
+    )
 
 
 def _counted(number: int, what: str) -> str:
@@ -198,6 +220,10 @@ def check_to_json(found: Check) -> dict[str, Any]:
         "common": common,
         "period": None if found.period is None else _period_to_json(found.period),
         "periods": [_period_to_json(period) for period in found.periods],
+        "broken_rules": [
+            {**asdict(rule), "dtype": dtype, "shapes": number}
+            for (rule, dtype), number in _broken_rules(found).items()
+        ],
         "rules": rules, "kernels": [asdict(kernel) | {"whole_tiles": kernel.whole_tiles} for kernel in found.kernels],
     }  # fmt: skip
 

@@ -23,6 +23,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.sweep.axes import DIMS, GEMM_DIMS, MODEL_DIMS, UNFUSED_OPS, Held
 from quantbench.workload import TransformerShape
+from quantbench.workload.recipes import RECIPES
 from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 
 # Fields of a model that a grid takes over; not layers, because a point is one layer.
@@ -88,6 +89,7 @@ class StepOptions(ShapeOptions):
     head_dim: int | None = size_option("Width of a head (default: hidden / heads).")
     mbs: int | None = size_option("Micro-batch size, sequences (default: 1).")
     tp: int | None = size_option("Tensor-parallel degree (default: 1).")
+    fp8_recipe: str = _model("", f"Recipe of an 8-bit training step: {', '.join(RECIPES)} (default: none, no casts).")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,11 +239,17 @@ def chosen_model(
         assumed += [] if said is None else [said]
     if options.gated:
         changes["gated"] = True
-    if options.dtype and device.peak(options.dtype) is None:
+    fp8_recipe = options.fp8_recipe if isinstance(options, StepOptions) else ""
+    require_choice(who, "--fp8-recipe", fp8_recipe, ("", *RECIPES))
+    recipe = RECIPES.get(fp8_recipe)
+    usual = default_dtype(device) if recipe is None else recipe.forward
+    if device.peak(options.dtype or usual) is None:
         known = ", ".join(sorted(device.peak_tflops))
-        raise InputError(who, f"--dtype {options.dtype} on {device.name}", f"one of {known}")
-    changes["dtype"] = options.dtype or default_dtype(device)
+        asked = f"--dtype {options.dtype}" if options.dtype else f"--fp8-recipe {fp8_recipe} ({usual})"
+        raise InputError(who, f"{asked} on {device.name}", f"one of {known}")
+    changes |= {"dtype": options.dtype or usual, "fp8_recipe": fp8_recipe}
     assumed += [] if options.dtype else [f"dtype = {changes['dtype']}"]
+    assumed += [] if recipe is None else ["casts are kernels of their own", f"logits in {default_dtype(device)}"]
     try:
         shape = replace(base, **changes, **how)
     except InputError as error:

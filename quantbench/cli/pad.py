@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -21,10 +20,10 @@ from quantbench.device import default_dtype, lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.units import latency, signed_percent, size
-from quantbench.workload import Gemm
+from quantbench.workload import Gemm, TransformerShape
 
 if TYPE_CHECKING:
-    from quantbench.advice.pad import Padding, PaddingVerdict, ShapePadding
+    from quantbench.advice.pad import Padding, PaddingVerdict
     from quantbench.alignment_rules import Broken
 
 _WHO = "pad"
@@ -49,120 +48,81 @@ class PadOptions(StepOptions):
 @command
 def pad(arguments: PadOptions, as_json: bool = json_option()) -> None:
     """Say whether padding a product, or vocab, ffn, head_dim or tokens of a model, saves time, and what it costs."""
+    from quantbench.advice.pad import padding_verdict
+
     if not arguments.gpu:
         raise InputError(_WHO, "no GPU", "--gpu (quantbench devices lists them)")
     spec = lookup(arguments.gpu)
+    dtype = arguments.dtype or default_dtype(spec)
     if spec.kind == "cpu":
         raise InputError(_WHO, f"--gpu {arguments.gpu}", "a GPU: on processors waves are not modelled")
-    if arguments.gemm:
-        verdict, assumed = _of_gemm(arguments, spec)
-        print_result(as_json, lambda: _gemm_to_json(verdict, assumed), _gemm_lines(verdict, assumed))
-    else:
-        padding, said = _of_model(arguments, spec)
-        print_result(as_json, lambda: _shape_to_json(padding, said), _shape_lines(padding, said, arguments))
+    if spec.peak(dtype) is None:
+        raise InputError(_WHO, f"--dtype {dtype} on {spec.name}", "one of " + ", ".join(sorted(spec.peak_tflops)))
+    sides = [side.strip() for side in arguments.at_run_time.split(",") if side.strip()]
+    subject, assumed = _gemm(arguments, dtype, sides) if arguments.gemm else _shape(arguments, spec)
+    verdict = padding_verdict(
+        subject, spec, library=arguments.library, at_run_time=sides, backward=not arguments.forward_only
+    )
+    print_result(as_json, lambda: _to_json(verdict, assumed), _lines(verdict, assumed))
 
 
-def _of_gemm(arguments: PadOptions, spec: DeviceSpec) -> tuple[PaddingVerdict, list[str]]:
-    from quantbench.advice.pad import padding_verdict
-
-    of_a_model = [one.name for one in fields(StepOptions) if one.name != "dtype"]
+def _gemm(arguments: PadOptions, dtype: str, sides: Sequence[str]) -> tuple[Gemm, list[str]]:
+    """Returns the product and the assumptions about it as text."""
+    of_a_model = [one.name for one in fields(StepOptions) if one.name not in ("dtype", "library")]
     typed = typed_words(arguments, [*of_a_model, "forward_only"])
     if typed:
         raise InputError(_WHO, f"--gemm {arguments.gemm} and {typed[0]}", "a product or a model")
     sizes = integers("--gemm", arguments.gemm)
     if len(sizes) != 3:
         raise InputError("--gemm", repr(arguments.gemm), "three integers m,n,k, comma separated: 4096,50257,1600")
-    dtype = _dtype(arguments, spec)
-    gemm = Gemm(*sizes, dtype=dtype, layout=arguments.layout)
-    sides = [side.strip() for side in arguments.at_run_time.split(",") if side.strip()]
-    assumed = [] if arguments.dtype else [f"dtype = {dtype}"]
-    once = [side for side in ("m", "n", "k") if side not in sides]
-    assumed.append(
-        f"padded in every call: {', '.join(sides) or 'nothing'}; padded once: {', '.join(once) or 'nothing'}"
-    )
-    return padding_verdict(gemm, spec, library=arguments.library, at_run_time=sides), assumed
+    once = ", ".join(side for side in ("m", "n", "k") if side not in sides)
+    how = f"padded in every call: {', '.join(sides) or 'nothing'}; padded once: {once or 'nothing'}"
+    return Gemm(*sizes, dtype=dtype, layout=arguments.layout), [*([] if arguments.dtype else [f"dtype = {dtype}"]), how]
 
 
-def _of_model(arguments: PadOptions, spec: DeviceSpec) -> tuple[ShapePadding, list[str]]:
-    from quantbench.advice.pad import shape_padding
-    from quantbench.latency.model_times import ModelTimes
-    from quantbench.planner.calibration import shipped
-
+def _shape(arguments: PadOptions, spec: DeviceSpec) -> tuple[TransformerShape, list[str]]:
+    """Returns the model and the assumptions about it as text."""
     if not (arguments.model or arguments.config or arguments.hidden):
         raise InputError(_WHO, "no product and no model", "--gemm m,n,k, --model, --config, or --hidden and --heads")
     unused = typed_words(arguments, ("layout", "at_run_time"))
     if unused:
         raise InputError(_WHO, f"{unused[0]} without --gemm", "options of a model")
-    _dtype(arguments, spec)
     shape, assumed = chosen_model(_WHO, arguments, spec)
-    assumed = (*assumed, *(f"{name} = 1" for name in ("mbs", "tp") if not getattr(arguments, name)))
-    assumed = (*assumed, "a forward pass" if arguments.forward_only else "a training step")
-    found = shape_padding(
-        shape, ModelTimes(spec, library=arguments.library), library=arguments.library,
-        backward=not arguments.forward_only, unaligned_share=shipped().elsewhere.unaligned_share,
-    )  # fmt: skip
-    return found, list(assumed)
-
-
-def _dtype(arguments: PadOptions, spec: DeviceSpec) -> str:
-    """Returns the dtype. Raises InputError if it is unknown or the device has no peak for it."""
-    dtype = arguments.dtype or default_dtype(spec)
-    if spec.peak(dtype) is None:
-        raise InputError(_WHO, f"--dtype {dtype} on {spec.name}", "one of " + ", ".join(sorted(spec.peak_tflops)))
-    return dtype
+    of_one = (f"{name} = 1" for name in ("mbs", "tp") if not getattr(arguments, name))
+    return shape, [*assumed, *of_one, "a forward pass" if arguments.forward_only else "a training step"]
 
 
 # --- output ----------------------------------------------------------------------------------------------------------
 
 
-def _header(
-    spec: DeviceSpec, note: str, dtype: str, library: str, assumed: Sequence[str], unmeasured: str
-) -> Iterator[StyledLine]:
+def _lines(verdict: PaddingVerdict, assumed: Sequence[str]) -> Iterator[StyledLine | Table]:
     from quantbench.latency.libraries import default_library, why_default
 
-    if unmeasured:
-        yield f"not measured, only estimated: {unmeasured}"
+    spec, subject, now = verdict.device, verdict.subject, verdict.now
+    if now.unmeasured:
+        yield f"not measured, only estimated: {now.unmeasured}"
     yield device_line(spec)
-    yield f"times: {note}"
-    why = f" ({why_default(spec.name, dtype)})" if library == default_library(spec.name, dtype) else ""
-    yield f"kernels of {library}{why}; assumed: {', '.join(assumed)}"
-
-
-def _gemm_lines(verdict: PaddingVerdict, assumed: Sequence[str]) -> Iterator[StyledLine | Table]:
-    gemm = verdict.gemm
-    now = verdict.now
-    yield from _header(verdict.device, verdict.note, gemm.dtype, verdict.library, assumed, now.unmeasured)
-    yield f"{gemm}: {latency(now.latency_us)} ({_interval(now.low_us, now.high_us)})"
+    yield f"times: {verdict.note}"
+    usual = verdict.library == default_library(spec.name, subject.dtype)
+    why = f" ({why_default(spec.name, subject.dtype)})" if usual else ""
+    yield f"kernels of {verdict.library}{why}; assumed: {', '.join(assumed)}"
+    interval = f"{latency(now.latency_us)} ({latency(now.low_us)} to {latency(now.high_us)})"
+    if isinstance(subject, Gemm):
+        yield f"{subject}: {interval}"
+    else:
+        tokens = f"{subject.mbs} × {subject.seq} tokens on tp = {subject.tp}"
+        yield f"micro-batch of {tokens}, {subject.dtype}: {interval} on each GPU"
     yield from broken_lines(verdict.broken)
     yield ""
-    yield from _table(verdict.options, "product", "memory")
-    best = verdict.best
-    if best is None:
+    yield from _table(verdict)
+    if not verdict.advised:
         yield _WORDS["no"], ": no padding is expected to save as much as measured times scatter (1 %)"
-        if verdict.must:
-            yield ("warning:", "yellow"), " the library crashes on it, and on every padded size that was tried"
+    for one in verdict.advised[:1] if isinstance(subject, Gemm) else verdict.advised:
+        yield _verdict(one), f": {one.words}"
+    if isinstance(subject, Gemm):
+        yield f"Next, on such a card, measure it: quantbench sweep {_sweep_words(subject, verdict.options)}"
     else:
-        yield _verdict(best), f": {best.words}"
-    yield f"Next, on such a card, measure it: quantbench sweep {_sweep_words(verdict)}"
-
-
-def _shape_lines(found: ShapePadding, assumed: Sequence[str], arguments: PadOptions) -> Iterator[StyledLine | Table]:
-    shape = found.shape
-    yield from _header(found.device, found.note, shape.dtype, found.library, assumed, found.now.unmeasured)
-    us = found.now
-    yield f"micro-batch of {shape.mbs} × {shape.seq} tokens on tp = {shape.tp}: {latency(us.latency_us)} on each GPU"
-    yield from broken_lines(found.broken)
-    yield ""
-    yield from _table(found.options, "whole step", "weights per GPU")
-    worth = [one for one in found.options if one.worth or one.repairs]
-    if not worth:
-        yield _WORDS["no"], ": no padding is expected to save as much as measured times scatter (1 %)"
-    for one in worth:
-        change = one.changes[0]
-        how = "in every step" if change.at_run_time else "once, in the model's configuration and weights"
-        yield _verdict(one), f": {one.words}, {how}"
-    model = f" --model {quote(arguments.model)}" if arguments.model else ""
-    yield f"Next, better shapes: quantbench advise{model or ' …'} --gpu {found.device.name} --tp {shape.tp}"
+        yield f"Next, better shapes: quantbench advise with the same model, --gpu {spec.name} --tp {subject.tp}"
 
 
 def _verdict(one: Padding) -> tuple[str, str]:
@@ -180,56 +140,41 @@ def broken_lines(broken: Sequence[Broken]) -> Iterator[StyledLine]:
         yield f"sources of the rules: {', '.join(sources)}"
 
 
-def _table(options: Sequence[Padding], what: str, memory: str) -> Iterator[Table | str]:
-    if not options:
+def _table(verdict: PaddingVerdict) -> Iterator[Table | str]:
+    if not verdict.options:
         yield "every dimension is a multiple of 256: nothing to pad"
         return
-    table = plain_table(
-        ("pad", f">{what}", ">copies", ">saving", ">low to high", f">more {memory}", "when", "verdict"), fold=("pad",)
-    )
-    for one in options:
-        verdict, style = _verdict(one)
+    of = ("product", "memory") if isinstance(verdict.subject, Gemm) else ("whole step", "weights per GPU")
+    titles = ("pad", f">{of[0]}", ">copies", ">saving", ">low to high", f">more {of[1]}", "when", "verdict")
+    table = plain_table(titles, fold=("pad",))
+    for one in verdict.options:
+        said, style = _verdict(one)
         when = {change.at_run_time for change in one.changes}
         table.add_row(
             one.words, latency(one.then.latency_us), latency(one.copy_us) if one.copy_bytes else "none",
             f"{signed_percent(one.saving)} ({latency(abs(one.saving_us))})",
             f"{signed_percent(one.low)} to {signed_percent(one.high)}", size(one.more_bytes),
-            "every call" if when == {True} else "once" if when == {False} else "both", Text(verdict, style=style),
+            "every call" if when == {True} else "once" if when == {False} else "both", Text(said, style=style),
         )  # fmt: skip
     yield table
     yield "saving: share of the time saved, copies included, with its 90 % interval; negative if padding costs time"
 
 
-def _sweep_words(verdict: PaddingVerdict) -> str:
+def _sweep_words(gemm: Gemm, options: Sequence[Padding]) -> str:
     """Formats the options with which `quantbench sweep` measures the product and the padded one."""
-    gemm, best = verdict.gemm, verdict.best or next(iter(verdict.options), None)
-    to = {} if best is None else {one.dimension: one.to for one in best.changes}
-    axes = [f"--dim {side}={getattr(gemm, side)},{size}" for side, size in to.items()] or [f"--dim m={gemm.m}"]
-    rest = [f"-{side} {getattr(gemm, side)}" for side in "mnk" if side not in (to or "m")]
+    to = {one.dimension: one.to for one in options[0].changes} if options else {"m": gemm.m}
+    axes = [f"--dim {side}={getattr(gemm, side)},{padded}" for side, padded in to.items()]
+    rest = [f"-{side} {getattr(gemm, side)}" for side in "mnk" if side not in to]
     return " ".join([*axes, *rest, f"--layout {gemm.layout} --dtype {gemm.dtype}"])
 
 
-def _interval(low_us: float, high_us: float) -> str:
-    return f"{latency(low_us)} to {latency(high_us)}"
-
-
-def _gemm_to_json(verdict: PaddingVerdict, assumed: Sequence[str]) -> dict[str, Any]:
-    best = verdict.best
-    return {
-        "device": verdict.device.name, "library": verdict.library, "assumed": assumed, "note": verdict.note,
-        "gemm": asdict(verdict.gemm), "now": asdict(verdict.now), "broken": [asdict(one) for one in verdict.broken],
-        "must_pad": verdict.must, "pad": None if best is None else best.words, "sure": best is not None and best.sure,
-        "options": [_option_to_json(one) for one in verdict.options],
-    }  # fmt: skip
-
-
-def _shape_to_json(found: ShapePadding, assumed: Sequence[str]) -> dict[str, Any]:
-    return {
-        "device": found.device.name, "library": found.library, "assumed": assumed, "note": found.note,
-        "shape": asdict(found.shape), "now": asdict(found.now), "broken": [asdict(one) for one in found.broken],
-        "options": [_option_to_json(one) for one in found.options],
-    }  # fmt: skip
-
-
-def _option_to_json(one: Padding) -> dict[str, Any]:
-    return {**asdict(one), "saving_us": one.saving_us, "worth": one.worth, "sure": one.sure}
+def _to_json(verdict: PaddingVerdict, assumed: Sequence[str]) -> dict[str, Any]:
+    options = [
+        {**asdict(one), "words": one.words, "saving_us": one.saving_us, "worth": one.worth, "sure": one.sure}
+        for one in verdict.options
+    ]
+    broken = [{**asdict(one), "words": one.words} for one in verdict.broken]
+    found = {"device": verdict.device.name, "library": verdict.library, "assumed": assumed, "note": verdict.note}
+    subject = {"gemm" if isinstance(verdict.subject, Gemm) else "shape": asdict(verdict.subject)}
+    pad = [one.words for one in verdict.advised]
+    return {**found, **subject, "now": asdict(verdict.now), "broken_rules": broken, "options": options, "pad": pad}

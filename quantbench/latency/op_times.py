@@ -2,10 +2,10 @@
 
 Entry points: `OpTimes`, the protocol (`TimesOf` makes one); `RememberedTimes`, a cache that also models Megatron's
 softmax fallback and unaligned batched GEMMs, which the wrapped `OpTimes` does not; `RooflineTimes` (spec sheet only),
-`roofline_us` and `copy_us`; the results `OpEstimate` and `ShapeEstimate`; `total`, `as_run`, `correlation_of`,
-`peak_share`, `assumed_tile`; the constants `CORRELATION`, `UNMEASURED_COMMON` and `UNALIGNED_NOTE`. Used by
-`model_times`, by `planner`, `advice`, `sweep`, `analysis`, `profile`, `importers` and `report`, by tools and by the
-commands that predict.
+`roofline_us` and `copy_us`; the results `OpEstimate` and `ShapeEstimate`; `total`, `as_run`, `with_casts`,
+`correlation_of`, `peak_share`, `assumed_tile`; the constants `CORRELATION`, `UNMEASURED_COMMON` and `UNALIGNED_NOTE`.
+Used by `model_times`, by `planner`, `advice`, `sweep`, `analysis`, `profile`, `importers` and `report`, by tools and by
+the commands that predict.
 
 The protocol is implemented by `model_times` and by `profile.profile`.
 """
@@ -28,7 +28,7 @@ from quantbench.megatron import softmax_objections
 from quantbench.quantization import VECTOR_BYTES, quantize
 from quantbench.workload import Attention, Gemm, Op, Softmax, Workload
 from quantbench.workload.dtypes import DTYPES
-from quantbench.workload.ops import Compute
+from quantbench.workload.ops import Cast, Compute
 
 #: Correlation of the errors of two ops: 0 for independent errors, 1 if all ops err by the same share of their interval.
 #: With 0.5 the interval of sums of four GEMMs covers 89 to 99 % of them on the five public tables (rows that the
@@ -43,6 +43,9 @@ UNMEASURED_COMMON = 0.8
 
 # Interval of unaligned batched GEMMs: a guess, since their rate was fitted to whole training iterations only.
 _UNALIGNED_SPREAD = 1.5
+# Factor by which casts may differ from their bytes at the assumed bandwidth: a guess.
+_CAST_SPREAD = 1.3
+_CAST_NOTE = "casts: by their bytes and the memory's bandwidth"
 UNALIGNED_NOTE = "batched products of unaligned rows: at a rate fitted to whole iterations on A100s"
 
 
@@ -210,8 +213,21 @@ def as_run(
     )  # fmt: skip
 
 
+def with_casts(times: OpTimes, works: Sequence[Compute]) -> dict[Compute, Estimate]:
+    """Returns the times of distinct workloads: of casts by their bytes and the bandwidth, of others by `times`."""
+    known: dict[Compute, Estimate] = {}
+    for work in works:
+        if isinstance(work, Cast):
+            mid = copy_us(work.min_bytes, times.device)
+            known[work] = Estimate(mid, mid / _CAST_SPREAD, mid * _CAST_SPREAD, bound="memory", unmeasured=_CAST_NOTE)
+    asked = [work for work in works if work not in known]
+    if asked:
+        known.update(zip(asked, times.estimates(asked), strict=True))
+    return known
+
+
 class RememberedTimes:
-    """Cache of op times that applies `as_run`; implements `OpTimes`.
+    """Cache of op times that prices casts and applies `as_run`; implements `OpTimes`.
 
     softmax, unaligned_share: see `as_run`.
     kernels: source of launches that `times` does not name.
@@ -249,7 +265,7 @@ class RememberedTimes:
         wanted = [work for work in dict.fromkeys(workloads) if work not in self._fused]
         if not wanted:
             return
-        for work, source in zip(wanted, self._times.estimates(wanted), strict=True):
+        for work, source in with_casts(self._times, wanted).items():
             found = as_run(work, source, self.device, unaligned_share=self._share)
             self._unaligned = self._unaligned or found is not source
             self._fused[work] = found
@@ -273,7 +289,7 @@ class RememberedTimes:
     def launch(self, work: Compute) -> Launch | None:
         """Returns the kernel expected to run a workload, None if neither `times` nor `kernels` names one."""
         own = self.fused(work).launch
-        if own is not None or self._kernels is None:
+        if own is not None or self._kernels is None or isinstance(work, Cast):
             return own
         if work not in self._launches:
             self._launches[work] = self._kernels.estimates([work])[0].launch

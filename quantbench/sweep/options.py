@@ -160,7 +160,8 @@ def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...
             ]
         else:
             axes = (Axis(SHAPE_DIM, tuple(range(1, len(options.models) + 1))),)
-            placed = [Placed({SHAPE_DIM: i}, one.shape.ops(), keep=i) for i, one in enumerate(options.models, 1)]
+            ops = [[op for op in one.shape.ops() if op.workload.kind != "cast"] for one in options.models]
+            placed = [Placed({SHAPE_DIM: i}, tuple(own), keep=i) for i, own in enumerate(ops, 1)]
         return axes, lay_out(placed, providers, options.timing, spec)
     grid = parse_grid(options.dims, held, spec)
     plan = build_plan(

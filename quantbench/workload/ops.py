@@ -1,7 +1,7 @@
-"""Defines the workloads that can be measured and predicted: GEMM, softmax, attention and collectives.
+"""Defines the workloads that can be measured and predicted: GEMM, softmax, attention and collectives; and casts.
 
-Entry points: `Gemm`, `Softmax`, `Attention`, `Collective`; `Workload`, any of them; `Compute`, any but collectives;
-`workload_to_json` and `workload_from_json`; what their fields may be: `LAYOUTS`, `MASKS`, `DIRECTIONS`,
+Entry points: `Gemm`, `Softmax`, `Attention`, `Cast`, `Collective`; `Workload`, any of them; `Compute`, any but
+collectives; `workload_to_json` and `workload_from_json`; what their fields may be: `LAYOUTS`, `MASKS`, `DIRECTIONS`,
 `COLLECTIVE_OPS`, `COLLECTIVE_DTYPES`, `LARGEST_MESSAGE_BYTES`. Used by nearly all packages, mostly through
 `quantbench.workload`.
 
@@ -284,12 +284,53 @@ class Collective:
         return f"{self.op} {self.message_bytes} B over {self.num_gpus} GPUs{nodes} {self.dtype}"
 
 
+@dataclass(frozen=True)
+class Cast:
+    """Conversion of a rows×cols tensor from `dtype` to `to`, with its scales.
+
+    reads: times that the tensor is read.
+    copies: times that it is written: 2 if also by columns or transposed.
+
+    >>> Cast(rows=128, cols=128, to="fp8", copies=2).min_bytes
+    65536
+    """
+
+    rows: int
+    cols: int
+    to: str
+    dtype: str = "bf16"
+    reads: int = 1
+    copies: int = 1
+
+    kind = "cast"
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "cols", "reads", "copies"):
+            require_int("Cast", name, getattr(self, name))
+        require_choice("Cast", "dtype", self.dtype, VECTOR_DTYPES)
+        require_choice("Cast", "to", self.to, GEMM_DTYPES)
+
+    @property
+    def flops(self) -> int:
+        """Always 0: casts have no matrix arithmetic."""
+        return 0
+
+    @property
+    def min_bytes(self) -> int:
+        """Minimum traffic to device memory in bytes."""
+        each = self.reads * element_bytes(self.dtype) + self.copies * DTYPES[self.to].a_bytes
+        return round(self.rows * self.cols * each)
+
+    def __str__(self) -> str:
+        return f"cast {self.rows}×{self.cols} {self.dtype} to {self.copies}× {self.to}"
+
+
 #: workloads of one GPU
-Compute = Gemm | Softmax | Attention
+Compute = Gemm | Softmax | Attention | Cast
 #: all workloads that a record can have
 Workload = Compute | Collective
 
-_KINDS: dict[str, type[Workload]] = {kind.kind: kind for kind in (Gemm, Softmax, Attention, Collective)}
+_KINDS: dict[str, type[Workload]] = {kind.kind: kind for kind in (Gemm, Softmax, Attention, Cast, Collective)}
 _FIELDS = {name: tuple(f.name for f in fields(kind)) for name, kind in _KINDS.items()}
 
 

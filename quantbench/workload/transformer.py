@@ -5,11 +5,13 @@ Entry points: `TransformerShape`, whose `ops` returns `Op` objects; `backward_of
 `profile`, tools and the commands, mostly through `quantbench.workload`.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from quantbench.errors import InputError, require_choice, require_int
 from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES
 from quantbench.workload.ops import Attention, Compute, Gemm, Softmax
+from quantbench.workload.recipes import RECIPES, casts_of
 
 #: implementations of attention: one fused kernel, or scores, softmax and context as separate kernels
 ATTENTIONS = ("flash", "unfused")
@@ -22,8 +24,8 @@ SOFTMAXES = ("megatron", "torch")
 class Op:
     """Op of a training step on one GPU.
 
-    name: qkv, scores, softmax, context, attention, proj, mlp_up, mlp_gate, mlp_up_gate, mlp_down or logits.
-    phase: forward; dgrad and wgrad for the two gradients of a GEMM; backward for softmax and attention.
+    name: qkv, scores, softmax, context, attention, proj, mlp_up, mlp_gate, mlp_up_gate, mlp_down, logits or cast.
+    phase: forward; dgrad and wgrad for the two gradients of a GEMM; backward for softmax, attention and casts.
     count: runs per micro-batch in the whole model (layers, or 1 for the logits).
     """
 
@@ -52,6 +54,8 @@ class TransformerShape:
     softmax: one of SOFTMAXES, for unfused attention.
     dropout: whether hidden states and attention probabilities have dropout.
     sliding_window: attention window in tokens, 0 for none. `ops` ignores it and computes all pairs.
+    fp8_recipe: key of `recipes.RECIPES`, by which gradients have their own dtypes, casts are counted and logits stay in
+        16 bits; "" for one dtype everywhere and no casts.
 
     >>> [op.name for op in TransformerShape(hidden=1024, heads=16, seq=512).ops(backward=False)]
     ['qkv', 'attention', 'proj', 'mlp_up', 'mlp_down', 'logits']
@@ -76,6 +80,7 @@ class TransformerShape:
     softmax: str = "megatron"
     sliding_window: int = 0
     causal: bool = True
+    fp8_recipe: str = ""
 
     def __post_init__(self) -> None:
         who = "TransformerShape"
@@ -95,6 +100,10 @@ class TransformerShape:
         require_choice(who, "dtype", self.dtype, GEMM_DTYPES)
         require_choice(who, "attention", self.attention, ATTENTIONS)
         require_choice(who, "softmax", self.softmax, SOFTMAXES)
+        require_choice(who, "fp8_recipe", self.fp8_recipe, ("", *RECIPES))
+        if self.fp8_recipe and self.dtype != RECIPES[self.fp8_recipe].forward:
+            expected = f"{RECIPES[self.fp8_recipe].forward}, which fp8_recipe = {self.fp8_recipe} uses forward"
+            raise InputError(who, f"dtype = {self.dtype}", expected)
         for name in ("gated", "gate_fused", "tied", "dropout", "causal"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(who, f"{name} = {getattr(self, name)!r}"[:80], "True or False")
@@ -137,13 +146,26 @@ class TransformerShape:
 
     def ops(self, *, backward: bool = True) -> tuple[Op, ...]:
         """Returns every GEMM, softmax and attention that one GPU runs per micro-batch, forward ops first."""
-        forward = [
-            *self._layer_forward(),
-            Op("logits", "forward", self._linear(self.vocab // self.tp, self.hidden), 1),
-        ]
-        if not backward:
-            return tuple(forward)
-        return tuple(forward) + tuple(b for op in reversed(forward) for b in backward_of(op))
+        layer = self._layer_forward()
+        logits = self._linear(self.vocab // self.tp, self.hidden)
+        if self.fp8_recipe:
+            logits = replace(logits, dtype=self.attention_dtype)
+        forward = [*layer, Op("logits", "forward", logits, 1)]
+        gradients = [b for op in reversed(forward) for b in backward_of(op, self.fp8_recipe)] if backward else []
+        casts = self._casts(layer, backward=backward) if self.fp8_recipe else []
+        return (*forward, *(one for one in casts if one.phase == "forward"), *gradients,
+                *(one for one in casts if one.phase != "forward"))  # fmt: skip
+
+    def _casts(self, layer: Iterable[Op], *, backward: bool) -> list[Op]:
+        """Returns the casts of the linear layers of a layer's forward ops."""
+        found = []
+        for op in layer:
+            if isinstance(op.workload, Gemm) and op.workload.dtype == self.dtype:
+                new = op.name != "mlp_gate"  # its input is that of mlp_up
+                both = casts_of(op.workload, RECIPES[self.fp8_recipe], backward=backward, new_input=new)
+                for phase, casts in zip(("forward", "backward"), both, strict=True):
+                    found += [Op("cast", phase, cast, op.count) for cast in casts]
+        return found
 
     def _linear(self, n: int, k: int) -> Gemm:
         return Gemm(m=self.tokens, n=n, k=k, dtype=self.dtype, layout="nt")
@@ -181,18 +203,24 @@ class TransformerShape:
         return [("scores", scores), ("softmax", softmax), ("context", context)]
 
 
-def backward_of(op: Op) -> tuple[Op, ...]:
+def backward_of(op: Op, fp8_recipe: str = "") -> tuple[Op, ...]:
     """Returns the backward ops of a forward op: two GEMMs for a GEMM, one kernel for softmax and attention.
+
+    fp8_recipe: key of `recipes.RECIPES`, which sets the dtypes of the gradients of products in its format.
 
     For c = a·b with a m×k and b k×n: the gradient of a is dc·bᵀ (m×k, reduction n), that of b is aᵀ·dc (k×n, reduction
     m) or, for a weight stored n×k, dcᵀ·a (n×k, reduction m).
     """
     work = op.workload
-    if not isinstance(work, Gemm):
+    if isinstance(work, Softmax | Attention):
         return (Op(op.name, "backward", replace(work, direction="backward"), op.count),)
+    assert isinstance(work, Gemm), work
     m, n, k, batch, dtype = work.m, work.n, work.k, work.batch, work.dtype
     if work.layout == "nt":  # b is stored n×k, so is its gradient: dcᵀ·a
         dgrad, wgrad = Gemm(m, k, n, batch, dtype, "nn"), Gemm(n, k, m, batch, dtype, "tn")
     else:  # b is stored k×n: aᵀ·dc
         dgrad, wgrad = Gemm(m, k, n, batch, dtype, "nt"), Gemm(k, n, m, batch, dtype, "tn")
+    recipe = RECIPES.get(fp8_recipe)
+    if recipe is not None and dtype == recipe.forward:
+        dgrad, wgrad = replace(dgrad, dtype=recipe.dgrad), replace(wgrad, dtype=recipe.wgrad)
     return (Op(op.name, "dgrad", dgrad, op.count), Op(op.name, "wgrad", wgrad, op.count))

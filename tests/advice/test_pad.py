@@ -14,7 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from quantbench.advice.pad import NOISE, padding_verdict, shape_padding
+from quantbench.advice.pad import NOISE, compare, padding_verdict
 from quantbench.cli.pad import pad
 from quantbench.device import lookup
 from quantbench.errors import InputError
@@ -89,17 +89,19 @@ def test_a_saving_within_the_noise_or_less_than_the_copy_is_not_advised() -> Non
 
 def test_what_crashes_is_padded_even_at_a_loss() -> None:
     gemm = Gemm(1024, 4090, 4096, dtype="fp8", layout="nt")
-    verdict = padding_verdict(gemm, H100, library="torch", times=Times(1.0))
-    assert verdict.must
-    assert verdict.best is not None
-    assert verdict.best.repairs
-    assert not verdict.best.crashes
-    assert not padding_verdict(gemm, H100, library="vllm", times=Times(1.0)).must
+    best = padding_verdict(gemm, H100, library="torch", times=Times(1.0)).best
+    assert best is not None
+    assert best.repairs
+    assert not best.crashes
+    assert padding_verdict(gemm, H100, library="vllm", times=Times(1.0)).best is None
+    shape = TransformerShape(hidden=4096, heads=32, ffn=11264, vocab=32768, seq=16 * 99, tp=8, dtype="mxfp8")
+    verdict = padding_verdict(shape, lookup("b200"), library="torch", times=Times(1.0))
+    assert [(one.words, one.crashes) for one in verdict.advised] == [("tokens 1584 → 1792", 0)]
 
 
 def test_the_model_pads_what_its_author_can_change_and_its_tokens() -> None:
     shape = TransformerShape(hidden=1024, heads=16, vocab=50257, ffn=4000, seq=1000, layers=2)
-    found = shape_padding(shape, Times(2.0, error=0.001))
+    found = padding_verdict(shape, A100, times=Times(2.0, error=0.001))
     best = {one.changes[0].dimension: one for one in found.options}
     assert set(best) == {"vocab", "ffn", "tokens"}
     assert best["tokens"].changes[0].at_run_time
@@ -107,7 +109,7 @@ def test_the_model_pads_what_its_author_can_change_and_its_tokens() -> None:
     # Forward and backward copy the hidden states in; every product becomes aligned but those of vocab and ffn.
     assert best["tokens"].copy_bytes == 2 * (1000 + best["tokens"].changes[0].to) * 1024 * 2
     assert best["ffn"].more_bytes == 2 * 2 * 1024 * (best["ffn"].changes[0].to - 4000) * 2
-    forward = shape_padding(shape, Times(2.0), backward=False)
+    forward = padding_verdict(shape, A100, times=Times(2.0), backward=False)
     assert forward.now.latency_us < found.now.latency_us
 
 
@@ -123,7 +125,12 @@ def test_pairs_are_one_past_a_size_and_the_next_larger_one() -> None:
     tokens, widths = (pairs(table, np.arange(5), side) for side in "mn")
     assert tokens.tolist() == [[1, 2], [4, 3]]
     assert widths.tolist() == [[1, 4], [2, 3]]
-    found = regret(table, tokens, np.array([True, True]))
+    estimates = [Estimate(us, us / 1.1, us * 1.1) for us in (4.0, 2.0)]
+    gemms = Gemm(129, 1536, 4096), Gemm(160, 1536, 4096)
+    shares = ({gemm: (1.0, one)} for gemm, one in zip(gemms, estimates, strict=True))
+    judged = compare((), *shares, *estimates, [], 0, Times(1.0))
+    found = regret(table, tokens, [judged, judged])
+    assert found.covered == 0.5  # of two measured savings, 50 % and −50 %
     assert (found.never, found.always, found.chosen) == (0.5, 0.25, 0.25)
     assert found.median == pytest.approx(0.25)
 
@@ -148,7 +155,7 @@ def test_the_command_says_what_the_function_says() -> None:
     data = run_json("--gemm", "4096,50257,1600", "--gpu", "a100")
     verdict = padding_verdict(Gemm(4096, 50257, 1600, layout="nt"), A100)
     assert verdict.best is not None
-    assert data["pad"] == verdict.best.words == "n 50257 → 50304"
+    assert data["pad"][0] == verdict.best.words == "n 50257 → 50304"
     assert data["options"][0]["saving"] == verdict.options[0].saving
     model = run_json("--model", "gpt2-xl", "--gpu", "a100")
     assert model["options"][0]["changes"][0]["dimension"] == "vocab"

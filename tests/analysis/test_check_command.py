@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import made_runs
 import pytest
 from simulator import SimulatedGpu, SimulatedWorker, along, records_of, write_simulated
 from typer.testing import CliRunner
@@ -213,3 +214,13 @@ def test_no_single_tile_explains_the_steps_of_hopper(tmp_path: Path, system: str
     assert (period["verdict"], period["tile"]) == ("no single tile", None)
     assert period["explained"] < 0.3
     assert "no single tile explains the steps" in call(folder)[1]
+
+
+def test_shapes_that_break_a_rule_of_their_library_are_counted(tmp_path: Path) -> None:
+    works = [Gemm(64, 4096, k, dtype="fp8_block", layout="nt") for k in (4096, 4160, 4224, 4288)]
+    folder = made_runs.write(
+        tmp_path, made_runs.run([made_runs.record(w, (10.0,) * 8, {"k": w.k}, provider="vllm.deepgemm") for w in works])
+    )
+    assert "2 shapes with k of fp8_block off the multiples of 128: falls back in vLLM" in call(folder)[1]
+    (found,) = call_json(folder)["broken_rules"]
+    assert (found["shapes"], found["effect"], found["multiple"]) == (2, "falls back", 128)

@@ -49,6 +49,22 @@ def sizes(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return m, n, k
 
 
+def test_narrow_formats_pay_for_rows_beyond_m_and_for_quantizing_a() -> None:
+    def us(dtype: str, m: float, n: float, k: float, **values: float) -> float:
+        vector = hand_prior()[0]
+        for name in ("padded", "convert", "convert_row"):
+            vector[INDEX[name]] = np.log(values.get(name, 1e-9))
+        shapes = Shapes(Machine.of(lookup("h100-sxm5-80gb"), dtype), MENU, *(np.array([float(x)]) for x in (m, n, k)))
+        return float(np.exp(log_latency(Values(vector), shapes)[0][0]))
+
+    assert us("fp8", 4096, 64, 64, convert_row=0.01) == pytest.approx(us("fp8", 4096, 64, 64) + 40.96, rel=1e-6)
+    bytes_moved_us = 4096 * 8192 * 3 / (lookup("h100-sxm5-80gb").memory_gb_per_s * 1e3)
+    assert us("fp8", 4096, 64, 8192, convert=1) == pytest.approx(us("fp8", 4096, 64, 8192) + bytes_moved_us, rel=1e-6)
+    assert us("fp8", 257, 8192, 8192, padded=1) > 1.1 * us("fp8", 257, 8192, 8192)
+    assert us("fp8", 512, 8192, 8192, padded=1) == pytest.approx(us("fp8", 512, 8192, 8192))
+    assert us("bf16", 257, 64, 8192, padded=1, convert=1, convert_row=0.01) == us("bf16", 257, 64, 8192)
+
+
 @pytest.mark.parametrize("operation", ["exp", "log", "sigmoid", "soft_plus"])
 def test_tape_gradients_of_functions(operation: str) -> None:
     function = getattr(tape, operation)

@@ -7,7 +7,18 @@ import pytest
 
 from quantbench.device import lookup
 from quantbench.errors import InputError
-from quantbench.latency.gemm.cost_model import ADDED, Machine, Menu, Shapes, Values, hand_prior, log_latency, upgraded
+from quantbench.latency.gemm.cost_model import (
+    ADDED,
+    PARAMETERS,
+    TILES,
+    Machine,
+    Menu,
+    Shapes,
+    Values,
+    hand_prior,
+    log_latency,
+    upgraded,
+)
 from quantbench.latency.gemm.model import GemmModel, shipped_model
 from quantbench.latency.gemm.training import Effort
 from quantbench.latency.gemm.trees import Growth
@@ -76,14 +87,16 @@ def test_a_slower_layout_is_learned() -> None:
     assert 1.25 < np.median(ratio) < 1.75
 
 
-def test_parameters_of_version_2_give_the_same_times() -> None:
-    sizes = [np.array(x) for x in ([1.0, 4096.0], [4096.0, 512.0], [4096.0, 60000.0])]
-    shapes = Shapes(Machine.of(lookup("a100-sxm4-80gb"), "bf16"), Menu.of(), *sizes)
-    vector = upgraded(np.delete(hand_prior()[0], ADDED))
-    without_host = hand_prior()[0]
-    without_host[ADDED[0]] = -20.0
-    assert len(vector) == len(without_host)
-    assert log_latency(Values(vector), shapes)[0] == pytest.approx(log_latency(Values(without_host), shapes)[0])
+@pytest.mark.parametrize("lacking", [ADDED, ADDED[3:]], ids=["version 2", "version 3"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+def test_parameters_of_earlier_versions_give_the_same_times(lacking: list[int], dtype: str) -> None:
+    sizes = [np.array(x) for x in ([2.0, 4096.0], [4096.0, 512.0], [4096.0, 60000.0])]
+    shapes = Shapes(Machine.of(lookup("h100-sxm5-80gb"), dtype), Menu.of(), *sizes)
+    vector = upgraded(np.delete(hand_prior()[0], lacking), len(TILES))
+    as_it_was = hand_prior()[0]
+    as_it_was[[i for i in lacking if PARAMETERS[i].name not in ("far", "far_growth")]] = -30.0
+    assert len(vector) == len(as_it_was)
+    assert log_latency(Values(vector), shapes)[0] == pytest.approx(log_latency(Values(as_it_was), shapes)[0])
 
 
 @pytest.mark.parametrize(("slug", "dtype"), PUBLISHED)

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.advice.pad import Change, compare
+from quantbench.advice.pad import Change, Padding, compare
 from quantbench.alignment_rules import RULES
 from quantbench.device import lookup
 from quantbench.latency.contests import Contest, fit
@@ -61,7 +61,12 @@ _FEW = 2000
 
 @dataclass(frozen=True)
 class Regret:
-    """Losses against the better of both shapes, as shares: of the sums of times, and the median of single pairs."""
+    """Losses against the better of both shapes, as shares.
+
+    chosen, never, always: of the sums of times, if the decisions are followed, nothing is padded, all is.
+    median, mean: of single pairs, if the decisions are followed.
+    covered: share of the measured savings that lie within their 90 % interval.
+    """
 
     pairs: int
     chosen: float
@@ -69,7 +74,7 @@ class Regret:
     always: float
     median: float
     mean: float
-    padded: float
+    covered: float
 
 
 def pairs(table: GemmTable, rows: IntArray, side: str) -> IntArray:
@@ -93,23 +98,24 @@ def pairs(table: GemmTable, rows: IntArray, side: str) -> IntArray:
     return np.array(found, dtype=np.int64).reshape(-1, 2)
 
 
-def regret(table: GemmTable, both: IntArray, padded: npt.NDArray[np.bool_]) -> Regret:
-    """Compares decisions with the better of both. both: (pairs, 2) indices. padded: (pairs,), whether to pad."""
+def regret(table: GemmTable, both: IntArray, judged: Sequence[Padding]) -> Regret:
+    """Compares decisions with the better of both. both: (pairs, 2) indices. judged: one padding per pair."""
     now, then = table.latency_us[both[:, 0]], table.latency_us[both[:, 1]]
-    best, chosen = np.minimum(now, then), np.where(padded, then, now)
+    best, chosen = np.minimum(now, then), np.where([one.worth for one in judged], then, now)
+    low, high = (np.array([getattr(one, end) for one in judged]) for end in ("low", "high"))
+    covered = float(np.mean((low <= 1 - then / now) & (1 - then / now <= high)))
 
     def loss(us: FloatArray) -> float:
         return float(us.sum() / best.sum() - 1)
 
     each = chosen / best - 1
     return Regret(
-        len(both), loss(chosen), loss(now), loss(then), float(np.median(each)), float(each.mean()),
-        float(padded.mean()),
+        len(both), loss(chosen), loss(now), loss(then), float(np.median(each)), float(each.mean()), covered,
     )  # fmt: skip
 
 
-def decide(times: ModelTimes, table: GemmTable, both: IntArray) -> npt.NDArray[np.bool_]:
-    """Returns whether `advice.pad` pads each pair, (pairs,), without copies."""
+def decide(times: ModelTimes, table: GemmTable, both: IntArray) -> list[Padding]:
+    """Compares each pair as `advice.pad` does, without copies."""
     works = [
         [Gemm(int(table.m[i]), int(table.n[i]), int(table.k[i]), dtype=table.dtype) for i in column]
         for column in both.T
@@ -119,8 +125,8 @@ def decide(times: ModelTimes, table: GemmTable, both: IntArray) -> npt.NDArray[n
     for gemm, padded, now, then in zip(*works, estimates[: len(both)], estimates[len(both) :], strict=True):
         change = Change("m", gemm.m, padded.m, at_run_time=False)
         found = compare((change,), {gemm: (1.0, now)}, {padded: (1.0, then)}, now, then, [], 0, times)
-        decisions.append(found.worth)
-    return np.array(decisions, dtype=bool)
+        decisions.append(found)
+    return decisions
 
 
 def judge(gpu: str, library: str, dtype: str, rows: int, seed: int) -> dict[str, Regret]:
@@ -140,13 +146,13 @@ def judge(gpu: str, library: str, dtype: str, rows: int, seed: int) -> dict[str,
     tokens = pairs(found, split.test, "m")
     widths = np.concatenate([pairs(found, split.test, "n"), pairs(found, split.test, "k")])
     whole = np.concatenate([tokens, widths])
-    padded = decide(times, found, whole)
+    judged = decide(times, found, whole)
     usual = (found.n[whole[:, 1]] <= USUAL) & (found.k[whole[:, 1]] <= USUAL)
     first = np.arange(len(whole)) < len(tokens)
     sets = {
         "tokens": first & usual, "widths": ~first & usual, "both": usual, "all sizes": np.ones(len(whole), dtype=bool),
     }  # fmt: skip
-    return {name: regret(found, whole[kept], padded[kept]) for name, kept in sets.items()}
+    return {name: regret(found, whole[kept], [judged[i] for i in np.flatnonzero(kept)]) for name, kept in sets.items()}
 
 
 def _percent(share: float) -> str:
@@ -162,12 +168,22 @@ def regret_table(rows: int, seeds: Sequence[int]) -> str:
             own = [one[name] for one in found]
             means = (
                 float(np.mean([getattr(one, field) for one in own]))
-                for field in ("chosen", "never", "always", "mean", "median")
+                for field in ("chosen", "never", "always", "mean", "median", "covered")
             )
             where = f"{gpu} {library} {dtype}" if name == "tokens" else ""
             lines.append([where, name, f"{own[0].pairs:,}", *map(_percent, means)])
             print(" | ".join(lines[-1]), file=sys.stderr, flush=True)
-    head = ["table", "pairs of", "pairs", "chosen, %", "never pad", "always pad", "chosen, mean of pairs", "median"]
+    head = [
+        "table",
+        "pairs of",
+        "pairs",
+        "chosen, %",
+        "never pad",
+        "always pad",
+        "chosen, mean of pairs",
+        "median",
+        "interval covers",
+    ]
     text = table(head, lines)
     said = f"Fitted to {rows:,} rows of the other (n, k), {'seed' if len(seeds) == 1 else 'seeds'} "
     return (

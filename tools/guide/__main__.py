@@ -12,6 +12,7 @@ from quantbench.errors import QuantbenchError, StoreError
 from quantbench.launch import Tile
 from tools.guide import figures
 from tools.guide.evidence import DTYPE, GuideResults, evidence, find, sources_caption
+from tools.guide.formats import formats_table
 from tools.guide.kernels import named_kernels
 from tools.guide.markers import fill, kept
 from tools.guide.page import texts
@@ -35,7 +36,8 @@ def write_guide(docs: Path, neusight: Path | None = None) -> list[Path]:
         raise StoreError("guide", f"{page} ({error.strerror})", "the docs folder of a checkout") from None
     found = find(evidence(), docs.parent / _SEARCHES)
     kernels = kept(before, "named-kernels") if neusight is None else named_kernels(neusight)
-    page.write_text(fill(before, {**texts(found), "named-kernels": kernels}), encoding="utf-8")
+    tables = {"named-kernels": kernels, "formats": formats_table()}
+    page.write_text(fill(before, {**texts(found), **tables}), encoding="utf-8")
     return [page, *draw_figures(found, docs / "figures")]
 
 

@@ -9,8 +9,9 @@ modules of `latency.gemm`, by `model_times`, `profile.models` and tools.
 A kernel runs batch · ceil(m / block_m) · ceil(n / block_n) · split_k blocks in waves. Its time is a launch, plus the
 p-norm of arithmetic (quantised by waves, softened by a fluid share), memory reads (each operand cold or hot in L2) and
 traffic between L2 and the SMs, combined by a second norm with writing c (near a sum for kernels that do not overlap
-tiles), plus costs per wave, per step of k and of the split-k reduction. The library is assumed to choose nearly the
-fastest kernel: a soft minimum over the menu. Every term rises with k, and so does the total.
+tiles), plus costs per wave, per step of k, of the split-k reduction and of quantizing a to a narrow format. The library
+is assumed to choose nearly the fastest kernel: a soft minimum over the menu. Every term rises with k, and so does the
+total.
 
 Units: µs, bytes, FLOP. Arrays are (kernels, rows) unless stated otherwise, because numpy is faster on long rows.
 """
@@ -174,19 +175,32 @@ PARAMETERS = (
     # Every row of a long operand begins on another page, and the TLB holds few.
     Parameter("far", "log bytes of k in a row from which arithmetic waits for address translation", np.log(64e3), 0.7),
     Parameter("far_growth", "exponent of k in that wait", 0.0, 0.3),
+    # Only for narrow formats (`Machine.is_narrow`). Blocks whose rows lie partly beyond m take longer than full ones in
+    # the CUTLASS kernels of vLLM, SGLang and TensorRT-LLM on Hopper; cuBLAS's do not.
+    Parameter("padded", "log extra arithmetic of a row beyond m, in rows", np.log(0.1), 1.2),
+    # A layer in a narrow format first quantizes its 16-bit activations, in another kernel.
+    Parameter("convert", "log cost of a byte that quantizing a moves over one that the GEMM reads", np.log(0.1), 1.5),
+    Parameter("convert_row", "log µs of quantizing a row of a", np.log(1e-3), 1.5),
 )  # fmt: skip
 INDEX = {p.name: i for i, p in enumerate(PARAMETERS)}
 #: the tiles' efficiencies come after the named parameters in a vector
 FIRST_TILE = len(PARAMETERS)
 _TILE_SD = 0.3
-#: indices of the parameters that version 2 of models and pools lacks
-ADDED = [INDEX["host"], INDEX["far"], INDEX["far_growth"]]
-_NEUTRAL = (-20.0, PARAMETERS[INDEX["far"]].mean, 0.0)
+#: indices of the parameters that version 2 of models and pools lacks; version 3 lacks those of narrow formats
+ADDED = [INDEX[name] for name in ("host", "far", "far_growth", "padded", "convert", "convert_row")]
+_NEUTRAL = np.array([-20.0, PARAMETERS[INDEX["far"]].mean, 0.0, -20.0, -20.0, -20.0])
 
 
-def upgraded(vector: FloatArray) -> FloatArray:
-    """Returns a parameter vector of version 2 with values in ADDED that leave its times as they are."""
-    return np.concatenate([vector[: ADDED[0]], _NEUTRAL, vector[ADDED[0] :]])
+def upgraded(vector: FloatArray, tiles: int, added: FloatArray = _NEUTRAL) -> FloatArray:
+    """Returns a parameter vector of a menu of `tiles` tiles with the values in ADDED that versions 2 and 3 lack.
+
+    added: the values; by default those that leave the vector's times as they are.
+    """
+    missing = FIRST_TILE + tiles - len(vector)
+    if missing not in (3, len(ADDED)):
+        return vector
+    first = ADDED[-missing]
+    return np.concatenate([vector[:first], added[-missing:], vector[first:]])
 
 
 def hand_prior(tiles: tuple[tuple[int, int], ...] = TILES) -> tuple[FloatArray, FloatArray]:
@@ -251,6 +265,11 @@ class Machine:
     l2_bytes: float
     element_bytes: float
     output_bytes: int
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether a and b have fewer bytes per element than c, as in FP8 and FP4."""
+        return self.element_bytes < self.output_bytes
 
     @classmethod
     def of(cls, device: DeviceSpec, dtype: str) -> Machine:
@@ -334,9 +353,14 @@ class Shapes:
         self.reuse_a = rounded(np.log(a_bytes + b_bytes + c_bytes) - log_l2)
         self.reuse_b = rounded(np.log(a_bytes + _COPIES * b_bytes + c_bytes) - log_l2)
         self.reuse_c = rounded(np.log(a_bytes + b_bytes + _COPIES * c_bytes) - log_l2)
-        self.is_vector = rounded(((m == 1) | (n == 1)).astype(np.float64))
+        # No table of a narrow format shows a matrix-vector kernel.
+        self.is_vector = rounded(((m == 1) | (n == 1)) & (not machine.is_narrow))
         self.log_row_bytes = rounded(np.log(k * machine.element_bytes))
         self.log_compute = rounded(np.log(2.0 * batch * m * n * k / machine.flop_per_us / _LONG_US))
+        if machine.is_narrow:
+            self.padding = rounded(1.0 - m / (np.ceil(m / of.block_m) * of.block_m))
+            self.a_rows = rounded(batch * m)
+            self.converted_us = rounded(batch * m * k * (2.0 + machine.element_bytes) / machine.bytes_per_us)
         by_n, by_k = _halvings(n * machine.output_bytes), _halvings(k * machine.element_bytes)
         # A part of k shorter than a step is padded to one, whatever its alignment.
         self.halvings: Array | None = None
@@ -399,6 +423,8 @@ def kernel_parts(p: Values, s: Shapes) -> Parts:
         depth = depth * exp(minimum(p["misaligned"], _MOST_MISALIGNED) * s.halvings)
     far = exp(maximum(p["far_growth"], 0.0) * soft_plus((s.log_row_bytes - p["far"]) * _FAR_SLOPE) / _FAR_SLOPE)
     arithmetic = far * (waves * (depth + exp(p["fill"])) * (s.wave_flop / rate))
+    if machine.is_narrow:
+        arithmetic = arithmetic * (1.0 + exp(p["padded"]) * s.padding)
 
     log_bandwidth = p["dram"] + s.log_bandwidth
     l2_speed = exp(log_bandwidth + p["l2_speed"])
@@ -424,6 +450,8 @@ def kernel_parts(p: Values, s: Shapes) -> Parts:
     )  # the first wave waits for none
     per_k = exp(p["step"] + p["step_growth"] * s.growth) / _STEP_K
     time = joined + reduction + (per_wave * s.waves + once) + per_k * s.k_part
+    if machine.is_narrow:
+        time = time + (exp(p["convert"]) * s.converted_us + exp(p["convert_row"]) * s.a_rows)
     log_time = log(time) + exp(p["small_tile"]) * s.smallness
     return Parts(log_time, arithmetic, memory, l2, write, joined, reduction)
 

@@ -9,7 +9,8 @@ History of the format "quantbench-gemm-model":
 2: the cost model has a parameter for serial split-k.
 3: it has parameters for the host's work in a time and for address translation (`cost_model.ADDED`), and a member says
    whether products of several batches and layouts were fitted.
-4: it names the library whose kernels ran. Versions 2 and 3 are read too.
+4: it names the library whose kernels ran, and has parameters for padded rows and quantized activations. Versions 2
+   and 3 are read too.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, StoreError
-from quantbench.latency.gemm.cost_model import ADDED, FIRST_TILE, FloatArray, Machine, Menu, Shapes, upgraded
+from quantbench.latency.gemm.cost_model import FIRST_TILE, FloatArray, Machine, Menu, Shapes, upgraded
 from quantbench.latency.gemm.distilled import FastGemm, features
 from quantbench.latency.gemm.ensemble import Ensemble, Reference
 from quantbench.latency.gemm.trees import Forest, Member, watched_columns
@@ -122,9 +123,9 @@ def ensemble_from_json(data: Mapping[str, Any]) -> Ensemble:
 
 
 def _vector_from_json(parameters: Any, tiles: Any) -> FloatArray:
-    """Returns a parameter vector; one of version 2, told by its length, is upgraded."""
+    """Returns a parameter vector; one of version 2 or 3, told by its length, is upgraded."""
     vector = np.array(parameters, dtype=np.float64)
-    return upgraded(vector) if vector.shape == (FIRST_TILE - len(ADDED) + len(tiles),) else vector
+    return upgraded(vector, len(tiles))
 
 
 def _kernels_to_json(machine: Machine, menu: Menu) -> dict[str, Any]:

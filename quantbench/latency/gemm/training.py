@@ -40,6 +40,7 @@ from quantbench.latency.gemm.cost_model import (
     keep_freed_memory,
     kernel_parts,
     runs_in_waves,
+    upgraded,
 )
 from quantbench.latency.gemm.ensemble import Ensemble, Reference
 from quantbench.latency.gemm.trees import Growth, Measured, Member, train_member
@@ -90,7 +91,10 @@ def shipped_pool() -> tuple[Known, ...]:
     data = json.loads(text)
     if data.get("format") != POOL_FORMAT or data.get("version") != POOL_VERSION:
         raise StoreError("shipped_pool", f"format {data.get('format')!r} version {data.get('version')!r}", POOL_FORMAT)
-    return tuple(Known(**{**k, "parameters": np.array(k["parameters"])}) for k in data["known"])
+    unknown = hand_prior()[0][ADDED]
+    return tuple(
+        Known(**{**k, "parameters": upgraded(np.array(k["parameters"]), len(TILES), unknown)}) for k in data["known"]
+    )
 
 
 def pooled(known: Sequence[Known], base: Prior) -> Prior:

@@ -1,0 +1,61 @@
+"""Defines how a training step uses 8-bit formats: the format of each product, and the casts that make its inputs.
+
+Entry points: `RECIPES`, each a `Recipe`; `casts_of`, the casts of one linear layer. Used by `workload.transformer`.
+
+A recipe quantizes three tensors of a linear layer y = x·Wᵀ: x for the forward product and for the weight gradient, W
+for the forward product and for the data gradient, and dy for both gradients. Tensor cores read 8-bit inputs along the
+reduction, which differs between the two uses of a tensor, so each tensor is written twice: by rows, and by columns or
+transposed. On Blackwell the scales per tensor need no second copy; this is not modelled. Casts are counted as kernels
+of their own that read bf16; a library that fuses them into the kernel before reads less. Weights are cast once per
+micro-batch. Scores, norms, embedding and logits stay in 16 bits.
+
+Sources: Transformer Engine documentation, "Performance considerations: handling transposes" and the pages of its
+recipes (Float8CurrentScaling, Float8BlockScaling, MXFP8BlockScaling), with `override_linear_precision` of
+DelayedScaling for gradients in bf16 (Megatron-LM's `fp8_wgrad`); DeepSeek-V3 (arXiv:2412.19437), section 3.3.
+"""
+
+from dataclasses import dataclass
+
+from quantbench.workload.ops import Cast, Gemm
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Formats of the three products of a linear layer.
+
+    forward, dgrad, wgrad: dtypes of the product and of the gradients of its data and weights.
+    reads: times that a cast reads its tensor; 2 if the largest value is found first.
+    """
+
+    name: str
+    forward: str
+    dgrad: str
+    wgrad: str
+    reads: int = 1
+
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe("tensorwise", "fp8", "fp8", "fp8", reads=2),
+        Recipe("tensorwise_bf16_wgrad", "fp8", "fp8", "bf16", reads=2),
+        Recipe("block", "fp8_block", "fp8_block", "fp8_block"),
+        Recipe("mxfp8", "mxfp8", "mxfp8", "mxfp8"),
+    )
+}
+
+
+def casts_of(gemm: Gemm, recipe: Recipe, *, backward: bool, new_input: bool = True) -> tuple[list[Cast], list[Cast]]:
+    """Returns the casts before the forward product of a linear layer, and those before its gradients.
+
+    backward: whether gradients are computed, so that the forward casts also write the copies that those need.
+    new_input: whether x is not the input of a layer before.
+    """
+
+    def cast(rows: int, cols: int, second: str) -> Cast:
+        copies = 1 + (backward and second == recipe.forward)
+        return Cast(rows, cols, to=recipe.forward, reads=recipe.reads, copies=copies)
+
+    forward = [cast(gemm.m, gemm.k, recipe.wgrad)] if new_input else []
+    forward.append(cast(gemm.n, gemm.k, recipe.dgrad))
+    return forward, [cast(gemm.m, gemm.n, recipe.wgrad)] if backward else []

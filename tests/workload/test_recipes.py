@@ -1,0 +1,79 @@
+"""FP8 recipes: the formats of gradients, the bytes of casts, and what stays in 16 bits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from quantbench.device import lookup
+from quantbench.errors import InputError
+from quantbench.latency.model_times import ModelTimes
+from quantbench.latency.op_times import RememberedTimes, copy_us
+from quantbench.workload import TransformerShape, workload_from_json, workload_to_json
+from quantbench.workload.ops import Cast
+from quantbench.workload.recipes import RECIPES
+
+SHAPE = TransformerShape(hidden=1024, heads=8, ffn=4096, gated=True, vocab=32000, seq=512, layers=3, tp=2, dtype="fp8")
+
+
+def dtypes(shape: TransformerShape) -> dict[str, set[str]]:
+    products = [op for op in shape.ops() if op.workload.kind == "gemm"]
+    return {
+        phase: {op.workload.dtype for op in products if op.phase == phase and op.name != "logits"}
+        for phase in ("forward", "dgrad", "wgrad")
+    }
+
+
+def test_without_a_recipe_every_product_has_the_same_format_and_nothing_is_cast() -> None:
+    assert dtypes(SHAPE) == {"forward": {"fp8"}, "dgrad": {"fp8"}, "wgrad": {"fp8"}}
+    assert not [op for op in SHAPE.ops() if op.name == "cast"]
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_gradients_have_the_formats_of_the_recipe_and_logits_16_bits(recipe: object) -> None:
+    named = RECIPES[recipe.name]
+    shape = replace(SHAPE, dtype=named.forward, fp8_recipe=named.name)
+    assert dtypes(shape) == {"forward": {named.forward}, "dgrad": {named.dgrad}, "wgrad": {named.wgrad}}
+    assert {op.workload.dtype for op in shape.ops() if op.name == "logits"} == {"bf16"}
+
+
+def test_each_tensor_is_cast_once_and_written_for_both_of_its_uses() -> None:
+    shape = replace(SHAPE, dtype="fp8_block", fp8_recipe="block")
+    casts = Counter((op.phase, op.workload) for op in shape.ops() if op.name == "cast")
+
+    def cast(rows: int, cols: int) -> Cast:
+        return Cast(rows, cols, to="fp8_block", copies=2)
+
+    # x of qkv and of up and gate (once), of proj, of down; the weights of qkv, proj, up, gate, down.
+    assert casts == Counter({
+        ("forward", cast(512, 1024)): 2, ("forward", cast(512, 512)): 1, ("forward", cast(512, 2048)): 1,
+        ("forward", cast(1536, 1024)): 1, ("forward", cast(1024, 512)): 1, ("forward", cast(2048, 1024)): 2,
+        ("forward", cast(1024, 2048)): 1,
+        ("backward", cast(512, 1536)): 1, ("backward", cast(512, 1024)): 2, ("backward", cast(512, 2048)): 2,
+    })  # fmt: skip
+    assert cast(512, 1024).min_bytes == round(512 * 1024 * (2 + 2 * (1 + 4 / 128)))
+
+
+def test_a_forward_pass_and_bf16_weight_gradients_need_no_second_copy() -> None:
+    forward = replace(SHAPE, fp8_recipe="tensorwise").ops(backward=False)
+    assert {op.workload.copies for op in forward if isinstance(op.workload, Cast)} == {1}
+    mixed = replace(SHAPE, fp8_recipe="tensorwise_bf16_wgrad").ops()
+    copies = {(op.phase, op.workload.rows == 512): op.workload.copies for op in mixed if isinstance(op.workload, Cast)}
+    assert copies == {("forward", True): 1, ("forward", False): 2, ("backward", True): 1}
+
+
+def test_casts_take_their_bytes_over_the_bandwidth_and_are_said_to_be_unmeasured() -> None:
+    spec, cast = lookup("h100-sxm5-80gb"), Cast(4096, 4096, to="fp8", reads=2, copies=2)
+    found = RememberedTimes(ModelTimes(spec)).estimate(cast)
+    assert found.latency_us == copy_us(4096 * 4096 * 6, spec)
+    assert "casts" in found.unmeasured
+    assert workload_from_json(workload_to_json(cast)) == cast
+
+
+def test_the_format_must_be_that_of_the_recipe() -> None:
+    with pytest.raises(InputError, match="fp8_block"):
+        replace(SHAPE, fp8_recipe="block")
+    with pytest.raises(InputError, match="fp8_recipe"):
+        replace(SHAPE, fp8_recipe="fast")
