@@ -1,8 +1,8 @@
 """Computes attention times from the blocks that each kernel family divides its work into.
 
-Entry points: `cut` and `times`, which compute the `Terms` of a time from `AttentionShapes`; `Physics`, `peak_tflops`,
+Entry points: `cut` and `times`, which compute the `Blocks` and the `Terms` of a time from `AttentionShapes`; `Physics`, `peak_tflops`,
 `KernelFamily`, `assumed_family`; the tables `FAMILIES`, `PARAMETERS`, `START` and `SPREAD`. Used by `attention`, which
-fits the parameters, and tools; `profile` uses `AttentionShapes`.
+fits the parameters, `explore.evaluator` and tools; `profile` uses `AttentionShapes`.
 
 latency = launch + ‖compute, memory‖₃ (increased if a long kernel throttles) + padding copies of misaligned heads +
 writing keys and values, if the measured time includes that. compute runs the row blocks in waves of one per SM,
@@ -215,14 +215,14 @@ class AttentionShapes:
     @cached_property
     def query_bytes(self) -> FloatArray:
         """Bytes of q, equal to those of o."""
-        size: FloatArray = float(element_bytes(self.dtype)) * self.batch * self.heads * self.seq_q * self.head_dim
-        return size
+        size: FloatArray = self.batch.astype(float) * self.heads * self.seq_q * self.head_dim
+        return element_bytes(self.dtype) * size
 
     @cached_property
     def key_bytes(self) -> FloatArray:
         """Bytes of k and v together."""
-        one: FloatArray = float(element_bytes(self.dtype)) * self.batch * self.kv_heads * self.seq_k * self.head_dim
-        return 2.0 * one
+        size: FloatArray = self.batch.astype(float) * self.kv_heads * self.seq_k * self.head_dim
+        return 2.0 * element_bytes(self.dtype) * size
 
     @cached_property
     def min_bytes(self) -> FloatArray:

@@ -2,7 +2,7 @@
 
 Entry points: `Forest` (trees grown by scikit-learn, evaluated by numpy), `Member` (a cost model and its forest),
 `train_member`, `Measured` (training rows), `Growth`, `watched_columns`, `chunks`, `Float32Array`. Used by `ensemble`,
-`training`, `distilled`, `model`, `files`, `profile.fit` and tools.
+`training`, `distilled`, `model`, `files`, `profile.fit`, `explore.evaluator` and tools.
 """
 
 from __future__ import annotations
