@@ -1,8 +1,8 @@
 """Computes attention times from the blocks that each kernel family divides its work into.
 
-Entry points: `cut` and `times`, which compute the `Blocks` and the `Terms` of a time from `AttentionShapes`; `Physics`, `peak_tflops`,
-`KernelFamily`, `assumed_family`; the tables `FAMILIES`, `PARAMETERS`, `START` and `SPREAD`. Used by `attention`, which
-fits the parameters, `explore.evaluator` and tools; `profile` uses `AttentionShapes`.
+Entry points: `cut` and `times`, which compute the `Blocks` and the `Terms` of a time from `AttentionShapes`; `Physics`,
+`peak_tflops`, `KernelFamily`, `assumed_family`; the tables `FAMILIES`, `PARAMETERS`, `START` and `SPREAD`. Used by
+`attention`, which fits the parameters, `explore.evaluator` and tools; `profile` uses `AttentionShapes`.
 
 latency = launch + ‖compute, memory‖₃ (increased if a long kernel throttles) + padding copies of misaligned heads +
 writing keys and values, if the measured time includes that. compute runs the row blocks in waves of one per SM,

@@ -1,8 +1,9 @@
 """Names the libraries whose kernels were measured, and selects the default one of each GPU and dtype.
 
-Entry points: `LIBRARIES`; `default_library`, `resolve_library`, `libraries_of`, `why_default`; `SYSTEMS`, `TABLES`, `DEFAULT_TABLES`,
-`system_of` and `slug_of`, the names and versions of aiconfigurator-core. Used by `gemm.model`,
-`model_times`, `importers.aiconfigurator`, `profile`, `advice.pad`, `explore`, the commands `import` and `pad` and tools.
+Entry points: `LIBRARIES`; `default_library`, `resolve_library`, `libraries_of`, `why_default`; `SYSTEMS`, `TABLES`,
+`DEFAULT_TABLES`, `system_of` and `slug_of`, the names and versions of aiconfigurator-core. Used by `gemm.model`,
+`model_times`, `importers.aiconfigurator`, `profile`, `advice.pad`, `explore`, the commands `import` and `pad` and
+tools.
 
 A library changes the kernels, and so the cliffs, as much as the GPU does. The default library of a GPU and dtype is the
 one whose public table has the most shapes (to 1 %), vLLM first among equals: its model rests on the most evidence.

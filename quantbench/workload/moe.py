@@ -1,7 +1,8 @@
 """Defines the workloads of a mixture-of-experts layer: grouped GEMMs, and the layer with its routing.
 
 Entry points: `GroupedGemm`, one GEMM per expert in one launch; `MoE`, whose `grouped_gemms` are those of one GPU;
-`require_distribution`. Used by `quantization`, `alignment_rules` and by users' Python code, mostly through `quantbench.workload`.
+`require_distribution`. Used by `quantization`, `alignment_rules` and by users' Python code, mostly through
+`quantbench.workload`.
 
 A router sends each token to top_k of num_experts experts. With expert parallelism `ep`, rank r holds the experts from
 r · num_experts / ep on. The rank with the most rows sets the pace: `MoE.flops` and `MoE.grouped_gemms` are that rank's.
