@@ -1,8 +1,9 @@
 """Write the models that come with the package: `python -m tools.ship_gemm [--pool] [--model <device>:<dtype>]`.
 
 models/pool.json holds the parameters of each measured GPU and dtype, fitted from the hand prior alone, so that any
-family can be left out; models/<slug>.json (bf16) and <slug>-<dtype>.json the whole model of each, with its table and
-its errors on rows it was not fitted to. Needs the extra `tables` and the published files (`tables.PUBLISHED`).
+family can be left out; models/<slug>-<dtype>-<library>.gemm the whole model of each GPU and dtype, of its default
+library, with its table and its errors on rows it was not fitted to. Models that are there already, of the same tables,
+are skipped. Needs the extra `tables` and the published files (`tables.PUBLISHED`).
 """
 
 from __future__ import annotations
@@ -11,26 +12,24 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from quantbench.device.registry import lookup
+from quantbench.errors import QuantbenchError
 from quantbench.latency.families import family
 from quantbench.latency.gemm.cost_model import Machine, Menu, hand_prior
-from quantbench.latency.gemm.distilled import distil
 from quantbench.latency.gemm.ensemble import Ensemble
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.gemm.training import (
-    POOL_FORMAT,
-    POOL_VERSION,
-    Effort,
-    Known,
-    choose,
-)
+from quantbench.latency.gemm.public import FOLDER, TABLE_EFFORT, TABLE_ROWS, file_name, fit_table, held_out_errors
+from quantbench.latency.gemm.training import POOL_FORMAT, POOL_VERSION, Effort, Known, choose
 from quantbench.latency.gemm.trees import Growth, Member
-from quantbench.latency.scoring import coverage, random_split, summarize
+from quantbench.latency.libraries import SYSTEMS, default_library, libraries_of
+from quantbench.latency.scoring import random_split
+from quantbench.workload.dtypes import GEMM_DTYPES
 from tools.accuracy.tables import (
     PUBLISHED,
     SHIPPED_GPUS,
@@ -41,9 +40,6 @@ from tools.accuracy.tables import (
 )
 
 POOL_ROWS = 700
-MODEL_ROWS = 8000
-# Two members of ten trees each keep a file below a megabyte.
-_EFFORT = Effort(members=2, rows_first=1000, rows_other=600, growth=Growth(trees=10, leaf=3))
 _BLIND_ROWS = 4000
 #: tables of aiconfigurator-core in the pool: fp8 so that a GPU's fp8 can be told from the others'
 POOLED = (
@@ -96,46 +92,41 @@ def _provenance(table: Table) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _fit(table: Table, rows: npt.NDArray[np.intp]) -> GemmModel:
-    launches = [table.launches[i] for i in rows] if isinstance(table, PublishedTable) else None
+def _fit(table: PublishedTable, rows: npt.NDArray[np.intp]) -> GemmModel:
     return GemmModel.fit(
-        table.gpu, **_arguments(table, rows), latency_us=table.latency_us[rows], dtype=table.dtype, launches=launches,
-        prior="none", effort=_EFFORT,
+        table.gpu, **table.take(rows), latency_us=table.latency_us[rows], dtype=table.dtype,
+        launches=[table.launches[i] for i in rows], prior="none", effort=TABLE_EFFORT,
+        library=default_library(table.gpu, table.dtype),
     )  # fmt: skip
 
 
-def _model(table: Table) -> GemmModel:
-    # A small table is fitted whole, and judged by a fit to two thirds of it.
-    few = len(table) < 2 * _BLIND_ROWS
-    split = random_split(len(table), 2 * len(table) // 3 if few else min(MODEL_ROWS, len(table) // 2), seed=0)
+def _published_model(table: PublishedTable) -> GemmModel:
+    """A small table is fitted whole, and judged by a fit to two thirds of it. The distilled form, without a batch, is
+    made when it is asked for."""
+    few = len(table) < 2 * TABLE_ROWS
+    split = random_split(len(table), 2 * len(table) // 3 if few else TABLE_ROWS, seed=0)
     judged = _fit(table, split.train)
     model = _fit(table, np.arange(len(table))) if few else judged
     test = split.test[:_BLIND_ROWS]
-    found = judged.predict(**_arguments(table, test))
-    errors = summarize(found.latency_us, table.latency_us[test])
-    provenance = {
-        **_provenance(table), "rows_fitted": model.rows,
-        "held_out": {
-            "protocol": f"random rows, {len(test)} not fitted", "median_pct": round(errors.median_pct, 2),
-            "mean_pct": round(errors.mean_pct, 2), "p95_pct": round(errors.p95_pct, 2),
-            "interval_coverage": round(coverage(table.latency_us[test], found.low_us, found.high_us), 4),
-        },
-    }  # fmt: skip
-    if isinstance(table, PublishedTable):  # its distilled form, without a batch, is made when it is asked for
-        return replace(model, provenance=provenance)
-    fast = distil(model.ensemble, also=(table.m.astype(float), table.n.astype(float), table.k.astype(float)))
-    quick = summarize(fast.predict_us(table.m[test], table.n[test], table.k[test]), table.latency_us[test])
-    provenance["held_out"]["fast_median_pct"] = round(quick.median_pct, 2)
-    return replace(model, provenance=provenance, fast=fast)
+    held_out = held_out_errors(judged, table.latency_us[test], **table.take(test))
+    return replace(model, provenance={**table.provenance, "rows_fitted": model.rows, "held_out": held_out})
+
+
+def _done(file: Path, sha256: str) -> bool:
+    """Whether a file of the current version holds a model of this table."""
+    try:
+        return bool(GemmModel.load(file).provenance["sha256"] == sha256)
+    except (QuantbenchError, KeyError):
+        return False
 
 
 def main() -> None:
-    """Fit and write what is asked for; minutes on one core."""
+    """Fit and write what is asked for; half a minute a model on one idle core."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pool", action="store_true", help="fit models/pool.json")
     parser.add_argument("--model", action="append", default=[], help="<device>:<dtype> to fit; default: all")
+    parser.add_argument("--force", action="store_true", help="fit models again that the same tables gave")
     asked = parser.parse_args()
-    folder = Path(__file__).parent.parent / "quantbench" / "latency" / "models"
     if asked.pool:
         tables: list[Table] = [read_packaged(slug, dtype=dtype) for slug, dtype in POOLED]
         tables += [read_published(*pair) for pair in PUBLISHED]
@@ -144,15 +135,24 @@ def main() -> None:
         pool = [replace(known, blind_90=round(_blind_90(known, pool, table), 4)) for known, table in pairs]
         known = [{**vars(k), "parameters": [round(float(z), 5) for z in k.parameters]} for k in pool]
         text = json.dumps({"format": POOL_FORMAT, "version": POOL_VERSION, "known": known}, indent=1)
-        (folder / "pool.json").write_text(text + "\n", encoding="utf-8")
+        (FOLDER / "pool.json").write_text(text + "\n", encoding="utf-8")
     wanted = [tuple(name.split(":")) for name in asked.model]
     if not wanted and not asked.pool:
-        wanted = [(slug, "bf16") for slug in SHIPPED_GPUS] + list(PUBLISHED)
+        wanted = [(slug, dtype) for slug in SYSTEMS for dtype in GEMM_DTYPES if libraries_of(slug, dtype)]
+        wanted += [pair for pair in PUBLISHED if pair not in wanted]
     for slug, dtype in wanted:
-        model = _model(read_published(slug, dtype) if (slug, dtype) in PUBLISHED else read_packaged(slug, dtype=dtype))
-        file = folder / f"{slug}{'' if dtype == 'bf16' else '-' + dtype}.json"
-        model.save(file)
-        print(file.name, file.stat().st_size, model.provenance["held_out"], flush=True)
+        pair = slug, dtype
+        table: Table = read_published(*pair) if pair in PUBLISHED else read_packaged(slug, dtype=dtype)
+        file = FOLDER / file_name(slug, dtype, default_library(slug, dtype))
+        if asked.force or not _done(file, _provenance(table)["sha256"]):
+            start = perf_counter()
+            if isinstance(table, PublishedTable):
+                model = _published_model(table)
+            else:
+                model = fit_table(GemmModel, table, _provenance(table))
+            model.save(file)
+            held_out = model.provenance["held_out"]
+            print(f"{file.name}: {file.stat().st_size} bytes, {perf_counter() - start:.0f} s, {held_out}", flush=True)
 
 
 if __name__ == "__main__":

@@ -173,13 +173,14 @@ def padding_verdict(
         require_choice(who, "at_run_time", side, SIDES)
     if device.peak(subject.dtype) is None:
         raise InputError(who, f"{subject.dtype} on {device.name}", f"one of {', '.join(sorted(device.peak_tflops))}")
+    # Other ops of a model may have another dtype, and so another default library.
     asked, library = library, resolve_library(device.name, subject.dtype, library, who)
     if isinstance(subject, Gemm):
         softmax, variants = "", list(_of_gemm(subject, library, at_run_time))
     else:
         softmax, variants = subject.softmax, list(_of_shape(subject, asked, backward=backward))
     share = shipped().elsewhere.unaligned_share
-    known = RememberedTimes(times or ModelTimes(device, library=library), softmax=softmax, unaligned_share=share)
+    known = RememberedTimes(times or ModelTimes(device, library=asked), softmax=softmax, unaligned_share=share)
     known.ask(work for variant in variants for work in variant.runs)
     base, *padded = variants
     now, below = _summed(base.runs, known)

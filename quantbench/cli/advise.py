@@ -19,12 +19,13 @@ from rich.text import Text
 
 from quantbench.cli.devices import device_line
 from quantbench.cli.model_options import StepOptions, chosen_model
-from quantbench.cli.options import command, gpu_option, integers, json_option, option, percentage
+from quantbench.cli.options import command, gpu_option, integers, json_option, library_option, option, percentage
 from quantbench.cli.output import StyledLine, check_file, output, plain_table, print_result
 from quantbench.cli.pad import broken_lines
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
+from quantbench.latency.libraries import library_words
 from quantbench.units import latency, percent, signed_percent
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class AdviseOptions(StepOptions):
     """The options of `advise` as typed; "" and None stand for the default."""
 
     gpu: str = gpu_option("")
+    library: str = library_option()
     profile: Path | None = option(None, "Measured profile (JSON file), instead of the models of --gpu.")
     tolerance: str = _search("5%", "Largest deviation from the shape's number of parameters.")
     top: str = _search(
@@ -115,12 +117,13 @@ def _times(arguments: AdviseOptions) -> tuple[OpTimes, OpTimes]:
         spec = lookup(gpu)
         if spec.kind == "cpu":
             raise InputError(_WHO, f"--gpu {gpu}", "a GPU: on processors waves are not modelled")
-        models = ModelTimes(spec)
+        models = ModelTimes(spec, arguments.library)
         return models, models
     from quantbench.profile import Profile
 
-    if gpu:
-        raise InputError(_WHO, f"--gpu {gpu} and --profile {file}", "one of them")
+    for name, value in (("gpu", gpu), ("library", arguments.library)):
+        if value:
+            raise InputError(_WHO, f"--{name} {value} and --profile {file}", "one of them")
     profile = Profile.load(file)
     if profile.device.kind == "cpu":
         raise InputError(_WHO, f"--profile {file} of {profile.device.name}", "the profile of a GPU")
@@ -144,7 +147,9 @@ def _shape(
         if repair is None:
             raise
     of_one = (f"{name} = 1" for name in ("mbs", "tp") if not getattr(arguments, name))
-    return shape, repair, (*assumed, *of_one, *(["dropout is not timed"] if shape.dropout else []))
+    models = arguments.profile is None
+    words = [library_words(device.name, shape.dtype, arguments.library, _WHO)] if models else []
+    return shape, repair, (*assumed, *of_one, *(["dropout is not timed"] if shape.dropout else []), *words)
 
 
 def _space(arguments: AdviseOptions) -> Space:

@@ -1,7 +1,7 @@
 """Declares options of commands and converts their texts to numbers.
 
-Entry points: `command`, `option`, `argument`; the options that several commands share, `json_option`, `gpu_option` and
-`results_option`; `integers` and `percentage`, which parse; `typed_words`. Used by every command.
+Entry points: `command`, `option`, `argument`; the options that several commands share, `json_option`, `gpu_option`,
+`library_option` and `results_option`; `integers` and `percentage`, which parse; `typed_words`. Used by every command.
 
 A command is a function decorated with `command`. Each of its parameters is declared by `option` or `argument`, or has a
 dataclass as its type whose fields are declared in the same way; the function then receives the filled dataclass:
@@ -29,6 +29,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from quantbench.errors import InputError
+from quantbench.latency.libraries import LIBRARIES
 
 
 def option(default: Any, help_text: str, *names: str, panel: str | None = None, **more: Any) -> Any:
@@ -61,6 +62,12 @@ def results_option(panel: str | None = None) -> Any:
 def gpu_option(default: Any = ..., panel: str | None = None) -> Any:
     """Declares `--gpu`, for commands that need no GPU at hand."""
     return option(default, "GPU: a name such as h100 or a100-40gb, or a slug of `quantbench devices`.", panel=panel)
+
+
+def library_option(panel: str | None = None) -> Any:
+    """Declares `--library`, for commands that predict products."""
+    text = f"Whose kernels run: {', '.join(LIBRARIES)} (default: the one with the largest public table)."
+    return option("", text, panel=panel)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:

@@ -14,11 +14,12 @@ from rich.text import Text
 
 from quantbench.cli.devices import device_line
 from quantbench.cli.model_options import StepOptions, chosen_model
-from quantbench.cli.options import command, gpu_option, integers, json_option, option, typed_words
+from quantbench.cli.options import command, gpu_option, integers, json_option, library_option, option, typed_words
 from quantbench.cli.output import StyledLine, plain_table, print_result
 from quantbench.device import default_dtype, lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
+from quantbench.latency.libraries import default_library, library_words
 from quantbench.units import latency, signed_percent, size
 from quantbench.workload import Gemm, TransformerShape
 
@@ -41,7 +42,7 @@ class PadOptions(StepOptions):
     gemm: str = option("", "A product m,n,k per GPU: tokens, outputs, inputs of a linear layer.")
     layout: str = option("nt", "Layout of the product: nt (weights stored n×k), nn or tn.")
     at_run_time: str = option("m", "Sides of the product that are padded in every call, comma separated: m, n, k.")
-    library: str = option("", "Whose kernels run: torch, triton, vllm, sglang, trtllm or aiter (default: the GPU's).")
+    library: str = library_option()
     forward_only: bool = option(False, "Price a forward pass instead of a training step.")
 
 
@@ -96,16 +97,13 @@ def _shape(arguments: PadOptions, spec: DeviceSpec) -> tuple[TransformerShape, l
 
 
 def _lines(verdict: PaddingVerdict, assumed: Sequence[str]) -> Iterator[StyledLine | Table]:
-    from quantbench.latency.libraries import default_library, why_default
-
     spec, subject, now = verdict.device, verdict.subject, verdict.now
     if now.unmeasured:
         yield f"not measured, only estimated: {now.unmeasured}"
     yield device_line(spec)
     yield f"times: {verdict.note}"
-    usual = verdict.library == default_library(spec.name, subject.dtype)
-    why = f" ({why_default(spec.name, subject.dtype)})" if usual else ""
-    yield f"kernels of {verdict.library}{why}; assumed: {', '.join(assumed)}"
+    asked = "" if verdict.library == default_library(spec.name, subject.dtype) else verdict.library
+    yield f"{library_words(spec.name, subject.dtype, asked, _WHO)}; assumed: {', '.join(assumed)}"
     interval = f"{latency(now.latency_us)} ({latency(now.low_us)} to {latency(now.high_us)})"
     if isinstance(subject, Gemm):
         yield f"{subject}: {interval}"

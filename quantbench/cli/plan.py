@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from quantbench.cli.model_options import ShapeOptions, chosen_model
-from quantbench.cli.options import command, gpu_option, integers, json_option, option, typed_words
+from quantbench.cli.options import command, gpu_option, integers, json_option, library_option, option, typed_words
 from quantbench.cli.output import print_result
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.latency.interconnect import Cluster, cluster, reference_cluster
+from quantbench.latency.libraries import library_words
 from quantbench.planner.formulas import parameters
 from quantbench.planner.layout import RECOMPUTATIONS, Job, Layout, padded_vocab, partition_of
 from quantbench.workload import TransformerShape
@@ -48,6 +49,7 @@ class PlanOptions(ShapeOptions):
     optimizer: str = option("", "Optimizer: fused_adam, adam or adam_8bit (default: fused_adam).", panel="Model")
     gpus: int | None = _machines(None, "Number of GPUs.", min=1)
     gpu: str = gpu_option("", _MACHINES)
+    library: str = library_option(_MACHINES)
     profile: Path | None = _machines(None, "Profile of the GPU (JSON file); its times replace the models'.")
     cluster: str = _machines("", "Known system: jean-zay-a100, dgx-a100, … (default: the GPU's reference system).")
     gpus_per_node: int = _machines(0, "GPUs per node (0: the system's).", min=0)
@@ -94,7 +96,9 @@ class PlanOptions(ShapeOptions):
             ("cluster", f"{self.where().name} as its system"),
         )  # fmt: skip
         vocab = [f"vocab {shape.vocab} padded to multiples of 128 · tp"] if padded else []
-        return (*words, *vocab, *(word for name, word in (*usual, *after) if not getattr(self, name)))
+        models = self.profile is None
+        whose = [library_words(self.where().device.name, shape.dtype, self.library, _WHO)] if models else []
+        return (*words, *vocab, *(word for name, word in (*usual, *after) if not getattr(self, name)), *whose)
 
     @cached_property
     def times(self) -> TimesOf:
@@ -103,8 +107,10 @@ class PlanOptions(ShapeOptions):
         from quantbench.latency.op_times import RememberedTimes
 
         profile = self._profile
+        if profile is not None and self.library:
+            raise InputError(_WHO, f"--library {self.library} and --profile {self.profile}", "one of them")
         if profile is None:
-            return BestTimes()
+            return BestTimes(self.library)
         measured = RememberedTimes(profile)
 
         def times(device: DeviceSpec) -> OpTimes:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from quantbench.cli.model_options import GridOptions, assumed_words, held_and_dims, sweep_words
-from quantbench.cli.options import command, gpu_option, json_option, option
+from quantbench.cli.options import command, gpu_option, json_option, library_option, option
 from quantbench.cli.output import check_file, print_result
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
+from quantbench.latency.libraries import library_words, resolve_library
 
 if TYPE_CHECKING:
     from quantbench.analysis.forecast import Forecast
@@ -28,6 +29,7 @@ def predict(
     *,
     gpu: str = gpu_option(),
     arguments: GridOptions,
+    library: str = library_option(),
     plot: Path | None = option(None, "PNG file for a plot of the predicted times."),
     as_json: bool = json_option(),
 ) -> None:
@@ -41,9 +43,10 @@ def predict(
         raise InputError("predict", f"--gpu {gpu}", "a GPU: processors are measured, not predicted")
     if plot is not None:
         check_file("predict --plot", plot, suffix=".png")
-    axes, found, assumed = predict_sweep(arguments, spec)
+    axes, found, assumed = predict_sweep(arguments, spec, library)
     dtype = found.rows[0].estimate.ops[0].op.workload.dtype
-    odds = cliff_odds(found.rows, best_gemm_model(spec, dtype)[0])
+    words = library_words(spec.name, dtype, library, "predict")
+    odds = cliff_odds(found.rows, best_gemm_model(spec, dtype, library)[0])
     if plot is not None:
         dtypes = ", ".join(dict.fromkeys(op.op.workload.dtype for row in found.rows for op in row.estimate.ops))
         title = f"{spec.name} · {dtypes} · predicted, with 90 % intervals"
@@ -51,12 +54,12 @@ def predict(
 
     def answer() -> dict[str, Any]:
         return {
-            "device": spec.name, "dtype": dtype, "assumed": assumed, "notes": found.notes,
+            "device": spec.name, "dtype": dtype, "library": words, "assumed": assumed, "notes": found.notes,
             "rows": forecast_to_json(found.rows, spec, odds), "impossible": found.impossible, "plot": plot,
         }  # fmt: skip
 
     def lines() -> Iterator[str | Table]:
-        yield f"{spec.name}: predicted, nothing is run"
+        yield f"{spec.name}: predicted, nothing is run; {words}"
         if assumed:
             yield f"assumed: {', '.join(assumed)}"
         yield from (f"  {note}" for note in found.notes)
@@ -72,7 +75,9 @@ def predict(
     print_result(as_json, answer, lines())
 
 
-def predict_sweep(arguments: GridOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Forecast, tuple[str, ...]]:
+def predict_sweep(
+    arguments: GridOptions, spec: DeviceSpec, library: str = ""
+) -> tuple[tuple[Axis, ...], Forecast, tuple[str, ...]]:
     """Returns the axes with their values, the forecast for a device, and the assumptions as text."""
     from quantbench.analysis.forecast import forecast
     from quantbench.latency.model_times import ModelTimes
@@ -85,10 +90,11 @@ def predict_sweep(arguments: GridOptions, spec: DeviceSpec) -> tuple[tuple[Axis,
     held = with_defaults(held, spec)
     if spec.peak(held.dtype) is None:
         raise InputError("predict", f"--dtype {held.dtype} on {spec.name}", "one of " + ", ".join(spec.peak_tflops))
+    resolve_library(spec.name, held.dtype, library, "predict")
     grid = parse_grid(dims, held, spec, "predict")
     loose = arguments.skip_impossible or grid.loose
     share = shipped().elsewhere.unaligned_share
-    times = RememberedTimes(ModelTimes(spec), softmax=held.softmax, unaligned_share=share)
+    times = RememberedTimes(ModelTimes(spec, library), softmax=held.softmax, unaligned_share=share)
     found = forecast(grid.axes, held, times, skip_impossible=loose)
     assumed = assumed_words(arguments, held, {op.op.name for op in found.ops}, spec, "predict")
     return grid.axes, found, assumed

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,12 +22,15 @@ from quantbench.cli.options import argument, command, integers, json_option, opt
 from quantbench.cli.output import StyledLine, check_file, check_folder, output, plain_table, print_result, say
 from quantbench.errors import InputError, printable, require_choice, require_int
 from quantbench.files import folders_with, read_text, write_file
+from quantbench.latency.libraries import LIBRARIES, library_of
 from quantbench.units import percent
 
 if TYPE_CHECKING:
     from quantbench.profile import Estimate, Estimates, Profile
     from quantbench.profile.blindspots import FloatArray
     from quantbench.profile.exporters.options import ExportOptions
+    from quantbench.store.folder import Run
+    from quantbench.store.record import Record
 
 #: name of the operation in errors of `blindspots`, and of the markers around its table in docs
 BLINDSPOTS, SECTION = "profile blindspots", "blindspots"
@@ -99,6 +102,7 @@ def export(
         "profile", "profile; or for a planner: aiconfigurator, vidur, llm-analysis, calculon, csv, parquet.", "--format"
     ),
     fit: bool = option(True, "Fit models to the rows (otherwise use shipped models)."),
+    library: str = option("", f"Only rows of this library: {', '.join(LIBRARIES)} (default: all)."),
     as_json: bool = json_option(),
 ) -> None:
     """Write the tables, fitted models, cliffs and rule verdicts of a device's runs to one file, or convert runs or a
@@ -108,18 +112,18 @@ def export(
             raise InputError(
                 "profile export", "a planner's option without --format", "--format with the planner's name"
             )
-        _export_profile(runs, target, fit, as_json)
+        _export_profile(runs, target, fit, library, as_json)
     else:
-        _export_format(runs, to, target or Path(to), planner.options(), fit, as_json)
+        _export_format(runs, to, target or Path(to), planner.options(), fit, library, as_json)
 
 
-def _export_profile(paths: list[Path], target_file: Path | None, fit: bool, as_json: bool) -> None:
+def _export_profile(paths: list[Path], target_file: Path | None, fit: bool, library: str, as_json: bool) -> None:
     """Makes a profile of runs and writes it, by default to profile.json in the device's folder, else here."""
     from quantbench.cli import profile_print as view
     from quantbench.profile import Profile
     from quantbench.report.source import read_one_run
 
-    runs = [read_one_run(run) for path in paths for run in runs_below(path)]
+    runs = of_library([read_one_run(run) for path in paths for run in runs_below(path)], library)
     a_device = len(paths) == 1 and runs_below(paths[0]) != paths
     target = target_file or (paths[0] / "profile.json" if a_device else Path("profile.json"))
     check_file("profile export", target)
@@ -140,7 +144,7 @@ def _export_profile(paths: list[Path], target_file: Path | None, fit: bool, as_j
 
 
 def _export_format(
-    paths: list[Path], name: str, folder: Path, options: ExportOptions, fit: bool, as_json: bool
+    paths: list[Path], name: str, folder: Path, options: ExportOptions, fit: bool, library: str, as_json: bool
 ) -> None:
     """Writes a profile, or the profile of runs, in a planner's format."""
     from quantbench.profile.exporters import FORMATS, export_profile
@@ -148,7 +152,7 @@ def _export_format(
 
     require_choice(WHO, "--format", name, FORMATS)
     check_folder(WHO, folder)
-    made = export_profile(profile_of(paths, fit=fit), name, folder, options)
+    made = export_profile(profile_of(paths, fit=fit, library=library), name, folder, options)
     answer = {
         "format": name, "folder": folder, "paths": made.paths, "rows": made.rows, "left_out": made.left_out,
         "notes": made.notes, "use": made.use,
@@ -170,14 +174,32 @@ def runs_below(path: Path) -> list[Path]:
     return below or [path]
 
 
-def profile_of(paths: list[Path], *, fit: bool) -> Profile:
-    """Loads a profile, or makes one of runs. fit: whether to fit models to their rows."""
+def of_library(runs: list[Run], library: str) -> list[Run]:
+    """Keeps the records of a library ("": all), and collectives. Raises InputError if no other record is left."""
+    if not library:
+        return runs
+    require_choice("profile export", "--library", library, LIBRARIES)
+    found = {library_of(one.provider) for run in runs for one in run.records if one.workload.kind != "collective"}
+    if library not in found:
+        raise InputError("profile export", f"--library {library}", "one of " + ", ".join(sorted(found)))
+
+    def kept(run: Run) -> tuple[Record, ...]:
+        return tuple(x for x in run.records if x.workload.kind == "collective" or library_of(x.provider) == library)
+
+    return [replace(run, records=kept(run)) for run in runs if kept(run)]
+
+
+def profile_of(paths: list[Path], *, fit: bool, library: str = "") -> Profile:
+    """Loads a profile, or makes one of runs. fit: whether to fit models to their rows. library: as in `of_library`."""
     from quantbench.profile import Profile
     from quantbench.report.source import read_one_run
 
     files = [path for path in paths if os.path.lexists(path) and not os.path.isdir(path)]
     if not files:
-        return Profile.from_runs([read_one_run(run) for path in paths for run in runs_below(path)], fit=fit)
+        runs = [read_one_run(run) for path in paths for run in runs_below(path)]
+        return Profile.from_runs(of_library(runs, library), fit=fit)
+    if library:
+        raise InputError("profile export", f"--library {library} with {files[0]}", "runs, or --provider")
     if len(paths) > 1:
         raise InputError("profile export", f"{files[0]} beside other paths", "one profile, or folders of runs")
     return Profile.load(files[0])
@@ -233,6 +255,7 @@ def query(
     collective: list[str] | None = option(None, "op,bytes,gpus or op,bytes,gpus,nodes."),
     dtype: str = option("", "Number format (default: the profile's own)."),
     layout: str = option("", "nn, nt or tn (default: the profile's own)."),
+    library: str = option("", "Whose rows: vllm, torch, … (default: those with the most rows)."),
     direction: str = option("forward", "forward or backward."),
     as_json: bool = json_option(),
 ) -> None:
@@ -247,7 +270,9 @@ def query(
     require_choice("profile query", "--direction", direction, ("forward", "backward"))
     found = Profile.load(file)
     asked_for = [(kind, text, *_typed(kind, text)) for kind, texts in asked.items() for text in texts or ()]
-    answers = [_ask(found, kind, op, sizes, dtype, layout, direction) for kind, _, op, sizes in asked_for]
+    answers = [
+        _ask(found, kind, op, sizes, dtype, layout, direction, library or None) for kind, _, op, sizes in asked_for
+    ]
     fields = ("latency_us", "low_us", "high_us", "source", "bound", "outside", "note")
     listed = [
         {"kind": kind, "shape": [op, *sizes] if op else sizes, **{name: getattr(one, name) for name in fields}}
@@ -258,18 +283,22 @@ def query(
     print_result(as_json, lambda: answer, (device_line(found.device), "", table))
 
 
-def _ask(profile: Profile, kind: str, op: str, sizes: list[int], dtype: str, layout: str, direction: str) -> Estimate:
+def _ask(
+    profile: Profile, kind: str, op: str, sizes: list[int], dtype: str, layout: str, direction: str, library: str | None
+) -> Estimate:
     """Queries the time of one shape. sizes: as in _QUERIES; op: name of the collective."""
     one: Estimate | Estimates
     if kind == "gemm":
         m, n, k, batch = (*sizes, 1)[:4]
-        one = profile.gemm(m, n, k, dtype=dtype or None, layout=layout or None, batch=batch)
+        one = profile.gemm(m, n, k, dtype=dtype or None, layout=layout or None, batch=batch, provider=library)
     elif kind == "softmax":
         mask = "causal" if sizes[1] == sizes[2] else "none"
-        one = profile.softmax(*sizes, dtype=dtype or None, mask=mask, direction=direction)
+        one = profile.softmax(*sizes, dtype=dtype or None, mask=mask, direction=direction, provider=library)
     elif kind == "attention":
         batch, heads, seq, head_dim, kv_heads = (*sizes, 0)[:5]
-        one = profile.attention(batch, heads, seq, seq, head_dim, kv_heads, dtype=dtype or None, direction=direction)
+        one = profile.attention(
+            batch, heads, seq, seq, head_dim, kv_heads, dtype=dtype or None, direction=direction, provider=library
+        )  # fmt: skip
     else:
         message_bytes, num_gpus, num_nodes = (*sizes, 1)[:3]
         one = profile.collective(op, message_bytes, num_gpus, num_nodes=num_nodes, dtype=dtype or None)

@@ -104,7 +104,9 @@ def model_lines(profile: Profile) -> list[str]:
     for model in models.gemm:
         middle = exp(float(np.median(model.half))) - 1
         fitted = f"fitted to {model.rows:,} rows" if model.rows else model.note
-        found.append(f"model of {model.dtype} products: {fitted}; 90 % of shapes within ±{percent(middle)}")
+        found.append(
+            f"model of {model.library}'s {model.dtype} products: {fitted}; 90 % of shapes within ±{percent(middle)}"
+        )
         held = model.provenance.get("held_out")
         if isinstance(held, dict) and "median_pct" in held:
             found[-1] += f"; median error {held['median_pct']:.1f} % on held-out rows"

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version as installed_version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from quantbench.files import read_text, reason
 from quantbench.importers.runs import Origin, Row, Rows, digest, dtype_name
 from quantbench.latency.libraries import DEFAULT_TABLES, system_of
 from quantbench.latency.libraries import TABLES as NEWEST
-from quantbench.latency.tables import read_parquet
+from quantbench.latency.tables import read_parquet, systems_folder
 from quantbench.store.record import Place
 from quantbench.workload import Attention, Collective, Gemm, Workload
 from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES, VECTOR_DTYPES
@@ -196,10 +195,9 @@ def _find(data: Path, kind: _Kind, backend: str | None, version: str | None, sys
 def _system_data(system: str, root: Path | None) -> tuple[Path, str | None]:
     """Returns the folder of a system's tables and the NCCL version in its YAML."""
     if root is None:
-        spec = find_spec("aiconfigurator_core")
-        if spec is None or not spec.submodule_search_locations:
+        root = systems_folder()
+        if root is None:
             raise UnsupportedError(_WHO, "the package aiconfigurator-core is not installed", f"{_INSTALL}, or --root")
-        root = Path(next(iter(spec.submodule_search_locations))) / "systems"
     elif os.path.isdir(root / "systems"):
         root = root / "systems"
     description = root / f"{system}.yaml"

@@ -1,12 +1,14 @@
 """Names the libraries whose kernels were measured, and selects the default one of each GPU and dtype.
 
-Entry points: `LIBRARIES`; `default_library`, `resolve_library`, `libraries_of`, `why_default`; `SYSTEMS`, `TABLES`,
-`DEFAULT_TABLES`, `system_of` and `slug_of`, the names and versions of aiconfigurator-core. Used by `gemm.model`,
-`model_times`, `importers.aiconfigurator`, `profile`, `advice.pad`, `explore`, the commands `import` and `pad` and
-tools.
+Entry points: `LIBRARIES`; `default_library`, `libraries_of`, `resolve_library`, `library_words`, `library_of`;
+`SYSTEMS`, `TABLES`, `DEFAULT_TABLES`, `system_of` and `slug_of`, the names and versions of aiconfigurator-core. Used by
+`gemm.model`, `model_times`, `importers.aiconfigurator`, `profile`, `advice.pad`, `explore`, the commands `advise`,
+`import`, `pad`, `plan`, `predict` and `profile`, and tools.
 
 A library changes the kernels, and so the cliffs, as much as the GPU does. The default library of a GPU and dtype is the
-one whose public table has the most shapes (to 1 %), vLLM first among equals: its model rests on the most evidence.
+one whose public table has the most shapes (to 1 %), in the order vLLM, SGLang, TensorRT-LLM among equals: its model
+rests on the most evidence. Of fp8_block, vLLM's comes last: its small products take 55 to 300 µs, SGLang's 4, because
+they hold the host's work (aiconfigurator issue 1414).
 """
 
 from __future__ import annotations
@@ -83,7 +85,8 @@ def libraries_of(slug: str, dtype: str) -> tuple[str, ...]:
     system = system_of(slug)
     if published is not None or system not in TABLES or dtype not in _FORMATS.get(system, _BLACKWELL):
         return () if published is None else (published,)
-    return tuple(library for library in TABLES[system] if library not in _WITHOUT.get((system, dtype), ()))
+    found = (library for library in TABLES[system] if library not in _WITHOUT.get((system, dtype), ()))
+    return tuple(sorted(found, key=lambda library: dtype == "fp8_block" and library == "vllm"))
 
 
 def default_library(slug: str, dtype: str) -> str:
@@ -95,12 +98,36 @@ def default_library(slug: str, dtype: str) -> str:
     return next(iter(libraries_of(slug, dtype)), "torch")
 
 
-def why_default(slug: str, dtype: str) -> str:
-    """Returns the reason for `default_library` in words."""
-    known = libraries_of(slug, dtype)
-    if not known:
-        return "the default; no library's products were measured"
-    return "the default: its table has the most shapes" if len(known) > 1 else "the only one measured"
+def library_words(slug: str, dtype: str, asked: str, operation: str) -> str:
+    """Returns which library's products are predicted, and why. asked: its name as typed, or "".
+
+    Raises InputError, which names `operation`, for an unknown name.
+
+    >>> library_words("h100-sxm5-80gb", "fp8", "", "predict")
+    'library = vllm (the default: the largest table of 3)'
+    """
+    dtype = "bf16" if dtype == "fp16" and not libraries_of(slug, dtype) else dtype  # as `model_times.best_gemm_model`
+    known, name = libraries_of(slug, dtype), resolve_library(slug, dtype, asked, operation)
+    if name not in known:
+        why = f"{'as asked' if asked else 'the default'}; nobody measured its {dtype} products there"
+    elif asked:
+        why = "as asked" if name == asked else f"its {dtype} products are {asked}'s"
+    elif len(known) == 1:
+        why = "the only one measured"
+    else:
+        clean = f"{len(known)}" if known[-1] != "vllm" else f"{len(known)} but vllm's, which holds the host's work"
+        why = f"the default: the largest table of {clean}"
+    return f"library = {name} ({why})"
+
+
+def library_of(provider: str) -> str:
+    """Returns the library of a provider's products; torch for cuBLAS and other names.
+
+    >>> library_of("vllm.flash_attn_fa3"), library_of("cublas")
+    ('vllm', 'torch')
+    """
+    name = provider.partition(".")[0]
+    return name if name in LIBRARIES else "torch"
 
 
 def resolve_library(slug: str, dtype: str, library: str, operation: str = "library") -> str:

@@ -1,7 +1,7 @@
 """Reads measured GEMM tables.
 
 Entry points: `GemmTable`, used by `gemm.model`; `read_table`, used by `contests` and tools; `read_columns`, used by
-tools; `read_parquet`, used by `importers`.
+tools; `read_parquet` and `systems_folder`, used by `importers`; `gemm.public` uses them.
 
 A table is a Parquet or CSV file with columns `m`, `n`, `k`, `latency` (ms) and, if it holds several dtypes,
 `gemm_dtype`.
@@ -9,6 +9,7 @@ A table is a Parquet or CSV file with columns `m`, `n`, `k`, `latency` (ms) and,
 
 import csv
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,13 @@ def _merge(shape: IntArray, latency_us: FloatArray) -> tuple[IntArray, IntArray,
         return m, n, k, latency_us[order]
     groups = np.split(latency_us[order], np.cumsum(counts)[:-1])
     return m, n, k, np.array([float(np.median(group)) for group in groups])
+
+
+def systems_folder() -> Path | None:
+    """Returns the folder of the systems in the installed aiconfigurator-core, None without that package."""
+    spec = find_spec("aiconfigurator_core")
+    found = spec.submodule_search_locations if spec is not None else None
+    return Path(next(iter(found))) / "systems" if found else None
 
 
 def read_parquet(operation: str, file: Path) -> Any:

@@ -9,6 +9,7 @@ A change that an old reader would misread needs a new version number, and a migr
 
 History of the format "quantbench-profile":
 1  first version.
+2  a model of products names its library, and stores its trees more compactly.
 """
 
 from __future__ import annotations
@@ -31,8 +32,19 @@ from quantbench.profile.schema import schema as schema
 from quantbench.profile.table import FLAG, INTEGER, LAYOUTS, NUMBER, TEXT, Table
 from quantbench.store.typed import Json, decode, encode
 
+
+def _with_libraries(data: Json) -> Json:
+    """Names the library of each model of products: the one in the software that was imported, or else torch."""
+    try:
+        imported = next((name for name in ("vllm", "sglang", "trtllm", "aiter") if name in data["software"]), "torch")
+        products = [{**model, "library": imported} for model in data["models"]["gemm"]]
+        return {**data, "models": {**data["models"], "gemm": products}}
+    except (KeyError, TypeError) as error:
+        raise InputError("read profile", f"models without {error}"[:100], "the models of version 1") from None
+
+
 #: version → function that turns a document into the next version
-MIGRATIONS: Mapping[int, Callable[[Json], Json]] = {}
+MIGRATIONS: Mapping[int, Callable[[Json], Json]] = {1: _with_libraries}
 
 
 def upgrade(

@@ -5,6 +5,7 @@ Entry points: `models_of`, used by `build`; `known_model`, which selects a shipp
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
 from typing import Any
 
@@ -21,6 +22,7 @@ from quantbench.latency.gemm.model import LARGEST_SIDE, GemmModel
 from quantbench.latency.gemm.training import FEWEST_ROWS as FEWEST_PRODUCT_ROWS
 from quantbench.latency.gemm.training import Effort
 from quantbench.latency.gemm.trees import Growth
+from quantbench.latency.libraries import library_of
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.launch import Launch, Tile
 from quantbench.profile.models import Models, ProductModel
@@ -44,18 +46,24 @@ _UNFUSED_PROVIDERS = ("torch.eager",)
 
 
 def models_of(device: DeviceSpec, tables: dict[str, Table], *, fit: bool, seed: int) -> Models:
-    """Returns a GEMM model for each dtype with rows (if none: for bf16, or fp16 if the device has no bf16), and models
-    of softmax and attention. A CPU gets none, because the models describe thread blocks and waves."""
+    """Returns a GEMM model for each dtype and library with rows (if none: for bf16, or fp16 if the device has no bf16),
+    and models of softmax and attention. A CPU gets none, because the models describe thread blocks and waves."""
     if device.kind == "cpu":
         return Models()
     usual = "fp16" if device.peak("bf16") is None else "bf16"
     rows_of = tables["gemm"]
     dtypes = [name for name in np.unique(rows_of["dtype"]).tolist() if device.peak(name) is not None]
-    products = [_product(device, rows_of.where(rows_of["dtype"] == dtype), dtype, fit, seed) for dtype in dtypes]
+    products: dict[tuple[str, str], ProductModel] = {}
+    for dtype in dtypes:
+        of_dtype = rows_of.where(rows_of["dtype"] == dtype)
+        libraries = np.array([library_of(name) for name in of_dtype["provider"].tolist()])
+        for library, _ in Counter(libraries.tolist()).most_common():
+            model = _product(device, of_dtype.where(libraries == library), dtype, library, fit, seed)
+            products.setdefault((dtype, model.library), model)
     if not products and device.peak(usual) is not None:
-        products = [_unfitted(device, usual, seed)]
+        products["", ""] = _unfitted(device, usual, seed)
     softmax, fused = _softmax(device, tables["softmax"], fit)
-    return Models(tuple(products), softmax, fused, _attention(device, tables["attention"], fit, seed))
+    return Models(tuple(products.values()), softmax, fused, _attention(device, tables["attention"], fit, seed))
 
 
 def _most_of(table: Table, *columns: str) -> Table:
@@ -66,7 +74,7 @@ def _most_of(table: Table, *columns: str) -> Table:
     return table
 
 
-def _product(device: DeviceSpec, table: Table, dtype: str, fit: bool, seed: int) -> ProductModel:
+def _product(device: DeviceSpec, table: Table, dtype: str, library: str, fit: bool, seed: int) -> ProductModel:
     table = _most_of(table, "provider")
     m = table["m"] * table["batch"]
     whole = (m <= LARGEST_SIDE) & (table["n"] <= LARGEST_SIDE) & (table["k"] <= LARGEST_SIDE)
@@ -79,7 +87,7 @@ def _product(device: DeviceSpec, table: Table, dtype: str, fit: bool, seed: int)
     chosen = table.where(kept)
     launches = _launches(chosen)
     model = GemmModel.fit(
-        device, m[kept], chosen["n"], chosen["k"], chosen["latency_us"], dtype=dtype,
+        device, m[kept], chosen["n"], chosen["k"], chosen["latency_us"], dtype=dtype, library=library,
         launches=launches if any(launches) else None, seed=seed,
         effort=_MANY_ROWS_EFFORT if len(kept) > _MANY_PRODUCT_ROWS else None,
     )  # fmt: skip
@@ -140,7 +148,7 @@ def product_model(
     note = model.note if model.rows == 0 or model.note else ""
     return ProductModel(
         model.dtype, fast, model.rows, tuple(log_us), tuple(points), note,
-        {**model.provenance, "prior": model.prior_source},
+        {**model.provenance, "prior": model.prior_source}, model.library,
     )  # fmt: skip
 
 

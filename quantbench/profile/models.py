@@ -21,7 +21,8 @@ from quantbench.latency.attention import AttentionModel
 from quantbench.latency.gaussian_process import GaussianProcess
 from quantbench.latency.gemm.cost_model import Machine
 from quantbench.latency.gemm.distilled import WATCHED, FastGemm
-from quantbench.latency.gemm.files import fast_from_json, fast_to_json, require_sound_fast
+from quantbench.latency.gemm.files import fast_from_parts, fast_to_parts, require_sound_fast, text_arrays
+from quantbench.latency.libraries import LIBRARIES
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.store.typed import Json
 from quantbench.workload import Attention, Softmax
@@ -44,7 +45,7 @@ _PRODUCT_PROBES = tuple(
 
 @dataclass(frozen=True)
 class ProductModel:
-    """Distilled GEMM model of one dtype, with its interval.
+    """Distilled GEMM model of one dtype and library, with its interval.
 
     rows: number of measured rows that the model was fitted to.
     log_us, half: (points,) log of predicted µs, ascending, and half-width of the 90 % interval there, log time.
@@ -57,6 +58,7 @@ class ProductModel:
     half: tuple[float, ...]
     note: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    library: str = "torch"
 
     def half_width(self, latency_us: FloatArray) -> FloatArray:
         """Returns the half-width of the 90 % interval at predicted times, log time, (shapes,)."""
@@ -64,8 +66,10 @@ class ProductModel:
 
     def to_json(self) -> Json:
         return {
-            "dtype": self.dtype, "rows": self.rows, "note": self.note, "provenance": dict(self.provenance),
-            "log_us": list(self.log_us), "half_width": list(self.half), "distilled": fast_to_json(self.fast),
+            "dtype": self.dtype, "library": self.library, "rows": self.rows, "note": self.note,
+            "provenance": dict(self.provenance),
+            "log_us": list(self.log_us), "half_width": list(self.half),
+            "distilled": text_arrays(fast_to_parts(self.fast)),
         }  # fmt: skip
 
     @classmethod
@@ -73,9 +77,10 @@ class ProductModel:
         """Inverse of `to_json`. Raises InputError if the data is invalid or for another device."""
         with _sound(_WHO):
             dtype = require_choice(_WHO, "dtype", data["dtype"], GEMM_DTYPES)
-            fast = fast_from_json(data["distilled"])
+            library = require_choice(_WHO, "library", data["library"], LIBRARIES)
+            fast = fast_from_parts(data["distilled"])
             log_us, half = (tuple(float(x) for x in data[name]) for name in ("log_us", "half_width"))
-            made = cls(dtype, fast, data["rows"], log_us, half, data["note"], data["provenance"])
+            made = cls(dtype, fast, data["rows"], log_us, half, data["note"], data["provenance"], library)
             _check(made, device)
             return made
 
@@ -126,7 +131,7 @@ _ATTENTION_PROBES = (Attention(1, 32, 2048, 2048, 128), Attention(8, 8, 64, 64, 
 class Models:
     """Models for shapes that were not measured.
 
-    gemm: one model per dtype.
+    gemm: one model per dtype and library; of each dtype, that with the most rows first.
     softmax, attention: None if the device has no such model.
     softmax_fused: True if the softmax model describes one fused kernel, False for the unfused fallback.
     """
@@ -136,8 +141,9 @@ class Models:
     softmax_fused: bool = True
     attention: AttentionModel | None = None
 
-    def product(self, dtype: str) -> ProductModel | None:
-        return next((model for model in self.gemm if model.dtype == dtype), None)
+    def product(self, dtype: str, library: str = "") -> ProductModel | None:
+        """Returns the model of a dtype and library ("": the first), None if there is none."""
+        return next((model for model in self.gemm if model.dtype == dtype and library in ("", model.library)), None)
 
 
 def models_to_json(models: Models) -> Json:
@@ -158,8 +164,8 @@ def models_from_json(data: object, device: DeviceSpec) -> Models:
         if len(data[kind]) > 1:
             raise InputError("profile models", f"{len(data[kind])} models of {kind}", "one at most")
     gemm = tuple(ProductModel.from_json(one, device) for one in data["gemm"])
-    if len({model.dtype for model in gemm}) < len(gemm):
-        raise InputError("profile models", "two models of products of one dtype", "one of each")
+    if len({(model.dtype, model.library) for model in gemm}) < len(gemm):
+        raise InputError("profile models", "two models of products of one dtype and library", "one of each")
     softmax, fused, attention = None, True, None
     for one in data["softmax"]:
         softmax, fused = _softmax(one, device)

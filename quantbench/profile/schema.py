@@ -8,13 +8,14 @@ import json
 
 from quantbench.analysis.verdict import VERDICTS, Verdict
 from quantbench.device.spec import DEVICE_KINDS, DeviceSpec
+from quantbench.latency.libraries import LIBRARIES
 from quantbench.profile.parts import KnownCliff, Provenance, RunSource, StoredFile
 from quantbench.profile.table import FLAG, INTEGER, LAYOUTS, NUMBER, ROW_GRADES, TEXT, TableLayout
 from quantbench.store.record import ORIGINS
 from quantbench.store.typed import Json, json_schema
 
 PROFILE_FORMAT = "quantbench-profile"
-PROFILE_VERSION = 1
+PROFILE_VERSION = 2
 
 _TEXT: Json = {"type": "string"}
 _INTEGER: Json = {"type": "integer"}
@@ -96,11 +97,12 @@ def _gemm_model() -> Json:
     """Returns the schema of `ProductModel.to_json`."""
     deflated = {"type": "string", "description": "The little-endian bytes, deflated, in base64."}
     array = _object({"dtype": _TEXT, "shape": _list(_INTEGER), "zlib": deflated})
-    forest = ("feature", "threshold", "right_offset", "value", "roots")
+    forest = ("leaf", "feature", "threshold", "value")
     times = {"description": "Logarithms of predicted times, ascending."}
     half_widths = {"description": "Half-width of the 90 % interval at those, in log time."}
     return _object({
         "dtype": _TEXT,
+        "library": {"enum": list(LIBRARIES)},
         "rows": _INTEGER | {"description": "Measured rows that it was fitted to."},
         "note": _TEXT,
         "provenance": _OBJECT,
@@ -109,7 +111,7 @@ def _gemm_model() -> Json:
         "distilled": _object({
             "machine": _OBJECT, "tiles": {"type": "array"}, "kernels": {"type": "array"},
             "parameters": _list({"type": "number"}), "most": {"type": "number"},
-            "forest": _object({"depth": _INTEGER, **dict.fromkeys(forest, array)}),
+            "forest": _object({"depth": _INTEGER, "nodes": _INTEGER, **dict.fromkeys(forest, array)}),
         }),
     })  # fmt: skip
 
@@ -122,7 +124,7 @@ def _models() -> Json:
         kind: _list(_OBJECT | {"required": names.split()}) | {"maxItems": 1}
         for kind, names in (("softmax", softmax), ("attention", attention))
     }
-    return _object({"gemm": _list(_gemm_model()) | {"description": "One for each number format."}, **one})
+    return _object({"gemm": _list(_gemm_model()) | {"description": "One for each number format and library."}, **one})
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from quantbench.errors import InputError, UnsupportedError, require_choice
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.attention_cost_model import AttentionShapes
 from quantbench.latency.estimate import Estimates
+from quantbench.latency.libraries import library_of
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.profile.interpolation import Base, FloatArray, Predicted, Sizes, Surface
 from quantbench.profile.models import ProductModel
@@ -170,15 +171,15 @@ def choose_gemm(profile: Profile, dtype: str | None, layout: str | None, provide
                 notes.append(f"layout {layout} was not measured: taken to run as {kept}")
                 wider += ALIKE
         rows, who = by_provider(table, rows & (table["layout"] == kept), provider)
-    base, model_note = _product_base(profile, of)
+    base, model_note = _product_base(profile, of, library_of(who) if who else "")
     fixed = (("dtype", asked), ("layout", layout or kept), ("provider", who))
     return Chosen("gemm", _surface(table, rows, base), fixed, "; ".join(notes), wider, model_note)
 
 
-def _product_base(profile: Profile, dtype: str) -> tuple[Base, str]:
-    """Returns (a model of GEMMs of `dtype`, its note)."""
+def _product_base(profile: Profile, dtype: str, library: str) -> tuple[Base, str]:
+    """Returns (a model of GEMMs of `dtype`, of `library` if there is one, its note)."""
     device, models = profile.device, profile.models
-    own = models.product(dtype)
+    own = models.product(dtype, library) or models.product(dtype)
     if own is not None:
         return partial(_product, model=own), own.note
     twin = models.product(_TWIN.get(dtype, ""))
@@ -240,10 +241,16 @@ def _of_format(table: Table, asked: str, rows: BoolArray) -> tuple[BoolArray, st
 
 
 def by_provider(table: Table, rows: BoolArray, provider: str | None) -> tuple[BoolArray, str]:
-    """Returns the rows of `provider`, or of the one with the most rows if None, and that provider."""
+    """Returns the rows of `provider`, or of the one with the most rows if None, and that provider.
+
+    provider: a library stands for its provider with the most rows (vllm for vllm.flash_attn_fa3).
+    """
     if provider is None:
         usual = table.most("provider", rows)
         return (rows, "") if usual is None else (rows & (table["provider"] == usual), usual)
+    if provider not in table["provider"][rows]:
+        of_library = [library_of(name) == provider for name in table["provider"].tolist()]
+        provider = table.most("provider", rows & np.array(of_library, dtype=bool)) or provider
     found = rows & (table["provider"] == provider)
     if not found.any():
         have = ", ".join(sorted(set(table["provider"][rows].tolist()))) or "none"

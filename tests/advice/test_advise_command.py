@@ -29,6 +29,7 @@ from tools import advice_examples
 
 DOCS = Path(__file__).parents[2] / "docs" / "advising.md"
 COMMANDS = re.findall(r"^quantbench advise (.*)$", DOCS.read_text(encoding="utf-8"), re.M)
+LIBRARY = "library = sglang (the default: the largest table of 3)"
 A100 = ("--gpu", "a100-sxm4-80gb")
 WIDE = (*A100, "--hidden", "14400", "--heads", "96", "--tp", "8", "--attention", "unfused")
 
@@ -98,7 +99,7 @@ def test_everything_as_json() -> None:
         "3",
     )
     assert data["device"] == "a100-sxm4-80gb"
-    assert data["assumed"] == ["Megatron's fused softmax", "no dropout", "dtype = bf16"]
+    assert data["assumed"] == ["Megatron's fused softmax", "no dropout", "dtype = bf16", LIBRARY]
     shape = data["shape"]
     assert [shape[name] for name in ("layers", "vocab", "mbs", "seq", "tp", "dtype")] == [
         80,
@@ -138,7 +139,7 @@ def test_presets_and_configs_can_be_changed(tmp_path: Path) -> None:
     data = run_json(*A100, "--model", "llama-2-7b", "--attention", "flash", "--tp", "2", "--top", "0")
     assert (data["shape"]["ffn"], data["shape"]["gated"], data["shape"]["tp"]) == (11008, True, 2)
     seq = "seq = 4096 (as llama-2-7b was pre-trained)"
-    assert data["assumed"] == ["no dropout", seq, "dtype = bf16", "mbs = 1"]
+    assert data["assumed"] == ["no dropout", seq, "dtype = bf16", "mbs = 1", LIBRARY]
     assert {op["op"] for op in data["ops"]} >= {"attention", "attention.backward", "mlp_gate"}
     config = tmp_path / "config.json"
     config.write_text(

@@ -23,6 +23,7 @@ from foreign_texts import log_line as line
 
 from quantbench.importers import aiconfigurator, csv_table, megatron_log, vidur
 from quantbench.importers.training_run import TrainingSummary, read_training, summarize, write_training
+from quantbench.latency.gemm.files import pack, text_arrays
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.planner.calibration import Calibrations, shipped
 from quantbench.planner.rows import read_table
@@ -149,13 +150,13 @@ def _read_aiconfigurator(content: bytes, folder: Path) -> object:
 @cache
 def _model() -> bytes:
     model = GemmModel.prior("a100-sxm4-80gb")
-    return json.dumps(model.to_json()).encode()
+    return json.dumps(text_arrays(model.to_parts())).encode()
 
 
 def _load_model(content: bytes, folder: Path) -> object:
     import numpy as np
 
-    model = GemmModel.load(_at(folder, "model.json", content))
+    model = GemmModel.from_parts(_json(content))
     found = model.predict(np.array([128]), np.array([4096]), np.array([1024]))
     assert len(found.latency_us) == 1
     return model
@@ -249,6 +250,12 @@ TARGETS = (
         "text",
     ),
     Target("gemm-model", _load_model, lambda: (_model(),), "json"),
+    Target(
+        "gemm-model-file",
+        lambda b, d: GemmModel.load(_at(d, "a.gemm", b)),
+        lambda: (pack(GemmModel.prior("a100-sxm4-80gb").to_parts()),),
+        "binary",
+    ),
     Target(
         "planner-calibration",
         lambda b, d: Calibrations.from_json(_json(b)),

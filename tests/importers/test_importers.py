@@ -286,7 +286,7 @@ def test_vidur_errors(tmp_path: Path) -> None:
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aiconfigurator, "find_spec", lambda name: None)
+    monkeypatch.setattr(aiconfigurator, "systems_folder", lambda: None)
     with pytest.raises(UnsupportedError, match=r"pip install 'quantbench\[tables\]', or --root"):
         aiconfigurator.find_tables("a100_sxm")
 
@@ -310,7 +310,7 @@ def write_tables(root: Path) -> Path:
         "gemm/vllm/1/gemm_perf": [
             {**gemm, **sizes},
             {**gemm, **sizes, "gemm_dtype": "fp8", "kernel_source": "CutlassFP8"},
-            {**gemm, **sizes, "gemm_dtype": "nvfp4"},
+            {**gemm, **sizes, "gemm_dtype": "sq"},
         ],
         "attention/vllm/1/context_attention_perf": [
             attention,
@@ -336,7 +336,7 @@ def test_aiconfigurator_tables_from_a_folder(tmp_path: Path) -> None:
         (Gemm(128, 256, 512, layout="nt"), 250.0, "vllm", None),
         (Gemm(128, 256, 512, layout="nt", dtype="fp8"), 250.0, "vllm.cutlassfp8", "CutlassFP8"),
     ]
-    assert gemm.left_out == {"gemm_dtype nvfp4: no such matrix product here": 1}
+    assert gemm.left_out == {"gemm_dtype sq: no such matrix product here": 1}
     assert [(r.workload, r.provider, r.kernel) for r in attention.rows] == [
         (Attention(2, 8, 64, 64, 128, kv_heads=2), "vllm.flash_attn_fa3", "vllm_flash_attn_fa3")
     ]

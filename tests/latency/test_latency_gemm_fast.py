@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from quantbench.latency.gemm.distilled import FastGemm
-from quantbench.latency.gemm.files import fast_from_json, fast_to_json
+from quantbench.latency.gemm.files import fast_from_parts, fast_to_parts, text_arrays
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.gemm.trees import Forest
 
@@ -47,7 +47,7 @@ def test_doubling_k_is_never_faster_and_nothing_beats_the_peak() -> None:
 
 def test_json_gives_the_same_predictions() -> None:
     _, fast = both()
-    back = fast_from_json(json.loads(json.dumps(fast_to_json(fast))))
+    back = fast_from_parts(json.loads(json.dumps(text_arrays(fast_to_parts(fast)))))
     m, n, k = sizes(100)
     assert np.array_equal(back.predict_us(m, n, k), fast.predict_us(m, n, k))
 

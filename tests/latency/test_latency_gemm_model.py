@@ -14,7 +14,7 @@ from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.latency.families import family
 from quantbench.latency.gemm.cost_model import Machine, Menu, Shapes, Values, hand_prior, log_latency
 from quantbench.latency.gemm.ensemble import Ensemble, RawPrediction
-from quantbench.latency.gemm.files import MODEL_VERSION, array_to_json
+from quantbench.latency.gemm.files import MODEL_VERSION, pack, text_arrays, unpack
 from quantbench.latency.gemm.model import GemmEstimates, GemmModel, shipped_model
 from quantbench.latency.gemm.training import Effort, choose, shipped_pool
 from quantbench.latency.gemm.trees import Growth
@@ -63,7 +63,7 @@ def test_a_fit_predicts_other_shapes_and_its_interval_covers_them() -> None:
 @pytest.mark.slow
 def test_the_same_rows_and_seed_give_the_same_model() -> None:
     again = GemmModel.fit(A100, *invented(200, seed=1), prior="none", effort=QUICK)
-    assert again.to_json() == fitted().to_json()
+    assert pack(again.to_parts()) == pack(fitted().to_parts())
 
 
 @pytest.mark.slow
@@ -138,38 +138,65 @@ def test_answers_take_the_shape_of_the_question() -> None:
     assert one.num_waves in exact
 
 
-def test_json_gives_the_same_predictions(tmp_path: Path) -> None:
-    fitted().save(tmp_path / "model.json")
-    back = GemmModel.load(tmp_path / "model.json")
+def test_a_file_gives_the_same_predictions(tmp_path: Path) -> None:
+    fitted().save(tmp_path / "a.gemm")
+    back = GemmModel.load(tmp_path / "a.gemm")
     m, n, k, _ = invented(100, seed=4)
     assert equal(back.predict(m, n, k), fitted().predict(m, n, k))
-    assert (back.device, back.dtype, back.rows) == (lookup(A100), "bf16", 200)
+    assert (back.device, back.dtype, back.rows, back.library) == (lookup(A100), "bf16", 200, "torch")
+    back.save(tmp_path / "b.gemm")
+    assert (tmp_path / "b.gemm").read_bytes() == (tmp_path / "a.gemm").read_bytes()
 
 
 def test_files_that_are_no_models_are_refused(tmp_path: Path) -> None:
-    whole = fitted().to_json()
+    whole = fitted().to_parts()
     with pytest.raises(InputError, match=r"format 'other'; expected 'quantbench-gemm-model'"):
-        GemmModel.from_json({**whole, "format": "other"})
+        GemmModel.from_parts({**whole, "format": "other"})
     with pytest.raises(StoreError, match=rf"version 99; expected one of versions .*{MODEL_VERSION}"):
-        GemmModel.from_json({**whole, "version": 99})
+        GemmModel.from_parts({**whole, "version": 99})
     with pytest.raises(StoreError, match=r"no field 'interval'"):
-        GemmModel.from_json({name: value for name, value in whole.items() if name != "interval"})
-    broken = json.loads(json.dumps(whole))
-    broken["ensemble"]["members"][0]["forest"]["value"]["zlib"] = "!"
-    with pytest.raises(StoreError, match=r"a broken array"):
-        GemmModel.from_json(broken)
-    for feature in (1000, -1):
-        broken = json.loads(json.dumps(whole))
-        forest = fitted().ensemble.members[0].forest
-        assert forest is not None
-        last = forest.feature.copy()
-        last[-1] = feature  # of a leaf, or of a node that a single probe would hardly reach
-        broken["ensemble"]["members"][0]["forest"]["feature"] = array_to_json(last)
-        with pytest.raises(StoreError, match=r"trees that are none"):
-            GemmModel.from_json(broken)
+        GemmModel.from_parts({name: value for name, value in whole.items() if name != "interval"})
+    for name, position, value in (("feature", -1, 250), ("leaf", 3, 0), ("nodes", None, 7)):
+        broken = unpack(pack(whole))
+        forest = broken["ensemble"]["members"][0]["forest"]
+        if position is None:
+            forest[name] = value
+        else:
+            forest[name] = forest[name].copy()
+            forest[name][position] = value
+        with pytest.raises(StoreError, match=r"trees that are none|a broken part"):
+            GemmModel.from_parts(broken)
     (tmp_path / "text.json").write_text("{")
     with pytest.raises(StoreError, match=r"GemmModel.save wrote"):
         GemmModel.load(tmp_path / "text.json")
+
+
+@pytest.mark.parametrize("at", [40, -1, -2000], ids=["header", "end", "middle"])
+def test_a_changed_file_is_refused(tmp_path: Path, at: int) -> None:
+    raw = bytearray(pack(fitted().to_parts()))
+    raw[at] ^= 1
+    (tmp_path / "a.gemm").write_bytes(raw)
+    with pytest.raises((StoreError, InputError), match=r"damaged|GemmModel.save wrote|format|version"):
+        GemmModel.load(tmp_path / "a.gemm")
+
+
+def test_json_of_version_3_is_read(tmp_path: Path) -> None:
+    member = fitted().ensemble.members[0]
+    forest = member.forest
+    assert forest is not None
+    parts = fitted().to_parts()
+    old = {
+        "depth": forest.depth, "feature": forest.feature, "threshold": forest.threshold, "value": forest.value,
+        "right_offset": forest.right - np.arange(len(forest.right), dtype=np.int32), "roots": forest.roots,
+    }  # fmt: skip
+    parts["ensemble"]["members"][0]["forest"] = old
+    del parts["library"]
+    parts |= {"version": 3, "provenance": {"framework": "vLLM"}}
+    (tmp_path / "old.json").write_text(json.dumps(text_arrays(parts)) + "\n")
+    back = GemmModel.load(tmp_path / "old.json")
+    assert back.library == "vllm"
+    m, n, k, _ = invented(100, seed=4)
+    assert equal(back.predict(m, n, k), fitted().predict(m, n, k))
 
 
 @pytest.mark.slow
@@ -236,7 +263,7 @@ def test_auto_starts_from_the_same_gpu() -> None:
     model = GemmModel.fit(A100, *rows, prior="auto", effort=QUICK)
     assert model.prior_source == A100
     assert model.ensemble.reference is not None
-    back = GemmModel.from_json(json.loads(json.dumps(model.to_json())))
+    back = GemmModel.from_parts(unpack(pack(model.to_parts())))
     assert equal(back.predict(*rows[:3]), model.predict(*rows[:3]))
 
 
@@ -291,7 +318,7 @@ def test_a_siblings_table_helps_where_it_was_measured() -> None:
     for helper in (None, sibling):
         model = GemmModel.fit("h100-sxm5-80gb", *arguments, prior="none", sibling=helper, effort=QUICK)
         errors.append(summarize(model.predict(m[test], n[test], k[test]).latency_us, measured[test]).median_pct)
-        assert model.to_json()
+        assert pack(model.to_parts())
     assert errors[1] < 0.5 * errors[0]
 
 

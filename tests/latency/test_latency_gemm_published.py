@@ -1,7 +1,5 @@
 """Batched products, layouts and the models fitted to published tables: NeuSight, DeepBench, aiter."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -19,6 +17,7 @@ from quantbench.latency.gemm.cost_model import (
     log_latency,
     upgraded,
 )
+from quantbench.latency.gemm.files import pack, unpack
 from quantbench.latency.gemm.model import GemmModel, shipped_model
 from quantbench.latency.gemm.training import Effort
 from quantbench.latency.gemm.trees import Growth
@@ -71,7 +70,7 @@ def test_batched_products_are_fitted_and_their_models_stored() -> None:
     assert coverage(times, found.low_us, found.high_us) > 0.8
     doubled = model.predict(**{**test, "k": 2 * test["k"]}).latency_us
     assert (doubled >= found.latency_us * (1 - 1e-6)).all()
-    again = GemmModel.from_json(json.loads(json.dumps(model.to_json())))
+    again = GemmModel.from_parts(unpack(pack(model.to_parts())))
     assert again.predict(**test).latency_us.tolist() == found.latency_us.tolist()
 
 

@@ -61,7 +61,7 @@ def test_every_system_is_of_a_known_card_and_back() -> None:
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aiconfigurator, "find_spec", lambda name: None)
+    monkeypatch.setattr(aiconfigurator, "systems_folder", lambda: None)
     with pytest.raises(UnsupportedError, match=r"pip install 'quantbench\[tables\]'"):
         read_packaged("a100_sxm")
 

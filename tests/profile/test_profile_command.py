@@ -48,7 +48,7 @@ def test_show(file: Path) -> None:
         "simulated run run, cold cache, 31 of 31 records",
         "gemm bf16 nt",
         "m 1024 to 4096, n 4096 to 12288",
-        "model of bf16 products: fitted to 8,000 rows; 90 % of shapes within ±",
+        "model of sglang's bf16 products: fitted to 8,000 rows; 90 % of shapes within ±",
         "between measured products: 90 % within ±",
         "NOT TESTED:",
     ):

@@ -1,87 +1,178 @@
-"""Encodes the parts of a GEMM model (device, ensemble, distilled model) as JSON, decodes and validates them.
+"""Stores the parts of a GEMM model (device, ensemble, distilled model) in a compact file, reads and validates them.
 
-Entry points: the functions `*_to_json` and `*_from_json`; `require_sound` and `require_sound_fast`, which validate
-array sizes, finite values and the termination of decision trees; `check_format`, `library_of`, `MODEL_FORMAT`,
-`MODEL_VERSION`. Used by `model` and `profile.models`.
+Entry points: `pack` and `unpack`, a file's content; the functions `*_to_parts` and `*_from_parts`; `text_arrays`, which
+turns parts into JSON; `require_sound` and `require_sound_fast`, which validate array sizes, finite values and the
+termination of decision trees; `check_format`, `library_of`, `MODEL_FORMAT`, `MODEL_VERSION`. Used by `model` and
+`profile.models`.
+
+A file is one line of JSON, in which {"array": i} stands for the i-th array, and then all arrays, deflated: their
+little-endian bytes, all first bytes before all second ones. `sha256` covers both parts without itself.
 
 History of the format "quantbench-gemm-model":
 1: initial version.
 2: the cost model has a parameter for serial split-k.
 3: it has parameters for the host's work in a time and for address translation (`cost_model.ADDED`), and a member says
    whether products of several batches and layouts were fitted.
-4: it names the library whose kernels ran, and has parameters for padded rows and quantized activations. Versions 2
-   and 3 are read too.
+4: binary; it names the library whose kernels ran, and has parameters for padded rows and quantized activations.
+   Versions 2 and 3, whole files of JSON, are read too.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
+import json
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError, StoreError
+from quantbench.errors import InputError, StoreError, one_line
 from quantbench.latency.gemm.cost_model import FIRST_TILE, FloatArray, Machine, Menu, Shapes, upgraded
 from quantbench.latency.gemm.distilled import FastGemm, features
 from quantbench.latency.gemm.ensemble import Ensemble, Reference
-from quantbench.latency.gemm.trees import Forest, Member, watched_columns
+from quantbench.latency.gemm.trees import VALUE_STEP, Forest, Member, watched_columns
 
 MODEL_FORMAT = "quantbench-gemm-model"
 MODEL_VERSION = 4
+_FIRST_BINARY = 4
+_MOST_BYTES = 2**28
 _READ = (2, 3, MODEL_VERSION)
 # Frameworks in the provenance of versions 2 and 3, which had no library.
 _LIBRARY_OF = {"vLLM": "vllm", "sglang": "sglang", "SGLang": "sglang", "aiter": "aiter"}
-_ARRAY_DTYPES = ("<f2", "<f4", "<f8", "<i2", "<i4", "<i8")
+_ARRAY_DTYPES = ("|u1", "<f2", "<f4", "<f8", "<i2", "<i4", "<i8")
 
 
-def array_to_json(array: npt.NDArray[Any]) -> dict[str, Any]:
-    """Encodes an array as {dtype, shape, zlib}: base64 of its zlib-compressed little-endian bytes."""
-    little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-    packed = base64.b64encode(zlib.compress(little.tobytes(), 9)).decode("ascii")
-    return {"dtype": little.dtype.str, "shape": list(array.shape), "zlib": packed}
+def pack(parts: Mapping[str, Any]) -> bytes:
+    """Returns the content of a file. parts: JSON values and arrays, nested."""
+    arrays: list[npt.NDArray[Any]] = []
+
+    def numbered(array: npt.NDArray[Any]) -> dict[str, Any]:
+        arrays.append(array)
+        return {"array": len(arrays) - 1}
+
+    header = _replaced(parts, numbered)
+    header["arrays"] = [[array.dtype.newbyteorder("<").str, *array.shape] for array in arrays]
+    packed = zlib.compress(b"".join(_planes(array) for array in arrays), 9)
+    return json.dumps({**header, "sha256": _digest(header, packed)}).encode() + b"\n" + packed
 
 
-def array_from_json(data: Any) -> npt.NDArray[Any]:
-    """Inverse of `array_to_json`. Raises StoreError for anything else."""
+def unpack(raw: bytes) -> Any:
+    """Inverse of `pack`; returns the JSON value of a file of version 2 or 3. Raises InputError for another format,
+    StoreError for a damaged file."""
+    line, _, packed = raw.partition(b"\n")
     try:
-        dtype, shape = data["dtype"], tuple(int(x) for x in data["shape"])
-        if dtype not in _ARRAY_DTYPES:
-            raise StoreError("GemmModel.from_json", f"array dtype {dtype!r}", "one of " + ", ".join(_ARRAY_DTYPES))
+        header = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise StoreError("GemmModel.load", one_line(str(error))[:100], "a file that GemmModel.save wrote") from None
+    check_format(header)
+    if header["version"] < _FIRST_BINARY:
+        return header
+    stated = header.pop("sha256", None)
+    try:
+        if stated != _digest(header, packed):
+            raise ValueError("its sha256 is not that of its content")
+        shapes = [(_array_dtype(dtype), tuple(map(int, shape))) for dtype, *shape in header.pop("arrays")]
+        bounds = np.cumsum([0, *(dtype.itemsize * prod(shape) for dtype, shape in shapes)]).tolist()
+        content = zlib.decompressobj().decompress(packed, bounds[-1] or 1)
+        if len(content) != bounds[-1] or not 0 <= bounds[-1] <= _MOST_BYTES:
+            raise ValueError(f"arrays of {bounds[-1]} bytes, {len(content)} stored")
+        arrays = [
+            _from_planes(content[start:end], dtype).reshape(shape)
+            for (dtype, shape), start, end in zip(shapes, bounds, bounds[1:], strict=False)
+        ]
+        return _filled(header, arrays)
+    except (ValueError, TypeError, KeyError, IndexError, zlib.error) as error:
+        what = f"a damaged file ({one_line(str(error))[:100]})"
+        raise StoreError("GemmModel.load", what, "the file as GemmModel.save wrote it") from None
+
+
+def text_arrays(parts: Mapping[str, Any]) -> Any:
+    """Encodes the arrays of parts as {dtype, shape, zlib}: base64 of their deflated little-endian bytes."""
+
+    def text(array: npt.NDArray[Any]) -> dict[str, Any]:
+        little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+        packed = base64.b64encode(zlib.compress(little.tobytes(), 9)).decode("ascii")
+        return {"dtype": little.dtype.str, "shape": list(array.shape), "zlib": packed}
+
+    return _replaced(parts, text)
+
+
+def _replaced(value: Any, of_array: Callable[[npt.NDArray[Any]], Any]) -> Any:
+    if isinstance(value, np.ndarray):
+        return of_array(value)
+    if isinstance(value, Mapping):
+        return {name: _replaced(one, of_array) for name, one in value.items()}
+    return [_replaced(one, of_array) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _filled(value: Any, arrays: list[npt.NDArray[Any]]) -> Any:
+    """Inverse of `_replaced` in `pack`."""
+    if isinstance(value, dict):
+        return arrays[value["array"]] if set(value) == {"array"} else {k: _filled(v, arrays) for k, v in value.items()}
+    return [_filled(one, arrays) for one in value] if isinstance(value, list) else value
+
+
+def _digest(header: Mapping[str, Any], packed: bytes) -> str:
+    return hashlib.sha256(json.dumps(header, sort_keys=True).encode() + b"\n" + packed).hexdigest()
+
+
+def _planes(array: npt.NDArray[Any]) -> bytes:
+    """Returns all first bytes of the values, then all second ones, and so on: similar bytes deflate well."""
+    little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    return little.view(np.uint8).reshape(-1, little.itemsize).T.tobytes()
+
+
+def _from_planes(content: bytes, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    planes = np.frombuffer(content, dtype=np.uint8).reshape(dtype.itemsize, -1)
+    return np.ascontiguousarray(planes.T).view(dtype).ravel().astype(dtype.newbyteorder("="))
+
+
+def _array_dtype(name: Any) -> np.dtype[Any]:
+    if name not in _ARRAY_DTYPES:
+        raise ValueError(f"array dtype {name!r}, not one of {', '.join(_ARRAY_DTYPES)}")
+    return np.dtype(str(name))
+
+
+def _array(data: Any) -> npt.NDArray[Any]:
+    """Returns an array of parts, decoded if `text_arrays` encoded it. Raises StoreError for anything else."""
+    if isinstance(data, np.ndarray):
+        return data
+    try:
+        dtype, shape = _array_dtype(data["dtype"]), tuple(int(x) for x in data["shape"])
         raw = zlib.decompress(base64.b64decode(data["zlib"], validate=True))
-        return np.frombuffer(raw, dtype=dtype).reshape(shape).astype(np.dtype(dtype).newbyteorder("="))
+        return np.frombuffer(raw, dtype=dtype).reshape(shape).astype(dtype.newbyteorder("="))
     except (KeyError, TypeError, ValueError, binascii.Error, zlib.error) as error:
-        if isinstance(error, StoreError):
-            raise
-        raise StoreError("GemmModel.from_json", f"a broken array ({error})", "dtype, shape and zlib") from error
+        raise StoreError("GemmModel.from_parts", f"a broken array ({error})", "dtype, shape and zlib") from error
 
 
-def device_to_json(device: DeviceSpec) -> dict[str, Any]:
+def device_to_parts(device: DeviceSpec) -> dict[str, Any]:
     return {k: dict(v) if isinstance(v, Mapping) else v for k, v in vars(device).items()}
 
 
-def device_from_json(data: Mapping[str, Any]) -> DeviceSpec:
-    """Inverse of `device_to_json`. Raises StoreError for unknown or missing fields."""
+def device_from_parts(data: Mapping[str, Any]) -> DeviceSpec:
+    """Inverse of `device_to_parts`. Raises StoreError for unknown or missing fields."""
     fields = dict(data)
     capability = fields.get("compute_capability")
     fields["compute_capability"] = None if capability is None else tuple(capability)
     try:
         return DeviceSpec(**fields)
     except TypeError as error:
-        raise StoreError("GemmModel.from_json", f"device: {error}", "the fields of DeviceSpec") from error
+        raise StoreError("GemmModel.from_parts", f"device: {error}", "the fields of DeviceSpec") from error
 
 
-def ensemble_to_json(ensemble: Ensemble) -> dict[str, Any]:
+def ensemble_to_parts(ensemble: Ensemble) -> dict[str, Any]:
     reference = None
     if ensemble.reference is not None:
         reference = {
-            "ensemble": ensemble_to_json(ensemble.reference.ensemble),
-            "keys": array_to_json(np.diff(ensemble.reference.keys, prepend=0)),
-            "residual": array_to_json(ensemble.reference.residual.astype(np.float32)),
+            "ensemble": ensemble_to_parts(ensemble.reference.ensemble),
+            "keys": np.diff(ensemble.reference.keys, prepend=0),
+            "residual": ensemble.reference.residual.astype(np.float32),
         }
     members = [
         {
@@ -90,45 +181,45 @@ def ensemble_to_json(ensemble: Ensemble) -> dict[str, Any]:
             "most": member.most,
             "batched": member.batched,
             "layouts": member.layouts,
-            "forest": None if member.forest is None else _forest_to_json(member.forest),
+            "forest": None if member.forest is None else _forest_to_parts(member.forest),
         }
         for member in ensemble.members
     ]
-    return {**_kernels_to_json(ensemble.machine, ensemble.menu), "members": members, "reference": reference}
+    return {**_kernels_to_parts(ensemble.machine, ensemble.menu), "members": members, "reference": reference}
 
 
-def ensemble_from_json(data: Mapping[str, Any]) -> Ensemble:
-    """Inverse of `ensemble_to_json`; does not validate (`require_sound`)."""
+def ensemble_from_parts(data: Mapping[str, Any]) -> Ensemble:
+    """Inverse of `ensemble_to_parts`; does not validate (`require_sound`)."""
     members = tuple(
         Member(
-            parameters=_vector_from_json(member["parameters"], data["tiles"]),
+            parameters=_vector(member["parameters"], data["tiles"]),
             slope=float(member["slope"]),
             most=float(member["most"]),
             batched=bool(member.get("batched", False)),
             layouts=bool(member.get("layouts", False)),
-            forest=None if member["forest"] is None else _forest_from_json(member["forest"]),
+            forest=None if member["forest"] is None else _forest_from_parts(member["forest"]),
         )
         for member in data["members"]
     )
-    machine, menu = _kernels_from_json(data)
+    machine, menu = _kernels_from_parts(data)
     reference = data["reference"]
     if reference is None:
         return Ensemble(machine, menu, members)
     other = Reference(
-        ensemble_from_json(reference["ensemble"]),
-        np.cumsum(array_from_json(reference["keys"])),
-        array_from_json(reference["residual"]).astype(np.float64),
+        ensemble_from_parts(reference["ensemble"]),
+        np.cumsum(_array(reference["keys"])),
+        _array(reference["residual"]).astype(np.float64),
     )
     return Ensemble(machine, menu, members, other)
 
 
-def _vector_from_json(parameters: Any, tiles: Any) -> FloatArray:
+def _vector(parameters: Any, tiles: Any) -> FloatArray:
     """Returns a parameter vector; one of version 2 or 3, told by its length, is upgraded."""
     vector = np.array(parameters, dtype=np.float64)
     return upgraded(vector, len(tiles))
 
 
-def _kernels_to_json(machine: Machine, menu: Menu) -> dict[str, Any]:
+def _kernels_to_parts(machine: Machine, menu: Menu) -> dict[str, Any]:
     return {
         "machine": dict(vars(machine)),
         "tiles": [list(tile) for tile in menu.tiles],
@@ -136,51 +227,88 @@ def _kernels_to_json(machine: Machine, menu: Menu) -> dict[str, Any]:
     }
 
 
-def _kernels_from_json(data: Mapping[str, Any]) -> tuple[Machine, Menu]:
+def _kernels_from_parts(data: Mapping[str, Any]) -> tuple[Machine, Menu]:
     tiles = tuple((int(m), int(n)) for m, n in data["tiles"])
     return Machine(**data["machine"]), Menu(tiles, tuple((int(t), int(s)) for t, s in data["kernels"]))
 
 
-def _forest_to_json(forest: Forest) -> dict[str, Any]:
+def _forest_to_parts(forest: Forest) -> dict[str, Any]:
+    """Returns the kinds of all nodes, and the contents of inner nodes and of leaves."""
+    compact = forest.rounded()
+    leaf = np.isinf(compact.threshold)
+    feature = compact.feature[~leaf]
     return {
-        "depth": forest.depth,
-        "feature": array_to_json(forest.feature),
-        "threshold": array_to_json(forest.threshold),
-        "right_offset": array_to_json(forest.right - np.arange(len(forest.right), dtype=np.int32)),
-        "value": array_to_json(forest.value.astype(np.float16)),
-        "roots": array_to_json(forest.roots),
+        "depth": compact.depth,
+        "nodes": len(leaf),
+        "leaf": np.packbits(leaf),
+        "feature": feature.astype(np.uint8) if not len(feature) or feature.max() < 256 else feature,
+        "threshold": compact.threshold[~leaf],
+        "value": np.round(compact.value[leaf] / VALUE_STEP).astype(np.int16),
     }
 
 
-def _forest_from_json(data: Mapping[str, Any]) -> Forest:
-    offset = array_from_json(data["right_offset"])
+def _forest_from_parts(data: Mapping[str, Any]) -> Forest:
+    if "right_offset" in data:
+        return _old_forest(data)
+    nodes = int(data["nodes"])
+    leaf = np.unpackbits(_array(data["leaf"]), count=nodes).astype(bool)
+    right, roots = _links(leaf)
+    feature, threshold, value = np.zeros(nodes, np.int16), np.full(nodes, np.inf, np.float32), np.zeros(nodes)
+    feature[~leaf], threshold[~leaf] = _array(data["feature"]), _array(data["threshold"])
+    value[leaf] = _array(data["value"]) * VALUE_STEP
+    return Forest(feature, threshold, right, value.astype(np.float32), roots, int(data["depth"]))
+
+
+def _links(leaf: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Returns the right child of each node, a leaf's own index, and the roots. Nodes are in preorder, left child first.
+
+    Over a tree, inner nodes less leaves add up to -1. So a node's left subtree ends where the running sum is first one
+    below the sum at the node, and tree t ends where it first is -t.
+    """
+    nodes = len(leaf)
+    total = np.cumsum(np.where(leaf, -1, 1))
+    ends = np.flatnonzero(np.diff(np.minimum.accumulate(np.minimum(total, 0)), prepend=0))
+    if not nodes or ends[-1:].tolist() != [nodes - 1]:
+        raise _broken("trees that are none")
+    inner = np.flatnonzero(~leaf)
+    # Sorted by sum, then position.
+    keys = np.sort((total - total.min() + 1) * nodes + np.arange(nodes))
+    below = (total[inner] - total.min()) * nodes
+    right = np.arange(nodes, dtype=np.int32)
+    right[inner] = keys[np.searchsorted(keys, below + inner)] - below + 1
+    return right, np.append(0, ends[:-1] + 1).astype(np.int32)
+
+
+def _old_forest(data: Mapping[str, Any]) -> Forest:
+    """Returns a forest of version 2 or 3, which stored every field of every node."""
+    offset = _array(data["right_offset"])
     return Forest(
-        feature=array_from_json(data["feature"]),
-        threshold=array_from_json(data["threshold"]),
+        feature=_array(data["feature"]),
+        threshold=_array(data["threshold"]),
         right=offset + np.arange(len(offset), dtype=np.int32),
-        value=array_from_json(data["value"]).astype(np.float32),
-        roots=array_from_json(data["roots"]),
+        value=_array(data["value"]).astype(np.float32),
+        roots=_array(data["roots"]),
         depth=int(data["depth"]),
     )
 
 
-def fast_to_json(fast: FastGemm) -> dict[str, Any]:
+def fast_to_parts(fast: FastGemm) -> dict[str, Any]:
     return {
-        **_kernels_to_json(fast.machine, fast.menu),
+        **_kernels_to_parts(fast.machine, fast.menu),
         "parameters": [float(z) for z in fast.parameters],
         "most": fast.most,
-        "forest": _forest_to_json(fast.forest),
+        "forest": _forest_to_parts(fast.forest),
     }
 
 
-def fast_from_json(data: Any) -> FastGemm:
-    """Inverse of `fast_to_json`; does not validate (`require_sound_fast`)."""
-    machine, menu = _kernels_from_json(data)
+def fast_from_parts(data: Any) -> FastGemm:
+    """Inverse of `fast_to_parts`; does not validate (`require_sound_fast`)."""
+    machine, menu = _kernels_from_parts(data)
     return FastGemm(
         machine=machine,
         menu=menu,
-        parameters=_vector_from_json(data["parameters"], data["tiles"]),
-        forest=_forest_from_json(data["forest"]),
+        parameters=_vector(data["parameters"], data["tiles"]),
+        forest=_forest_from_parts(data["forest"]),
         most=float(data["most"]),
     )
 
@@ -194,9 +322,9 @@ def check_format(data: Any) -> None:
     """Raises InputError unless `data` is a GEMM model, and StoreError for an unsupported version."""
     if not isinstance(data, Mapping) or data.get("format") != MODEL_FORMAT:
         found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
-        raise InputError("GemmModel.from_json", f"format {found!r}", repr(MODEL_FORMAT))
+        raise InputError("GemmModel.from_parts", f"format {found!r}", repr(MODEL_FORMAT))
     if data.get("version") not in _READ:
-        raise StoreError("GemmModel.from_json", f"version {data.get('version')!r}", f"one of versions {_READ}")
+        raise StoreError("GemmModel.from_parts", f"version {data.get('version')!r}", f"one of versions {_READ}")
 
 
 # Far above any GPU's rate: larger values mean a wrong unit or a damaged file.
@@ -289,4 +417,4 @@ def _finite(name: str, values: Iterable[float]) -> None:
 
 
 def _broken(what: str) -> StoreError:
-    return StoreError("GemmModel.from_json", what, "a whole model")
+    return StoreError("GemmModel.from_parts", what, "a whole model")

@@ -12,7 +12,6 @@ True
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -25,10 +24,10 @@ import numpy.typing as npt
 from quantbench.device.registry import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, QuantbenchError, StoreError, UnsupportedError, require_choice
-from quantbench.files import read_json, reason
+from quantbench.files import read_bytes, reason, write_file
 from quantbench.latency.estimate import Estimate, IntervalCalibration
 from quantbench.latency.families import family
-from quantbench.latency.gemm import files
+from quantbench.latency.gemm import files, public
 from quantbench.latency.gemm.cost_model import FloatArray, IndexArray, Machine, Menu, Shapes, runs_in_waves
 from quantbench.latency.gemm.distilled import FastGemm, distil
 from quantbench.latency.gemm.ensemble import Ensemble, Reference, shape_keys
@@ -61,7 +60,7 @@ _SIZES = ("m", "n", "k", "batch")
 LARGEST_SIDE = 2**21 - 1
 _SIBLING_EFFORT = Effort(members=1, rows_first=600, growth=Growth(trees=20, leaf=3))
 _SIBLING_ROWS = 6000
-# `from_json` checks the time of this shape.
+# `from_parts` checks the time of this shape.
 _PROBE = ([128], [4096], [1024])
 
 
@@ -254,14 +253,24 @@ class GemmModel:
 
     @classmethod
     def best(cls, device: DeviceSpec | str, *, dtype: str = "bf16", library: str = "") -> GemmModel:
-        """Returns the model shipped for a device, or its prior if none is shipped.
+        """Returns the shipped model of a device, dtype and library; else that of the library's public table, fitted on
+        first use, which takes a minute (`public.model_of_table`); else the prior.
 
         library: whose kernels will run, "" for `libraries.default_library`. Raises InputError for an unknown one.
         """
         spec = _device(device)
         library = resolve_library(spec.name, dtype, library, "GemmModel.best")
         shipped = shipped_model(spec.name, dtype, library)
-        return cls.prior(spec, dtype=dtype, library=library) if shipped is None else shipped
+        if shipped is not None:
+            return shipped
+        prior = cls.prior(spec, dtype=dtype, library=library)
+        if library not in libraries_of(spec.name, dtype):
+            return prior
+        try:
+            return _model_of_table(spec.name, dtype, library)
+        except UnsupportedError as error:
+            why = f"{error.value}: {error.expected}"
+            return replace(prior, note=f"{why}; expected from {prior.prior_source}, the interval is wide")
 
     def predict(
         self,
@@ -361,11 +370,12 @@ class GemmModel:
         vector = np.mean([member.parameters for member in self.ensemble.members], axis=0)
         return Known(self.device.name, family(self.device), self.dtype, vector, self.rows, "", 0.0)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_parts(self) -> dict[str, Any]:
+        """Returns the model as JSON values and arrays (`files.pack`)."""
         return {
             "format": files.MODEL_FORMAT,
             "version": files.MODEL_VERSION,
-            "device": files.device_to_json(self.device),
+            "device": files.device_to_parts(self.device),
             "dtype": self.dtype,
             "library": self.library,
             "rows": self.rows,
@@ -373,26 +383,26 @@ class GemmModel:
             "note": self.note,
             "interval": dict(vars(self.interval)),
             "provenance": self.provenance,
-            "ensemble": files.ensemble_to_json(self.ensemble),
-            "fast": None if self.fast is None else files.fast_to_json(self.fast),
+            "ensemble": files.ensemble_to_parts(self.ensemble),
+            "fast": None if self.fast is None else files.fast_to_parts(self.fast),
         }
 
     @classmethod
-    def from_json(cls, data: Any) -> GemmModel:
-        """Inverse of `to_json`. Raises InputError or StoreError for anything else."""
+    def from_parts(cls, data: Any) -> GemmModel:
+        """Inverse of `to_parts`. Raises InputError or StoreError for anything else."""
         files.check_format(data)
         try:
             made = cls(
-                device=files.device_from_json(data["device"]),
-                dtype=require_choice("GemmModel.from_json", "dtype", data["dtype"], GEMM_DTYPES),
-                ensemble=files.ensemble_from_json(data["ensemble"]),
+                device=files.device_from_parts(data["device"]),
+                dtype=require_choice("GemmModel.from_parts", "dtype", data["dtype"], GEMM_DTYPES),
+                ensemble=files.ensemble_from_parts(data["ensemble"]),
                 interval=IntervalCalibration(float(data["interval"]["factor"]), float(data["interval"]["floor"])),
                 rows=int(data["rows"]),
                 prior_source=str(data["prior_source"]),
                 note=str(data["note"]),
                 provenance=dict(data["provenance"]),
-                fast=None if data["fast"] is None else files.fast_from_json(data["fast"]),
-                library=require_choice("GemmModel.from_json", "library", files.library_of(data), LIBRARIES),
+                fast=None if data["fast"] is None else files.fast_from_parts(data["fast"]),
+                library=require_choice("GemmModel.from_parts", "library", files.library_of(data), LIBRARIES),
             )
             files.require_sound(made.ensemble, made.fast)
             with np.errstate(all="ignore"):
@@ -400,37 +410,45 @@ class GemmModel:
         except QuantbenchError:
             raise
         except KeyError as error:
-            raise StoreError("GemmModel.from_json", f"no field {error}", "a whole model") from error
+            raise StoreError("GemmModel.from_parts", f"no field {error}", "a whole model") from error
         except (TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
             what = f"a broken part ({error})"[:160]
-            raise StoreError("GemmModel.from_json", what, "a whole model") from error
+            raise StoreError("GemmModel.from_parts", what, "a whole model") from error
         if not (0 < us.low_us[0] <= us.latency_us[0] <= us.high_us[0] < np.inf):
             raise StoreError(
-                "GemmModel.from_json", f"a time of {us.latency_us[0]} µs", "a finite one within its interval"
+                "GemmModel.from_parts", f"a time of {us.latency_us[0]} µs", "a finite one within its interval"
             )
         return made
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(json.dumps(self.to_json()) + "\n", encoding="utf-8")
+        """Writes a file (`files.pack`), at once. Raises StoreError if it cannot."""
+        write_file("GemmModel.save", Path(path), files.pack(self.to_parts()))
 
     @classmethod
     def load(cls, path: str | Path) -> GemmModel:
-        """Reads a model from a JSON file. Raises InputError or StoreError if it holds none."""
+        """Reads a file of any version that `save` wrote. Raises InputError or StoreError if it is none."""
         try:
-            data = read_json(path)
-        except (OSError, ValueError) as error:
-            what = f"{path} ({reason(error)})"
-            raise StoreError("GemmModel.load", what, "a JSON file that GemmModel.save wrote") from error
-        return cls.from_json(data)
+            raw = read_bytes(path)
+        except OSError as error:
+            raise StoreError(
+                "GemmModel.load", f"{path} ({reason(error)})", "a file that GemmModel.save wrote"
+            ) from error
+        return cls.from_parts(files.unpack(raw))
+
+
+def shipped_model(slug: str, dtype: str, library: str = "") -> GemmModel | None:
+    """Returns the packaged model of a device, dtype and library ("": the default one), None if there is none."""
+    return _loaded(public.FOLDER / public.file_name(slug, dtype, library or default_library(slug, dtype)))
 
 
 @cache
-def shipped_model(slug: str, dtype: str, library: str = "") -> GemmModel | None:
-    """Returns the packaged model of a device, dtype and library ("": the default one), None if there is none."""
-    if library and library != default_library(slug, dtype):
-        return None
-    file = Path(__file__).parent.parent / "models" / f"{slug}{'' if dtype == 'bf16' else '-' + dtype}.json"
+def _loaded(file: Path) -> GemmModel | None:
     return GemmModel.load(file) if file.is_file() else None
+
+
+@cache
+def _model_of_table(slug: str, dtype: str, library: str) -> GemmModel:
+    return public.model_of_table(GemmModel, slug, dtype, library)
 
 
 def _device(device: DeviceSpec | str) -> DeviceSpec:
