@@ -179,9 +179,7 @@ def _setting(shape: TransformerShape) -> dict[str, Any]:
 def fitted_models(path: Path) -> tuple[DeviceSpec, dict[str, FittedModel]]:
     """Fits a model to the single products of each dtype in a profile; returns its device and the models by dtype.
 
-    Of more than _MOST_ROWS rows, as many are drawn at random (seed 0).
-
-    Raises InputError for a profile without products.
+    Of more than _MOST_ROWS rows, as many are drawn at random (seed 0). A profile without rows has no models of its own.
     """
     from quantbench.profile import Profile
 
@@ -196,6 +194,4 @@ def fitted_models(path: Path) -> tuple[DeviceSpec, dict[str, FittedModel]]:
         model = GemmModel.fit(profile.device, m, n, k, table["latency_us"][rows], layout=layouts, dtype=str(dtype))
         note = f"{dtype} products on {profile.device.name}: fitted to {len(rows):,} rows of the profile {path.name}"
         found[str(dtype)] = FittedModel(model, printable(note, 200))
-    if not found:
-        raise InputError("explore", f"--profile {path}", "a profile with measured products")
     return profile.device, found

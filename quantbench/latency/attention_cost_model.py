@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -215,14 +215,14 @@ class AttentionShapes:
     @cached_property
     def query_bytes(self) -> FloatArray:
         """Bytes of q, equal to those of o."""
-        size: FloatArray = self.batch.astype(float) * self.heads * self.seq_q * self.head_dim
-        return element_bytes(self.dtype) * size
+        size: Any = float(element_bytes(self.dtype)) * self.batch * self.heads * self.seq_q * self.head_dim
+        return cast(FloatArray, size)
 
     @cached_property
     def key_bytes(self) -> FloatArray:
         """Bytes of k and v together."""
-        size: FloatArray = self.batch.astype(float) * self.kv_heads * self.seq_k * self.head_dim
-        return 2.0 * element_bytes(self.dtype) * size
+        size: Any = float(element_bytes(self.dtype)) * self.batch * self.kv_heads * self.seq_k * self.head_dim
+        return cast(FloatArray, 2.0 * size)
 
     @cached_property
     def min_bytes(self) -> FloatArray:
