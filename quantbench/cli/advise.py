@@ -93,7 +93,9 @@ def advise(arguments: AdviseOptions, as_json: bool = json_option()) -> None:
         check_file("write shapes", out)
     times, kernels = _times(arguments)
     shape, repair, assumed = _shape(arguments, times.device, space)
-    advice = advice_on(shape, times, space=space, top=int(top), repair=repair, kernels=kernels)
+    advice = advice_on(
+        shape, times, space=space, top=int(top), repair=repair, kernels=kernels, library=arguments.library
+    )
     failed = most is not None and advice.cost.waste_share > most
     if junit is not None:
         write_junit(advice.cost, most, junit)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from quantbench.analysis.check import Check
     from quantbench.analysis.periods import Period
     from quantbench.analysis.rules import RuleOfThumb
+    from quantbench.store.folder import Run
     from quantbench.sweep.options import SweepOptions
 
 # Number of cliffs shown; --json has all.
@@ -50,6 +51,7 @@ def check(
     fail_above: float | None = option(
         None, "Exit with 1 if the lower bound of a cliff's ratio exceeds this, such as 1.2."
     ),
+    audit: bool = option(False, "Only list the GEMM times that no hardware explains."),
     as_json: bool = json_option(),
 ) -> None:
     """Find the sizes after which the time jumps, explain the jumps, and test the rules of thumb.
@@ -69,6 +71,11 @@ def check(
         raise InputError("check", f"--budget {budget} with a run", "--budget with --experiment")
     if budget not in ("", "none"):
         parse_duration_s("--budget", budget)
+    if audit and run is None:
+        raise InputError("check", "--audit without a run", "the folder of a run")
+    if audit and run is not None:
+        _print_audit(read_one_run(run), as_json)
+        return
     rules = (rule_named(experiment),) if experiment else RULES
     if experiment:
         check_folder("--results", results)
@@ -77,6 +84,39 @@ def check(
     print_result(as_json, lambda: check_to_json(found), _lines(found))
     if fail_above is not None and any(cliff.low > fail_above for cliff in found.cliffs):
         raise typer.Exit(1)
+
+
+def _print_audit(run: Run, as_json: bool) -> None:
+    from quantbench.analysis.run_audit import audit_run
+
+    rows, found = audit_run(run)
+    reasons = dict(Counter(each.found.reason for each in found).most_common())
+
+    def to_json() -> dict[str, Any]:
+        each = [asdict(one.gemm) | {"provider": one.provider, "latency_us": one.latency_us} for one in found]
+        why = [{name: getattr(one.found, name) for name in ("reason", "ratio", "words")} for one in found]
+        return {
+            "run": str(run.folder),
+            "rows": rows,
+            "reasons": reasons,
+            "unexplained": [a | b for a, b in zip(each, why, strict=True)],
+        }
+
+    def lines() -> Iterator[StyledLine | Table]:
+        yield device_line(run.info.device)
+        counted = "".join(f"; {count:,} {reason}" for reason, count in reasons.items())
+        share = percent(len(found) / rows) if rows else "0 %"
+        yield f"{_counted(rows, 'GEMM time')}, {len(found):,} unexplained ({share}){counted}"
+        if found:
+            more = len(found) - _MOST_CLIFFS
+            title = "unexplained times" + ("" if more <= 0 else f", the {_MOST_CLIFFS} worst ({more:,} more in --json)")
+            table = plain_table((">off", "product", "provider", "reason", "evidence"), title=title)
+            for one in found[:_MOST_CLIFFS]:
+                why = one.found
+                table.add_row(f"{why.ratio:.1f}x", str(one.gemm), one.provider, why.reason, why.words)
+            yield from ("", table, "", "a fit of a model sets these times aside")
+
+    print_result(as_json, to_json, lines())
 
 
 def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) -> Path:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -265,6 +266,25 @@ def test_auto_starts_from_the_same_gpu() -> None:
     assert model.ensemble.reference is not None
     back = GemmModel.from_parts(unpack(pack(model.to_parts())))
     assert equal(back.predict(*rows[:3]), model.predict(*rows[:3]))
+
+
+def test_auto_takes_the_residual_of_a_shipped_model_of_the_family() -> None:
+    shipped = shipped_model(A100, "bf16")
+    assert shipped is not None
+    model = GemmModel.fit("a100-pcie-80gb", *invented(60, seed=8), effort=replace(QUICK, members=1))
+    assert model.prior_source == A100
+    assert model.ensemble.reference is not None
+    assert model.ensemble.reference.ensemble.members[0].parameters == pytest.approx(
+        shipped.ensemble.members[0].parameters
+    )
+
+
+def test_a_format_without_kin_starts_from_the_gpus_own_figures_too() -> None:
+    device = lookup("h100-sxm5-80gb")
+    bf16 = [k for k in shipped_pool() if k.device == device.name and k.dtype == "bf16"]
+    with_own, without = (choose(device, "fp8", pool, family_out=False)[0] for pool in (bf16, []))
+    assert with_own.source == f"pooled over {device.name}"
+    assert np.abs(with_own.mean - without.mean).max() > 0.1
 
 
 def test_an_unknown_gpu_gets_a_wide_interval_that_says_so() -> None:

@@ -8,15 +8,18 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 from made_runs import SPEC, record, run
 
 from quantbench.analysis.summary import Point, points_of
 from quantbench.device import lookup
 from quantbench.errors import StoreError
+from quantbench.latency.tables import GemmTable
 from quantbench.launch import Tile
 from quantbench.store.record import Record
 from quantbench.workload import Attention, Gemm
+from tools.guide.formats import steps_of
 from tools.guide.kernels import named_kernels
 from tools.guide.markers import fill, kept, table
 from tools.guide.products import edges_of, prices, rates
@@ -169,6 +172,20 @@ def test_an_effect_is_confirmed_refuted_or_neither() -> None:
     assert (found.median, found.low, found.high) == pytest.approx((0.05, 0.01, 0.09))
     assert words(effect_of([1.3] * 20)) == "CONFIRMED: 30 % (30 % to 30 %)"
     assert words(None) == "NOT TESTED"
+
+
+def test_steps_of_a_format_name_where_one_row_more_costs_most() -> None:
+    n, m = (x.ravel() for x in np.meshgrid(np.arange(1024, 1024 + 600), [128, 129, 256, 257]))
+    slow = {128: 1.0, 129: 1.2, 256: 2.0, 257: 2.1}
+    us = np.array([slow[int(size)] for size in m])
+    found = steps_of(GemmTable(m, n, np.full(len(m), 2048), us, "fp8", "h100-sxm5-80gb"))
+    assert found is not None
+    past_128, past_256, more = found.past
+    assert past_128 is not None
+    assert past_256 is not None
+    assert (round(past_128.median, 6), round(past_256.median, 6), more) == (0.2, 0.05, None)
+    assert (found.worst[0], round(found.worst[1], 6), found.cliffs) == (128, 0.2, 0.5)
+    assert steps_of(GemmTable(m[:9], n[:9], np.full(9, 2048), us[:9], "fp8", "h100-sxm5-80gb")) is None
 
 
 def test_widths_compare_equal_work() -> None:

@@ -271,6 +271,11 @@ class Machine:
         """Whether a and b have fewer bytes per element than c, as in FP8 and FP4."""
         return self.element_bytes < self.output_bytes
 
+    @property
+    def rising_k(self) -> float:
+        """Smallest k from which doubling k is held to be no faster: 64 bytes. In FP4, k = 32 is slower than k = 64."""
+        return max(LEAST_K, 64.0 / self.element_bytes)
+
     @classmethod
     def of(cls, device: DeviceSpec, dtype: str) -> Machine:
         """Builds the constants for GEMMs of `dtype`, which the device must support."""

@@ -82,6 +82,7 @@ class FastGemm:
             log_us = hold_rising(
                 log_us,
                 k,
+                self.machine.rising_k,
                 lambda rows, half: self._one_kernel(kernel[rows], m[rows], n[rows], half) + self.most,
                 lambda rows, half: self._raw(m[rows], n[rows], half)[0],
             )

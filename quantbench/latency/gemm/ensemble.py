@@ -104,22 +104,24 @@ class _Seen:
 def hold_rising(
     log_us: FloatArray,
     k: FloatArray,
+    least: float,
     at_most: Callable[[IndexArray, FloatArray], FloatArray],
     ask: Callable[[IndexArray, FloatArray], FloatArray],
 ) -> FloatArray:
     """Returns the largest log µs at k, k / 2, k / 4, … (whole numbers), (rows,), so that doubling k is never faster.
 
     log_us: prediction at k.
+    least: k at which halving stops.
     at_most, ask: functions from (row indices, halved k) to an upper bound on log µs, and to log µs. The cost model
         rises with k, the trees may not; so halving stops if the bound is below the largest so far.
     """
     best = log_us.copy()
-    rows, half = np.flatnonzero((k > LEAST_K) & (k % 2 == 0)), k / 2
+    rows, half = np.flatnonzero((k > least) & (k % 2 == 0)), k / 2
     while len(rows):
         rows = rows[at_most(rows, half[rows]) + ROUNDING > best[rows]]
         if len(rows):
             best[rows] = np.maximum(best[rows], ask(rows, half[rows]))
-        rows = rows[(half[rows] > LEAST_K) & (half[rows] % 2 == 0)]
+        rows = rows[(half[rows] > least) & (half[rows] % 2 == 0)]
         half = half / 2
     return best
 
@@ -167,6 +169,7 @@ class Ensemble:
         best = hold_rising(
             answer.log_us,
             k,
+            self.machine.rising_k,
             lambda rows, half: (
                 self._at_most(answer.kernels[:, rows], m[rows], n[rows], half, *(x[rows] for x in others)) + self.most
             ),

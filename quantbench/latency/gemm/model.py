@@ -12,6 +12,7 @@ True
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quantbench.device.registry import known as known_devices
 from quantbench.device.registry import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, QuantbenchError, StoreError, UnsupportedError, require_choice
@@ -31,6 +33,7 @@ from quantbench.latency.gemm import files, public
 from quantbench.latency.gemm.cost_model import FloatArray, IndexArray, Machine, Menu, Shapes, runs_in_waves
 from quantbench.latency.gemm.distilled import FastGemm, distil
 from quantbench.latency.gemm.ensemble import Ensemble, Reference, shape_keys
+from quantbench.latency.gemm.table_audit import Unexplained, audit
 from quantbench.latency.gemm.training import (
     FEWEST_FOR_TREES,
     FEWEST_ROWS,
@@ -204,12 +207,14 @@ class GemmModel:
         layout: storage of a and b (`workload.Gemm.layout`), of each row or of all.
         library: whose kernels ran.
         launches: kernel that ran each row, None if unknown.
-        prior: "auto" (best shipped parameters, including this GPU's), "family-out" (other GPU generations only), "none"
-            (spec sheet only) or a sequence of models.
+        prior: "auto" (best shipped parameters, and the residual of the shipped model of this GPU, or else of one of its
+            family, in this dtype), "family-out" (other GPU generations only), "none" (spec sheet only) or a sequence of
+            models.
         sibling: table or model of another GPU, whose residual at the same shape becomes a feature; it helps if both
             GPUs run the same kernels.
         seed: the same rows and seed give the same model.
 
+        Rows that no hardware explains (`table_audit`) are set aside; `provenance` counts them by reason.
         Returns the prior, with a note, for fewer than 20 rows. Raises InputError for invalid sizes or times,
         UnsupportedError for a dtype that the device lacks.
         """
@@ -223,7 +228,10 @@ class GemmModel:
         layouts = _layouts("GemmModel.fit", layout, len(times))
         kernels = _recorded_kernels(menu, launches, len(times))
         rows = Measured(sizes[0], sizes[1], sizes[2], np.log(times), kernels, sizes[3], layouts)
-        start, blind, reference = _start(spec, dtype, prior)
+        group = layouts.astype(np.intp) * (len(menu) + 1) + kernels
+        aside = audit(sizes, times, machine.flop_per_us, group=group)
+        rows = rows.take(np.setdiff1d(np.arange(len(rows)), [one.row for one in aside]))
+        start, blind, reference = _start(spec, dtype, prior, library)
         if sibling is not None:
             reference, start = _sibling(sibling, dtype, seed)
         if len(rows) < FEWEST_ROWS:
@@ -234,7 +242,8 @@ class GemmModel:
         note = ""
         if len(rows) < FEWEST_FOR_TREES:
             note = f"{len(rows)} rows: the cost model was fitted, no trees were grown ({FEWEST_FOR_TREES} are needed)"
-        return cls(spec, dtype, ensemble, interval, len(rows), start.source, note, library=library)
+        told = {} if not aside else {"set_aside": _set_aside(aside)}
+        return cls(spec, dtype, ensemble, interval, len(rows), start.source, note, told, library=library)
 
     @classmethod
     def prior(
@@ -288,7 +297,7 @@ class GemmModel:
         layout: as in `fit`, of each row only for one-dimensional sizes; matters if several layouts were fitted.
         launches: kernel that will run each row, None if unknown (one-dimensional sizes only).
 
-        No prediction is below the time at the device's peak, and doubling k never lowers one.
+        No prediction is below the time at the device's peak, and doubling a k of 64 bytes or more never lowers one.
         """
         wide = np.broadcast_arrays(np.asarray(m), np.asarray(n), np.asarray(k), np.asarray(batch))
         sizes = whole_sizes("GemmModel.predict", *(w.ravel() for w in wide))
@@ -446,6 +455,10 @@ def _loaded(file: Path) -> GemmModel | None:
     return GemmModel.load(file) if file.is_file() else None
 
 
+def _set_aside(rows: Sequence[Unexplained]) -> dict[str, Any]:
+    return {"reasons": dict(Counter(one.reason for one in rows)), "worst": rows[0].words}
+
+
 @cache
 def _model_of_table(slug: str, dtype: str, library: str) -> GemmModel:
     return public.model_of_table(GemmModel, slug, dtype, library)
@@ -455,7 +468,9 @@ def _device(device: DeviceSpec | str) -> DeviceSpec:
     return lookup(device) if isinstance(device, str) else device
 
 
-def _start(device: DeviceSpec, dtype: str, prior: str | Sequence[GemmModel]) -> tuple[Prior, float, Reference | None]:
+def _start(
+    device: DeviceSpec, dtype: str, prior: str | Sequence[GemmModel], library: str
+) -> tuple[Prior, float, Reference | None]:
     """Returns the requested prior, the half-width of its interval (log time) and a reference model."""
     if not isinstance(prior, str):
         if not prior or not all(isinstance(model, GemmModel) for model in prior):
@@ -469,8 +484,22 @@ def _start(device: DeviceSpec, dtype: str, prior: str | Sequence[GemmModel]) -> 
         start, blind = choose(device, dtype, (), family_out=True)
         return start, blind, None
     start, blind = choose(device, dtype, shipped_pool(), family_out=prior == "family-out")
-    shipped = shipped_model(device.name, dtype) if prior == "auto" else None
+    if prior == "family-out":
+        return start, blind, None
+    shipped = shipped_model(device.name, dtype)
+    if shipped is None and (shipped := _kin(device, dtype, library)) is not None:
+        start = near([shipped.known()], same_gpu=False)
     return start, blind, None if shipped is None else Reference(shipped.ensemble)
+
+
+def _kin(device: DeviceSpec, dtype: str, library: str) -> GemmModel | None:
+    """Returns the shipped model of another GPU of the family, that with the nearest number of SMs; None without one."""
+    others = [d for d in known_devices() if family(d) == family(device) and d.name != device.name]
+    for other in sorted(others, key=lambda d: abs(d.sm_count - device.sm_count)):
+        shipped = shipped_model(other.name, dtype, resolve_library(other.name, dtype, library))
+        if shipped is not None:
+            return shipped
+    return None
 
 
 def _sibling(sibling: GemmTable | GemmModel, dtype: str, seed: int) -> tuple[Reference, Prior]:

@@ -182,7 +182,9 @@ def choose(device: DeviceSpec, dtype: str, known: Sequence[Known], *, family_out
         kin = [k for k in usable if k.family == family(device)]
         if kin:
             return near(kin, same_gpu=False), blind
-        others = usable
+        # Launches, L2 and memory are the GPU's, whatever it multiplies.
+        same = [k for k in known if k.device == device.name and unit(device, k.dtype) == unit(device, dtype)]
+        others = usable + [k for k in same if k not in usable]
     return pooled(others, base), blind if others else _UNKNOWN
 
 
