@@ -58,7 +58,7 @@ def test_a_title_is_escaped(tmp_path: Path) -> None:
 
 
 def test_a_profiles_products_are_fitted(tmp_path: Path) -> None:
-    rows = [gemm_row(64 * i, 4096, 1024, 20.0 + 2 * i) for i in range(1, 31)]
+    rows = [gemm_row(64 * i, n, 1024, (20.0 + 2 * i) * n / 4096) for n in range(4096, 9216, 512) for i in range(1, 4)]
     known_profile({"gemm": table("gemm", rows)}).save(tmp_path / "profile.json")
     device, fitted = fitted_models(tmp_path / "profile.json")
     assert device.name == "a100-sxm4-80gb"
