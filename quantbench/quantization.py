@@ -18,6 +18,7 @@ capability 8.0 on the driver reserves 1 KiB per block). Barriers and thread bloc
 profiler does not report them.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
@@ -125,19 +126,19 @@ def quantize(gemm: Gemm | GroupedGemm, tile: Tile, sm_count: int, blocks_per_sm:
     """
     require_int("quantize", "sm_count", sm_count)
     require_int("quantize", "blocks_per_sm", blocks_per_sm)
-    gemms = gemm.gemms if isinstance(gemm, GroupedGemm) else (gemm,)
-    tiles = sum(g.batch * cdiv(g.m, tile.block_m) * cdiv(g.n, tile.block_n) for g in gemms)
+    gemms = Counter(gemm.gemms if isinstance(gemm, GroupedGemm) else (gemm,))
+    tiles = sum(c * g.batch * cdiv(g.m, tile.block_m) * cdiv(g.n, tile.block_n) for g, c in gemms.items())
     num_tiles = tiles * tile.split_k
     resident = sm_count * blocks_per_sm
     num_waves = cdiv(num_tiles, resident)
     return Quantization(
         num_tiles=num_tiles,
-        tile_efficiency=sum(g.batch * g.m * g.n for g in gemms) / (tiles * tile.block_m * tile.block_n),
+        tile_efficiency=sum(c * g.batch * g.m * g.n for g, c in gemms.items()) / (tiles * tile.block_m * tile.block_n),
         num_waves=num_waves,
         last_wave_tiles=num_tiles - (num_waves - 1) * resident,
         wave_efficiency=num_tiles / (num_waves * resident),
         resident_blocks=resident,
-        alignment_bytes=min(gemm_alignment_bytes(g) for g in gemms),
+        alignment_bytes=gemm_alignment_bytes(gemm),
     )
 
 
@@ -151,7 +152,7 @@ def padded_rows(gemm: GroupedGemm, block_m: int) -> int:
 
 
 def credible_waves(
-    gemm: Gemm, tile: Tile, sm_count: int, blocks_per_sm: int | None, peak_share: float | None
+    gemm: Gemm | GroupedGemm, tile: Tile, sm_count: int, blocks_per_sm: int | None, peak_share: float | None
 ) -> Quantization | None:
     """Returns the tiles and waves of a GEMM, or None if they would mislead.
 
@@ -168,7 +169,7 @@ def credible_waves(
 
 
 def idle_shares(
-    gemm: Gemm, tile: Tile, sm_count: int, blocks_per_sm: int | None, peak_share: float | None
+    gemm: Gemm | GroupedGemm, tile: Tile, sm_count: int, blocks_per_sm: int | None, peak_share: float | None
 ) -> tuple[IdleShare, ...]:
     """Returns the shares that padding and the last wave leave idle, largest first; empty if they contradict the rate.
 
@@ -179,9 +180,13 @@ def idle_shares(
     >>> idle_shares(Gemm(m=2305, n=3072, k=4096), Tile(128, 256), 108, 1, peak_share=0.97)
     ()
     """
+    if isinstance(gemm, GroupedGemm) and gemm.layout != "tn":
+        rows = ("the experts' rows", gemm.rows, padded_rows(gemm, tile.block_m))
+    else:
+        m = gemm.k if isinstance(gemm, GroupedGemm) else gemm.m
+        rows = ("m", m, cdiv(m, tile.block_m) * tile.block_m)
     found = []
-    for name, size, block in (("m", gemm.m, tile.block_m), ("n", gemm.n, tile.block_n)):
-        padded = cdiv(size, block) * block
+    for name, size, padded in (rows, ("n", gemm.n, cdiv(gemm.n, tile.block_n) * tile.block_n)):
         found.append(IdleShare("tile edge", 1 - size / padded, padding_words(name, size, padded)))
     used = prod(1 - idle.share for idle in found)
     if not _leaves_room(used, peak_share):
@@ -238,7 +243,9 @@ def alignment_bytes(row_length: int, dtype: str, limit: int = 128) -> int:
     return min(limit, row_bytes & -row_bytes)
 
 
-def gemm_alignment_bytes(gemm: Gemm) -> int:
+def gemm_alignment_bytes(gemm: Gemm | GroupedGemm) -> int:
+    if isinstance(gemm, GroupedGemm):  # no stored row is as long as an expert's rows are many
+        gemm = gemm.gemm(1)
     row_a = gemm.k if gemm.layout[0] == "n" else gemm.m
     row_b = gemm.n if gemm.layout[1] == "n" else gemm.k
     return min(

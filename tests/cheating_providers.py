@@ -356,7 +356,7 @@ class Fp16Sums(Honest):
 
 
 class HonestReference(Honest):
-    """Softmax and attention from their definitions; `damage` spoils the results."""
+    """Grouped products, permutations, softmax and attention from their definitions; `damage` spoils the results."""
 
     def allocate(self, inputs: Inputs) -> None:
         self.given = inputs.operands(self.work)
@@ -379,6 +379,11 @@ class HonestReference(Honest):
 class OneHeadMissing(HonestReference):
     def damage(self) -> None:
         self.results[-1][0, 1] = 0
+
+
+class SmallestExpertMissing(HonestReference):
+    def damage(self) -> None:
+        self.results[0][-3:] = 0
 
 
 class LastRowsMissing(HonestReference):

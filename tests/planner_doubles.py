@@ -12,7 +12,7 @@ from quantbench.latency.interconnect import cluster
 from quantbench.planner.calibration import Calibration
 from quantbench.planner.layout import Job
 from quantbench.workload import Gemm, TransformerShape
-from quantbench.workload.ops import Compute
+from quantbench.workload.kinds import Compute
 
 A100 = lookup("a100-sxm4-80gb")
 #: no collective is slower than alone, nothing is launched, the network runs at its rate

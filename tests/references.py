@@ -8,7 +8,7 @@ import torch
 
 from quantbench.errors import InputError
 from quantbench.providers.correctness import causal_mask, softmax, softmax_backward
-from quantbench.workload import Attention, Gemm, Softmax, Workload
+from quantbench.workload import Attention, Gemm, GroupedGemm, Permute, Softmax, Workload
 
 
 def results(workload: Workload, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -17,6 +17,14 @@ def results(workload: Workload, inputs: Sequence[torch.Tensor]) -> tuple[torch.T
     if isinstance(workload, Gemm):
         product = tensors[0].double() @ tensors[1].double()
         return (product + tensors[2].double() if len(tensors) == 3 else product,)
+    if isinstance(workload, GroupedGemm):
+        return (grouped(workload, tensors[0].double(), tensors[1].double()),)
+    if isinstance(workload, Permute):
+        slots = tensors[-1]
+        if workload.direction == "permute":
+            return (torch.stack([tensors[0][slot // workload.top_k].double() for slot in slots]),)
+        terms = tensors[0][slots].double() * tensors[1].double().reshape(-1, 1)
+        return (terms.reshape(workload.tokens, workload.top_k, -1).sum(1),)
     if isinstance(workload, Softmax):
         x = tensors[0].double()
         dropped = tensors[1] if workload.mask == "full" else None
@@ -30,6 +38,14 @@ def results(workload: Workload, inputs: Sequence[torch.Tensor]) -> tuple[torch.T
             return (attention(workload, q, k, v),)
         return attention_backward(workload, q, k, v, tensors[3])
     raise InputError("reference", f"a workload of kind {workload.kind}", "gemm, softmax or attention")
+
+
+def grouped(work: GroupedGemm, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The products of the experts, one after the other."""
+    counts = list(work.tokens_per_expert)
+    if work.layout == "tn":
+        return torch.stack([left @ right for left, right in zip(a.split(counts, 1), b.split(counts), strict=True)])
+    return torch.cat([left @ right for left, right in zip(a.split(counts), b, strict=True)])
 
 
 def relative_error(output: torch.Tensor, reference: torch.Tensor) -> float:

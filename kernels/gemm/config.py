@@ -2,7 +2,7 @@
 
 Entry points: `Operands`, each a `Matrix` from `matrix`; `configure`, which returns a `Config`; `constexprs`,
 `backend_options`, `box_shapes`, `streamed_tiles`, `padded`, `align_bytes`; `WHO`, the operation named in errors. Used
-by `host`.
+by `host` and `grouped`.
 
 Needs neither a GPU nor tensors, so it is shared by launches (`host.py`) and by ahead-of-time compilation (in the
 tests). A matrix is stored row-major or transposed (column-major), with a leading dimension in elements, as in BLAS.

@@ -1,6 +1,7 @@
 """Runs GEMMs with a user-defined tile and schedule and reports the exact launch.
 
-Entry points: `matmul`; `plan`, which returns a `GemmPlan`; `missing_format`. Used by `providers.triton_kernels`.
+Entry points: `matmul`; `plan`, which returns a `GemmPlan`; `missing_format`; `check`, `stored`, `stored_in_rows`,
+`descriptor` and `INTERPRETED`. Used by `providers.triton_kernels` and `grouped`.
 
     from quantbench.kernels.gemm import matmul, plan
     from quantbench.launch import Tile
@@ -59,7 +60,7 @@ KERNELS = {
 }
 
 #: Device that the interpreter simulates: the menu needs an architecture, and few programs keep tests short.
-_INTERPRETED = launching.Gpu((8, 0), sm_count=4, l2_bytes=2**20)
+INTERPRETED = launching.Gpu((8, 0), sm_count=4, l2_bytes=2**20)
 _ADD_BLOCK = (32, 128)  # rows and columns per program of the kernel that adds up split-k parts
 
 
@@ -110,7 +111,7 @@ def plan(
     checked, out = check(a, b, out, tf32)
     if programs is not None:
         require_int(WHO, "programs", programs)
-    gpu = launching.gpu_of(a, _INTERPRETED)
+    gpu = launching.gpu_of(a, INTERPRETED)
     capability, sm_count = gpu.capability, gpu.sm_count
     reason = None if launching.INTERPRETER else launching.badly_compiled(schedule)
     if reason is not None:
@@ -141,11 +142,11 @@ def _build(
     """Compile, size the grid and allocate."""
     gemm, tile = operands.gemm, config.tile
     split = config.schedule == "split_k" and tile.split_k > 1
-    c, stored = out, operands
+    c, written = out, operands
     if split:  # contiguous fp32 parts, one after the other
         c = out.new_empty((tile.split_k * gemm.batch, gemm.m, gemm.n), dtype=torch.float32)
-        stored = replace(operands, c=Matrix(False, gemm.n, gemm.m * gemm.n, operands.c.align, False))
-    arguments = kernel_arguments(a, b, c, stored, config)
+        written = replace(operands, c=Matrix(False, gemm.n, gemm.m * gemm.n, operands.c.align, False))
+    arguments = kernel_arguments(a, b, c, written, config)
     kernel = KERNELS[config.schedule]
     described = launching.describe(WHO, kernel, arguments, a.device, tile)
     in_all = quantize(gemm, tile, sm_count).num_tiles // tile.split_k
@@ -176,7 +177,7 @@ def kernel_arguments(
     boxes = box_shapes(operands, config)
     for name in "abc":
         if config.store_descriptors if name == "c" else config.load_descriptors:
-            tensors[name] = _descriptor(tensors[name], getattr(operands, name), boxes[name])
+            tensors[name] = descriptor(tensors[name], getattr(operands, name), boxes[name])
     streamed = _stream_k_arguments(c, config.tile, 0, 0) if config.schedule == "stream_k" else {}
     return tensors | streamed | _sizes(operands) | constexprs(operands, config) | backend_options(config)
 
@@ -200,7 +201,7 @@ def _sizes(operands: Operands) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _descriptor(x: torch.Tensor, matrix: Matrix, box: list[int]) -> Any:
+def descriptor(x: torch.Tensor, matrix: Matrix, box: list[int]) -> Any:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     rows, cols = x.shape[-2:]
@@ -231,7 +232,7 @@ def check(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, tf32: bool
     gemm = _gemm(a, b, tf32)
     if a.device != b.device:
         raise InputError(WHO, f"a on {a.device} and b on {b.device}", "one device for both")
-    stored_a, stored_b = _stored("a", a), _stored("b", b)
+    stored_a, stored_b = stored("a", a), stored("b", b)
     layout = "".join("t" if x.transposed else "n" for x in (stored_a, stored_b))
     if layout != "tt":  # `Gemm` has no such layout; the kernels take it
         gemm = replace(gemm, layout=layout)
@@ -242,7 +243,7 @@ def check(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, tf32: bool
     _check_device(a, gemm.dtype)
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=a.device)
-    return Operands(gemm, stored_a, stored_b, _stored_in_rows(out)), out
+    return Operands(gemm, stored_a, stored_b, stored_in_rows(out)), out
 
 
 def _check_out(out: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
@@ -252,7 +253,7 @@ def _check_out(out: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, de
         raise InputError(WHO, f"out in {short(out.dtype)}", f"{short(dtype)}, the format of this product")
     if out.device != device:
         raise InputError(WHO, f"out on {out.device}", f"{device}, where a and b are")
-    _stored_in_rows(out)
+    stored_in_rows(out)
 
 
 def _gemm(a: torch.Tensor, b: torch.Tensor, tf32: bool) -> Gemm:
@@ -303,7 +304,7 @@ def missing_format(dtype: str, capability: tuple[int, int]) -> str | None:
     return f"sm_{capability[0]}{capability[1]} has no {dtype} products"
 
 
-def _stored(name: str, x: torch.Tensor) -> Matrix:
+def stored(name: str, x: torch.Tensor) -> Matrix:
     rows, cols = x.shape[-2:]
     row_stride, col_stride = x.stride()[-2:]
     # The stride of a dimension of size 1 is arbitrary. A leading dimension of 1 is avoided, because triton makes a
@@ -319,7 +320,7 @@ def _stored(name: str, x: torch.Tensor) -> Matrix:
     raise InputError(WHO, f"{name} with strides {tuple(x.stride())}", "row- or column-major storage")
 
 
-def _stored_in_rows(x: torch.Tensor) -> Matrix:
+def stored_in_rows(x: torch.Tensor) -> Matrix:
     rows, cols = x.shape[-2:]
     row_stride, col_stride = x.stride()[-2:]
     in_rows = (cols == 1 or col_stride == 1) and (rows == 1 or row_stride >= cols)

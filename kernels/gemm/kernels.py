@@ -1,6 +1,7 @@
 """Defines the GEMM kernels: one way to compute a tile, three ways to assign tiles to SMs.
 
-Entry points: the kernels `gemm_data_parallel`, `gemm_add_parts`, `gemm_persistent`, `gemm_stream_k`. Used by `host`.
+Entry points: the kernels `gemm_data_parallel`, `gemm_add_parts`, `gemm_persistent`, `gemm_stream_k`; the functions of
+one tile `tile_position`, `known_multiple`, `accumulate`, `load_box`, `store_tile`. Used by `host` and `grouped`.
 
 c[m, n] = sum over k of a[m, k] · b[k, n], for `batch` independent products, summed in fp32.
 
@@ -75,8 +76,8 @@ def accumulate(
         row, col = tile_m * BLOCK_M, tile_n * BLOCK_N
         for step in range(first_step, last_step):
             at = step * BLOCK_K
-            a_block = _load_box(a, batch, row, at, A_TRANSPOSED, BATCHED, BLOCK_M, BLOCK_K)
-            b_block = _load_box(b, batch, at, col, B_TRANSPOSED, BATCHED, BLOCK_K, BLOCK_N)
+            a_block = load_box(a, batch, row, at, A_TRANSPOSED, BATCHED, BLOCK_M, BLOCK_K)
+            b_block = load_box(b, batch, at, col, B_TRANSPOSED, BATCHED, BLOCK_K, BLOCK_N)
             acc = tl.dot(a_block, b_block, acc, input_precision=PRECISION)
     else:
         # A scalar pointer walks along the reduction; what a thread adds to it stays the same and fits 32 bits.
@@ -124,11 +125,11 @@ def accumulate(
 
 
 @triton.jit
-def _load_box(
+def load_box(
     descriptor, batch, row, col,
     TRANSPOSED: tl.constexpr, BATCHED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """ROWS × COLS elements of a matrix from (row, col) on, which may be stored transposed."""
+    """Returns ROWS × COLS elements of a matrix from (row, col) on, which may be stored transposed."""
     if TRANSPOSED:
         box = descriptor.load([batch, col, row]).reshape(COLS, ROWS) if BATCHED else descriptor.load([col, row])
         box = box.T

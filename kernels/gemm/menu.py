@@ -1,6 +1,6 @@
 """Lists the GEMM tiles for each GPU architecture and selects one.
 
-Entry points: `tiles`, `pick`, `architecture`, `SCHEDULES`. Used by `config` and `host`.
+Entry points: `tiles`, `pick`, `architecture`, `SCHEDULES`. Used by `config`, `host` and `grouped`.
 
 Each tile of a menu compiles for its architecture with every schedule and layout without spills and within the shared
 memory of one block (the tests compile all of them). Sizes in the tables are for 16-bit operands. The sets follow

@@ -20,7 +20,7 @@ from quantbench.latency.op_times import CORRELATION, OpEstimate, RememberedTimes
 from quantbench.launch import Launch
 from quantbench.quantization import Quantization, credible_waves
 from quantbench.workload import Gemm, Op, TransformerShape
-from quantbench.workload.ops import Compute
+from quantbench.workload.kinds import Compute
 
 # Least waste, as a share of an op's time, that is reported; no model resolves less.
 _WORTH_SAYING = 0.01

@@ -33,7 +33,7 @@ from quantbench.quantization import (
 from quantbench.units import percent
 from quantbench.workload import Attention, Gemm, Op, Softmax
 from quantbench.workload.dtypes import DTYPES
-from quantbench.workload.ops import Compute
+from quantbench.workload.kinds import Compute
 
 KINDS = ("alignment", "fused softmax", "wave edge", "tile edge")
 #: largest relative change of a size that is considered; equal to `analysis.neighbours.NEAR`, which imports scipy

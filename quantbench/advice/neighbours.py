@@ -18,7 +18,7 @@ from quantbench.latency.op_times import RememberedTimes
 from quantbench.planner.formulas import useful_parameters
 from quantbench.units import signed_percent
 from quantbench.workload import Op, TransformerShape
-from quantbench.workload.ops import Compute
+from quantbench.workload.kinds import Compute
 
 # Shapes whose times differ by a smaller share count as equally fast, because no model here resolves less.
 _AS_GOOD = 0.01

@@ -41,7 +41,7 @@ from quantbench.planner.calibration import shipped
 from quantbench.quantization import cdiv
 from quantbench.workload import Gemm, Op, TransformerShape
 from quantbench.workload.dtypes import DTYPES, element_bytes
-from quantbench.workload.ops import Compute
+from quantbench.workload.kinds import Compute
 
 SIDES = ("m", "n", "k")
 #: smallest expected saving, as a share of the time, for which padding is advised: the repeat noise of measured times

@@ -13,9 +13,9 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.latency.gemm.training import known_in_waves
 from quantbench.latency.op_times import assumed_tile
 from quantbench.launch import Launch, Tile
-from quantbench.quantization import alignment_bytes, alignment_words, cdiv, gemm_alignment_bytes, idle_shares
+from quantbench.quantization import alignment_bytes, alignment_words, cdiv, gemm_alignment_bytes, idle_shares, quantize
 from quantbench.units import percent
-from quantbench.workload import Attention, Gemm, Softmax, Workload
+from quantbench.workload import Attention, Gemm, GroupedGemm, Softmax, Workload
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,14 @@ def tile_words(tile: Tile, resident_blocks: int, sm_count: int | None) -> str:
 
 
 def num_blocks(workload: Workload, tile: Tile) -> int | None:
-    """Returns the number of blocks that compute a GEMM or attention; None for other workloads.
+    """Returns the number of blocks that compute a GEMM, grouped or not, or attention; None for other workloads.
 
     >>> num_blocks(Gemm(m=257, n=512, k=64), Tile(128, 256))
     6
     """
     match workload:
-        case Gemm():
-            tiles = cdiv(workload.m, tile.block_m) * cdiv(workload.n, tile.block_n)
-            return workload.batch * tiles * tile.split_k
+        case Gemm() | GroupedGemm():
+            return quantize(workload, tile, sm_count=1).num_tiles
         case Attention():
             # Forward, a block keeps block_m queries and loops over the keys; backward, the other way round.
             rows = workload.seq_q if workload.direction == "forward" else workload.seq_k
@@ -113,7 +112,7 @@ def parts_to_fill(blocks: int, resident_blocks: int) -> int:
 def row_alignment_bytes(workload: Workload) -> int | None:
     """Returns the alignment of the rows in memory, bytes: a power of two up to 128; None for collectives."""
     match workload:
-        case Gemm():
+        case Gemm() | GroupedGemm():
             return gemm_alignment_bytes(workload)
         case Attention():
             return alignment_bytes(workload.head_dim, workload.dtype)
@@ -177,7 +176,7 @@ def idle_reasons(
         if workload.head_dim % 8 == 0:  # 16-byte loads in fp16 and bf16
             return ()
         return (IdleReason("alignment", f"head_dim = {workload.head_dim} is not a multiple of 8"),)
-    if not isinstance(workload, Gemm):
+    if not isinstance(workload, Gemm | GroupedGemm):
         return ()
     said = []
     if used is not None:

@@ -26,6 +26,7 @@ from quantbench.analysis.curves import (
     fit_curves,
     repeatability,
 )
+from quantbench.analysis.expert_padding import padding_lines
 from quantbench.analysis.kernel_waves import KernelWaves, kernel_waves
 from quantbench.analysis.periods import Period, TileOf, find_periods, tile_finder
 from quantbench.analysis.rule_pairs import Material
@@ -52,6 +53,7 @@ class Check:
     common: sizes after which the median over many curves rises.
     periods: tile and waves recovered from the steps of each curve family.
     rules: one verdict per rule of thumb.
+    padding: one line per provider that ran grouped GEMMs, on the rows that it pads.
     kernels: tile and wave edges of named kernels, from all points whether or not they form curves.
     """
 
@@ -66,6 +68,7 @@ class Check:
     periods: tuple[Period, ...]
     rules: tuple[Verdict, ...]
     kernels: tuple[KernelWaves, ...]
+    padding: tuple[str, ...] = ()
 
     def tile_of(self, point: Point) -> TileInUse | None:
         """Returns the tile that computes a point of the run; None if the steps contradict the assumed tile."""
@@ -97,7 +100,8 @@ def check_run(
     periods = find_periods(fitted, spec, blind=blind)
     jumps = find_cliffs(fitted, spec, periods)
     explained_by = {period.family: period.chosen for period in periods if period.chosen is not None}
-    material = Material(points, fitted, spec, tile_finder(spec, periods))
+    tile_of_family = tile_finder(spec, periods)
+    material = Material(points, fitted, spec, tile_of_family)
     shown = [one for one in fitted if one.curve.close_gaps]
     return Check(
         run=run,
@@ -111,6 +115,7 @@ def check_run(
         periods=periods,
         rules=judge_all(material, rules),
         kernels=kernel_waves(points, spec),
+        padding=padding_lines(points, lambda point: tile_of_family(curve_family(point))(point)),
     )
 
 

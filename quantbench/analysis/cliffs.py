@@ -34,6 +34,7 @@ from quantbench.analysis.summary import Point
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import require_choice
 from quantbench.launch import Launch
+from quantbench.providers.catalog import UNPADDED
 from quantbench.quantization import alignment_words, cdiv, kernel_change_words, padding_words
 from quantbench.stats import median_interval
 from quantbench.units import percent, size
@@ -102,6 +103,9 @@ def cause_of(step: CurveStep, spec: DeviceSpec, tile_of: TileOf) -> Cause:
         or _padding(step)
         or _memory(step, spec)
     )
+    if found is None and step.after.provider in UNPADDED:
+        words = "products of the experts one after the other, whose waves are not shared"
+        return Cause("unexplained", words, evidence)
     if found is None and isinstance(step.after.workload, Softmax) and not (new and new.identified):
         return Cause("unexplained", "no tile of the softmax kernel is known", evidence)
     return found or Cause("unexplained", _nothing_fits(old, new), evidence)

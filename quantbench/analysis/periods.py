@@ -31,6 +31,7 @@ from quantbench.analysis.summary import Point
 from quantbench.device.registry import known
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.op_times import assumed_tile
+from quantbench.providers.catalog import UNPADDED
 from quantbench.quantization import cdiv
 from quantbench.units import percent
 from quantbench.workload import Gemm
@@ -207,6 +208,7 @@ def tile_finder(spec: DeviceSpec, periods: Iterable[Period]) -> Callable[[Family
 def _finder(spec: DeviceSpec, period: Period | None) -> TileOf:
     """Returns a function from points to tiles: recorded, else recovered from the family's steps, else assumed.
 
+    A loop of one product per expert has no tile: the products run one after the other, so their waves are not shared.
     Without a recorded or recovered tile it returns None if the measured steps contradict the assumed tile.
     """
     believed: TileInUse | None = None
@@ -225,6 +227,8 @@ def _finder(spec: DeviceSpec, period: Period | None) -> TileOf:
         return used if may_be else None
 
     def tile_of(point: Point) -> TileInUse | None:
+        if point.provider in UNPADDED:
+            return None
         if point.launch is None or point.launch.tile is None:
             return believed or without_launch(point.workload.dtype)
         return tile_in_use(spec, point.workload.dtype, point.launch)

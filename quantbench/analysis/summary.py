@@ -24,7 +24,7 @@ from quantbench.workload import Workload
 
 _OP_NAMES = (
     "qkv", "scores", "softmax", "context", "attention", "proj", "mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down",
-    "logits",
+    "permute", "experts_up", "experts_up_gate", "experts_down", "unpermute", "logits",
 )  # fmt: skip
 
 

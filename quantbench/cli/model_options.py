@@ -21,8 +21,9 @@ from typing import Any, ClassVar
 from quantbench.cli.options import option, typed_words
 from quantbench.device import default_attention, default_dtype
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError, require_choice
-from quantbench.sweep.axes import DIMS, GEMM_DIMS, MODEL_DIMS, UNFUSED_OPS, Held
+from quantbench.errors import InputError, UnsupportedError, require_choice
+from quantbench.files import read_json, reason
+from quantbench.sweep.axes import DIMS, EXPERT_OPS, GEMM_DIMS, MODEL_DIMS, UNFUSED_OPS, Held
 from quantbench.workload import TransformerShape
 from quantbench.workload.recipes import RECIPES
 from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
@@ -30,12 +31,15 @@ from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 # Fields of a model that a grid takes over; not layers, because a point is one layer.
 _OF_A_MODEL = (
     "hidden", "heads", "kv_heads", "head_dim", "ffn", "gated", "gate_fused", "seq", "vocab", "softmax",
+    "experts", "top_k", "moe_ffn",
 )  # fmt: skip
 # Options that `sweep_words` repeats after the axes and the sizes.
 _SAID_AGAIN = (
-    "model", "config", "kv_heads", "gated", "layout", "dtype", "ops", "direction", "attention", "softmax",
+    "model", "config", "kv_heads", "gated", "routing", "layout", "dtype", "ops", "direction", "attention", "softmax",
     "skip_impossible", "dropout", "causal",
 )  # fmt: skip
+
+_LARGEST_HISTOGRAM_BYTES = 2**20
 
 _model = partial(option, panel="Model")
 #: declares the option for one size of a transformer
@@ -99,8 +103,8 @@ class GridOptions(ModelOptions):
 
     dim: list[str] | None = option(
         None,
-        "Dimension to vary: hidden, heads, head-dim, ffn, seq, mbs, tp, vocab, m, n, k or batch; with values: "
-        "hidden=1024:4096:64, tp=1,2,4, n=3072:8192@edges. Several make a grid.",
+        "Dimension to vary: hidden, heads, head-dim, ffn, seq, mbs, tp, vocab, experts, top-k, moe-ffn, tokens, ep, "
+        "skew, m, n, k or batch; with values: hidden=1024:4096:64, tp=1,2,4, n=3072:8192@edges. Several make a grid.",
     )
     hidden: str = _range("Hidden size.")
     heads: str = _range("Attention heads.")
@@ -110,6 +114,15 @@ class GridOptions(ModelOptions):
     mbs: str = _range("Micro-batch size, sequences.")
     tp: str = _range("Tensor-parallel degree.")
     vocab: str = _range("Vocabulary size.")
+    experts: str = _range("Routed experts of a layer, in place of its MLP.")
+    top_k: str = _range("Experts per token.")
+    moe_ffn: str = _range("Width of one expert.")
+    tokens: str = _range("Tokens of each GPU's micro-batch, in place of seq and mbs.")
+    ep: str = _range("Expert-parallel degree; each GPU of it has its own tokens.")
+    skew: str = _range("Exponent of the routing's power law in hundredths: 120 is power_law_1.2.")
+    routing: str = _model(
+        "", "Tokens over experts: balanced (default), power_law_1.2, or a JSON file with a count for each expert."
+    )
     m: str = _range("Rows of a plain product.", "--m", "-m")
     n: str = _range("Columns of a plain product.", "--n", "-n")
     k: str = _range("Inner dimension of a plain product.", "--k", "-k")
@@ -213,6 +226,9 @@ def chosen_model(
     if missing:
         sizes = ", ".join(f"--{name}" for name in needed)
         raise InputError(who, f"no {' and no '.join(missing)}", f"--model, --config, or all of {sizes}")
+    if named is not None and named.shape.experts:
+        what = f"{named.name} with {named.shape.experts} experts"
+        raise UnsupportedError(who, what, "a dense model; measure experts by quantbench sweep --dim experts")
     # A valid shape to start from, as one head always divides hidden; `changes` has the typed heads.
     base = TransformerShape(hidden=typed["hidden"], heads=1) if named is None else named.shape
     changes: dict[str, Any] = dict(typed)
@@ -297,11 +313,26 @@ def held_and_dims(arguments: GridOptions, who: str = "sweep", *, listed: bool = 
     for name, choices in (("attention", ATTENTIONS), ("softmax", SOFTMAXES)):
         if getattr(arguments, name):
             values[name] = require_choice(who, f"--{name}", getattr(arguments, name), choices)
+    if arguments.routing:
+        values["routing"] = _routing(arguments.routing)
     if arguments.kv_heads:
         values["kv_heads"] = arguments.kv_heads
     held = _free_what_follows(held, as_axis | set(values))
     held = replace(held, **values, gated=held.gated or arguments.gated, dtype=arguments.dtype)
     return held, tuple(dims)
+
+
+def _routing(text: str) -> str | tuple[int, ...]:
+    """Returns a distribution by name, or the counts in a JSON file."""
+    if not text.endswith(".json"):
+        return text
+    try:
+        counts = read_json(Path(text), most_bytes=_LARGEST_HISTOGRAM_BYTES)
+    except (OSError, ValueError) as error:
+        raise InputError("--routing", f"{text} ({reason(error)})"[:200], "a JSON file with a list of counts") from None
+    if not isinstance(counts, list) or not all(type(count) is int for count in counts):
+        raise InputError("--routing", f"{text}: {counts!r}"[:120], "a list of counts, one for each expert")
+    return tuple(counts)
 
 
 def assumed_words(
@@ -318,10 +349,14 @@ def assumed_words(
     typed = {dim.replace("-", "_") for dim, size in arguments.sizes.items() if size}
     axes = {text.partition("=")[0].replace("-", "_") for text in arguments.dims}
     words: list[str] = []
+    sizes: tuple[str, ...]
     if "gemm" in ops:
         sizes = () if listed else ("m", "n", "k")
     else:
-        sizes = ("hidden", "seq", "mbs", "tp", *(("vocab",) if "logits" in ops else ()))
+        if set(EXPERT_OPS) & set(ops):
+            words += _expert_words(arguments, held, typed | axes, named)
+        tokens = () if "tokens" in typed | axes else ("seq", "mbs")
+        sizes = ("hidden", *tokens, "tp", *(("vocab",) if "logits" in ops else ()))
         if {*UNFUSED_OPS, "attention"} & set(ops):
             how, of_attention = attention_of(who, arguments, named, spec)
             # Named ops run whatever the usual attention is.
@@ -341,6 +376,15 @@ def assumed_words(
     return (*words, *([] if arguments.dtype else [f"dtype = {held.dtype}"]))
 
 
+def _expert_words(arguments: GridOptions, held: Held, given: Collection[str], named: NamedModel | None) -> list[str]:
+    """Lists the assumptions about experts."""
+    of_model = () if named is None or not named.shape.experts else ("experts", "top_k", "moe_ffn")
+    sizes = [name for name in ("experts", "top_k", "moe_ffn", "ep") if name not in {*given, *of_model}]
+    words = [f"{name} = {getattr(held, name)}" for name in sizes]
+    words += [] if arguments.routing or "skew" in given else ["balanced routing"]
+    return [*words, "gated experts", "products of the busiest GPU"]
+
+
 def _no_dim(arguments: GridOptions, who: str) -> InputError:
     """Returns the error for a missing --dim, which lists the dimensions that fit the typed sizes."""
     given = [dim for dim, size in arguments.sizes.items() if size]
@@ -355,7 +399,7 @@ def _require_used(arguments: GridOptions, as_axis: set[str], who: str, *, listed
     plain = listed or as_axis <= set(GEMM_DIMS)
     unused = DIMS if listed else MODEL_DIMS if plain else GEMM_DIMS
     found = [f"--{dim} {size}" for dim, size in arguments.sizes.items() if size and dim in unused]
-    only_model = ("model", "config", "kv_heads", "gated", "attention", "softmax", "ops", "direction")
+    only_model = ("model", "config", "kv_heads", "gated", "routing", "attention", "softmax", "ops", "direction")
     found += typed_words(arguments, only_model if plain else ("layout",))
     if found:
         if listed:

@@ -21,6 +21,7 @@ def models(as_json: bool = json_option()) -> None:
         shape = preset(name)
         unusual = [
             *(["unfused attention"] if shape.attention == "unfused" else []),
+            *([f"{shape.experts} experts of {shape.moe_ffn}, top {shape.top_k}"] if shape.experts else []),
             *(["dropout"] if shape.dropout else []),
             *([f"sliding window {shape.sliding_window}"] if shape.sliding_window else []),
         ]

@@ -16,7 +16,7 @@ from quantbench.cli.options import command, gpu_option, json_option, library_opt
 from quantbench.cli.output import check_file, print_result
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError
+from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.libraries import library_words, resolve_library
 
 if TYPE_CHECKING:
@@ -87,7 +87,9 @@ def predict_sweep(
     from quantbench.sweep.edges import parse_grid
 
     held, dims = held_and_dims(arguments, "predict")
-    held = with_defaults(held, spec)
+    held = with_defaults(held, spec, dims)
+    if held.experts:
+        raise UnsupportedError("predict", f"{held.experts} experts", "a dense layer; quantbench sweep measures experts")
     if spec.peak(held.dtype) is None:
         raise InputError("predict", f"--dtype {held.dtype} on {spec.name}", "one of " + ", ".join(spec.peak_tflops))
     resolve_library(spec.name, held.dtype, library, "predict")

@@ -133,7 +133,7 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
 def assumed_of(arguments: SweepArguments, options: SweepOptions, plan: Plan, spec: DeviceSpec) -> tuple[str, ...]:
     from quantbench.sweep.axes import with_defaults
 
-    held = with_defaults(options.held, spec)
+    held = with_defaults(options.held, spec, options.dims)
     ops = {place.op.partition(".")[0] for point in plan.points for place in point.places}
     return assumed_words(arguments, held, ops, spec, listed=arguments.shapes is not None)
 

@@ -131,7 +131,7 @@ def result(
     if comparison is not None:
         lines += [comparison_table(comparison), comparison_sentence(comparison), *comparison_lines(comparison)]
     elif rows:
-        lines += [ops_line(rows), sweep_table(rows, check, spec)]
+        lines += [ops_line(rows), sweep_table(rows, check, spec), *check.padding]
     else:
         lines.append("nothing was measured")
     lines += [*floor_lines((p.latency_us, p) for p in points), *trust_lines(rows), *_not_measured_lines(run)]

@@ -161,6 +161,7 @@ def _entry(slug: str, values: dict[str, Any], documents: dict[str, str]) -> Entr
         smem_per_block_bytes=architecture.smem_per_block_bytes,
         memory_bytes=values["memory_gib"] * _GIB,
         peak_clock_mhz=values.get("peak_clock_mhz", {}),
+        board_power_w=values.get("board_power_w", 0.0),
         compute_capability=architecture.compute_capability,
         source=source,
     )

@@ -60,6 +60,7 @@ class DeviceSpec:
     peak_clock_mhz: clock of the peak by dtype, for peaks not stated at sm_clock_mhz.
     compute_capability: (major, minor); on a rocm device those of its GFX IP, as HIP reports them (9.4 for
         gfx942); None if unknown, and on a CPU.
+    board_power_w: most power that the card draws, W (0: unknown).
     """
 
     name: str
@@ -77,6 +78,7 @@ class DeviceSpec:
     smem_per_block_bytes: int = 0
     max_sm_clock_mhz: float = 0.0
     peak_clock_mhz: Mapping[str, float] = field(default_factory=dict)
+    board_power_w: float = 0.0
 
     def __post_init__(self) -> None:
         if not _SLUG.fullmatch(self.name):

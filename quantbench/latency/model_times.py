@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import cache
 
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError
+from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.estimate import Estimate
 from quantbench.latency.gemm.cost_model import resident_blocks
@@ -27,7 +27,7 @@ from quantbench.latency.softmax import SoftmaxModel
 from quantbench.launch import Launch
 from quantbench.quantization import credible_waves
 from quantbench.workload import Attention, Gemm, Softmax
-from quantbench.workload.ops import Compute
+from quantbench.workload.kinds import Compute
 
 
 class ModelTimes:
@@ -65,6 +65,8 @@ class ModelTimes:
         """Returns one estimate per workload, in order; predicts all workloads of one kind and dtype in one batch."""
         groups: dict[tuple[type[Compute], str], list[Compute]] = defaultdict(list)
         for work in dict.fromkeys(workloads):
+            if not isinstance(work, Gemm | Attention | Softmax):
+                raise UnsupportedError("predict", str(work), "products, attention or softmax: no model of it is fitted")
             groups[type(work), work.dtype].append(work)
         known: dict[Compute, Estimate] = {}
         for (kind, dtype), works in groups.items():

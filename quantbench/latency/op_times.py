@@ -26,9 +26,10 @@ from quantbench.latency.softmax import fallback_bytes
 from quantbench.launch import Launch, Tile
 from quantbench.megatron import softmax_objections
 from quantbench.quantization import VECTOR_BYTES, quantize
-from quantbench.workload import Attention, Gemm, Op, Softmax, Workload
+from quantbench.workload import Attention, Gemm, GroupedGemm, Op, Softmax, Workload
 from quantbench.workload.dtypes import DTYPES
-from quantbench.workload.ops import Cast, Compute
+from quantbench.workload.kinds import Compute
+from quantbench.workload.ops import Cast
 
 #: Correlation of the errors of two ops: 0 for independent errors, 1 if all ops err by the same share of their interval.
 #: With 0.5 the interval of sums of four GEMMs covers 89 to 99 % of them on the five public tables (rows that the
@@ -114,11 +115,11 @@ def roofline_us(workload: Workload, spec: DeviceSpec) -> float:
     overhead_us = _KERNEL_OVERHEAD_US[spec.torch_kind]
     memory_us = copy_us(workload.min_bytes, spec) - overhead_us
     compute_us = 0.0
-    if isinstance(workload, Gemm | Attention):
+    if isinstance(workload, Gemm | GroupedGemm | Attention):
         # An unsupported dtype runs at the slowest supported peak: emulation is not faster.
         peak = spec.peak(workload.dtype) or min(spec.peak_tflops.values())
         compute_us = workload.flops / (peak * 1e6 * _COMPUTE_EFFICIENCY)
-    if isinstance(workload, Gemm):
+    if isinstance(workload, Gemm | GroupedGemm):
         assumed = assumed_tile(spec)
         compute_us /= quantize(workload, assumed.tile, spec.sm_count, assumed.blocks_per_sm).efficiency
     return max(memory_us, compute_us) + overhead_us
@@ -130,9 +131,9 @@ def copy_us(moved_bytes: float, spec: DeviceSpec) -> float:
 
 
 def peak_share(workload: Workload, latency_us: float, spec: DeviceSpec) -> float | None:
-    """Returns the share of the peak reached: of FLOP/s for GEMMs and attention (None without a peak for the dtype), of
-    memory bandwidth for others."""
-    if isinstance(workload, Gemm | Attention):
+    """Returns the share of the peak reached: of FLOP/s for (grouped) GEMMs and attention (None without a peak for the
+    dtype), of memory bandwidth for others."""
+    if isinstance(workload, Gemm | GroupedGemm | Attention):
         peak = spec.peak(workload.dtype)
         return None if peak is None else workload.flops / latency_us / 1e6 / peak
     return workload.min_bytes / latency_us / 1e3 / spec.memory_gb_per_s

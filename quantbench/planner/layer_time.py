@@ -20,7 +20,7 @@ from quantbench.planner.layout import Job, padded_vocab
 from quantbench.planner.memory import MASK_BYTES
 from quantbench.workload import Op, TransformerShape
 from quantbench.workload.dtypes import element_bytes
-from quantbench.workload.ops import Compute
+from quantbench.workload.kinds import Compute
 
 # Ops between the qkv and output projections.
 _CORE = ("scores", "softmax", "context", "attention")

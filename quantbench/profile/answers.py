@@ -33,7 +33,8 @@ from quantbench.profile.sources import (
 )
 from quantbench.profile.table import LARGEST, Table
 from quantbench.workload import Op
-from quantbench.workload.ops import COLLECTIVE_DTYPES, COLLECTIVE_OPS, LARGEST_MESSAGE_BYTES, Compute
+from quantbench.workload.kinds import Compute
+from quantbench.workload.ops import COLLECTIVE_DTYPES, COLLECTIVE_OPS, LARGEST_MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from quantbench.profile.profile import Profile
@@ -206,6 +207,10 @@ class Asker:
         """Estimates each workload, in order, with one query per kind and format."""
         groups: dict[tuple[Any, ...], dict[Compute, None]] = {}
         for work in works:
+            if work.kind not in _FORMATS:
+                raise UnsupportedError(
+                    "profile", str(work), "products, attention or softmax: it has no table of others"
+                )
             key = (work.kind, *(getattr(work, name) for name in _FORMATS[work.kind]))
             groups.setdefault(key, {})[work] = None
         known: dict[Compute, Estimate] = {}

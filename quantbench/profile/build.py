@@ -48,6 +48,8 @@ def tables_of(runs: Sequence[Run]) -> tuple[dict[str, Table], dict[str, int]]:
     for run in runs:
         for timing in _timings(run.records):
             work = timing[4].workload
+            if work.kind not in LAYOUTS:
+                continue
             key = (*fields[work.kind](work), timing[4].provider)
             groups[work.kind].setdefault(key, []).append(timing)
     num_rows = {run.info.run_id: 0 for run in runs}

@@ -28,7 +28,7 @@ from quantbench.profile.schema import PROFILE_VERSION
 from quantbench.profile.table import LAYOUTS, Table, check_table
 from quantbench.store.typed import decode, encode
 from quantbench.workload import TransformerShape
-from quantbench.workload.ops import Compute
+from quantbench.workload.kinds import Compute
 
 if TYPE_CHECKING:
     from quantbench.store.folder import Run

@@ -33,7 +33,7 @@ from quantbench.errors import MeasurementError
 from quantbench.measurement import Check
 from quantbench.providers import correctness
 from quantbench.providers.inputs import Inputs, input_templates, output_templates
-from quantbench.workload import Attention, Gemm, Workload
+from quantbench.workload import Attention, Gemm, GroupedGemm, Workload
 
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
@@ -175,7 +175,9 @@ class _Watched:
         self.on_cuda = self._inputs[0].is_cuda
         # Which inputs change between samples: both factors, the scores, the queries; for backward the gradient alone.
         backward = getattr(workload, "direction", "forward") == "backward"
-        self._changing = (0, 1) if isinstance(workload, Gemm) else (len(self._inputs) - 1,) if backward else (0,)
+        self._changing = (
+            (0, 1) if isinstance(workload, Gemm | GroupedGemm) else (len(self._inputs) - 1,) if backward else (0,)
+        )
         self._refilled = range(len(self._inputs) - 1 if backward else 0, len(self._inputs))
         self._flipped: dict[int, set[tuple[int, ...]]] = {}
         self._vectors: list[torch.Tensor] = []
@@ -219,7 +221,11 @@ class _Watched:
         who = f"{self._who} {when}"
         outputs = self.task.outputs()
         _require_alike(
-            who, "output", outputs, output_templates(self._workload), strides=isinstance(self._workload, Gemm)
+            who,
+            "output",
+            outputs,
+            output_templates(self._workload),
+            strides=isinstance(self._workload, Gemm | GroupedGemm),
         )
         _require_apart(who, self._inputs, outputs)
         if self.on_cuda:
@@ -261,7 +267,7 @@ class _Watched:
 
     def _rows(self, number: int) -> torch.Tensor:
         tensor = self._inputs[number].detach()
-        return tensor.mT if isinstance(self._workload, Gemm) and number == 1 else tensor
+        return tensor.mT if isinstance(self._workload, Gemm | GroupedGemm) and number == 1 else tensor
 
 
 def _require_alike(

@@ -1,7 +1,7 @@
 """Lists the providers by id, and creates a provider from its id.
 
-Entry points: `expand`, which turns names into ids; `make`, which creates a provider; `runs_kind`; `require_found`. Used
-by `sweep`, the command `sweep`, `pytest_plugin` and tools.
+Entry points: `expand`, which turns names into ids; `make`, which creates a provider; `runs_kind`; `require_found`;
+`UNPADDED`. Used by `sweep`, `analysis`, the command `sweep`, `pytest_plugin` and tools.
 
 Only `make` imports torch or triton. A library's name alone stands for the variants that a sweep measures by default. A
 user's own provider is named `package.module:Class`; the class implements `quantbench.providers.base.Provider`.
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _CATALOG: dict[str, tuple[str, str, str]] = {
     "torch.mm": ("gemm", "torch_gemm", "TorchMm"),
     "torch.addmm": ("gemm", "torch_gemm", "TorchAddmm"),
+    "torch.grouped_loop": ("grouped_gemm", "torch_moe", "TorchGroupedLoop"),
+    "torch.grouped_mm": ("grouped_gemm", "torch_moe", "TorchGroupedMm"),
+    "torch.permute": ("permute", "torch_moe", "TorchPermute"),
     "torch.eager": ("softmax", "torch_attention", "TorchEagerSoftmax"),
     "torch.flash": ("attention", "torch_attention", "TorchFlash"),
     "torch.cudnn": ("attention", "torch_attention", "TorchCudnn"),
@@ -34,15 +37,28 @@ _CATALOG: dict[str, tuple[str, str, str]] = {
     "triton.split_k": ("gemm", "triton_kernels", "TritonSplitK"),
     "triton.stream_k": ("gemm", "triton_kernels", "TritonStreamK"),
     "triton.persistent": ("gemm", "triton_kernels", "TritonPersistent"),
+    "triton.grouped": ("grouped_gemm", "triton_kernels", "TritonGrouped"),
+    "triton.grouped_persistent": ("grouped_gemm", "triton_kernels", "TritonGroupedPersistent"),
     "triton.fused": ("softmax", "triton_kernels", "TritonFusedSoftmax"),
     "triton.flash": ("attention", "triton_kernels", "TritonFlash"),
 }
 
+_TORCH_EXPERTS = ("torch.grouped_loop", "torch.grouped_mm", "torch.permute")
 #: Variants that a library's name alone selects.
 _DEFAULTS: dict[str, tuple[str, ...]] = {
-    "torch": ("torch.mm", "torch.eager", "torch.flash", "torch.cudnn", "torch.efficient", "torch.math"),
-    "triton": ("triton.data_parallel", "triton.fused", "triton.flash"),
+    "torch": (
+        "torch.mm",
+        *_TORCH_EXPERTS,
+        "torch.eager",
+        "torch.flash",
+        "torch.cudnn",
+        "torch.efficient",
+        "torch.math",
+    ),
+    "triton": ("triton.data_parallel", "triton.grouped", "triton.fused", "triton.flash"),
 }
+#: providers of grouped GEMMs that multiply each expert's rows as they are
+UNPADDED = ("torch.grouped_loop",)
 #: Methods that a Provider class must have.
 _METHODS = ("unsupported", "prepare")
 
@@ -51,7 +67,7 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
     """Returns provider ids for names from the command line; expands a library's name to its default variants.
 
     >>> expand(["triton"])
-    ('triton.data_parallel', 'triton.fused', 'triton.flash')
+    ('triton.data_parallel', 'triton.grouped', 'triton.fused', 'triton.flash')
     """
     ids: list[str] = []
     for name in names:

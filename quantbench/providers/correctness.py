@@ -15,7 +15,10 @@ before x was drawn. So the mean square over 8 vectors is ‖e‖² · χ²(8) / 
 and a row or column whose error is over 32 times the tolerance passes with probability 1e-7, over 13 times with 1e-4.
 Errors in many rows or columns add up: an error over 1.5 times the tolerance in the whole output is found, and so is a
 tile of 128×128 that was left out of a 16384×16384 product. A single wrong element that is no larger than its neighbours
-is below these bounds in a row of thousands.
+is below these bounds in a row of thousands. Each expert of a grouped GEMM is checked in this way; weight gradients of
+experts without rows are zeros.
+
+Permutation: every row; copies are exact, and sums are recomputed in fp32, or float64 for fp32.
 
 Softmax: every row, recomputed in chunks, in fp32 for 16-bit formats and in float64 for fp32. Deterministic.
 
@@ -35,7 +38,7 @@ import torch
 
 from quantbench.errors import InputError, MeasurementError
 from quantbench.providers.base import Tolerance
-from quantbench.workload import Attention, Gemm, Softmax, Workload
+from quantbench.workload import Attention, Gemm, GroupedGemm, Permute, Softmax, Workload
 
 _VECTORS = 8
 #: P(χ²(8) > 8 · 3.2²) = 2e-14: one false alarm in 10¹³ rows.
@@ -54,6 +57,11 @@ _GEMM = {
     "fp8": (1e-2, "bf16 results of exact fp8 operands; tensor cores may keep 14 bits between k-steps"),
     # Sums and residuals are exact but for the rounding of float64; one wrong unit in 16384² elements is 1e-8.
     "int8": (1e-13, "integers are exact"),
+}
+_SUMS = {
+    "fp16": (2e-3, "weights times rows, summed and rounded to 11 bits one after the other"),
+    "bf16": (1e-2, "weights times rows, summed and rounded to 8 bits one after the other"),
+    "fp32": (1e-6, "fp32 sums of a few products"),
 }
 _SOFTMAX = {
     "fp16": (1e-3, "one rounding to 11 bits, fp32 inside: 2e-4"),
@@ -78,6 +86,12 @@ def tolerance(workload: Workload) -> Tolerance:
     >>> tolerance(Gemm(4096, 4096, 16384)).relative_norm
     0.005
     """
+    if isinstance(workload, GroupedGemm):
+        return tolerance(workload.gemm(max(workload.tokens_per_expert)))
+    if isinstance(workload, Permute):
+        return (
+            Tolerance(0.0, "copies are exact") if workload.direction == "permute" else Tolerance(*_SUMS[workload.dtype])
+        )
     if isinstance(workload, Gemm):
         if workload.dtype == "fp32":
             # Rounding errors of a sum in any order grow as √k: 0.35 · 2⁻²⁴ · √k measured, and tf32 would be 3e-4.
@@ -88,7 +102,7 @@ def tolerance(workload: Workload) -> Tolerance:
         return Tolerance(*_SOFTMAX[workload.dtype])
     if isinstance(workload, Attention):
         return Tolerance(*(_ATTENTION if workload.direction == "forward" else _ATTENTION_BACKWARD)[workload.dtype])
-    raise InputError("tolerance", f"a workload of kind {workload.kind}", "gemm, softmax or attention")
+    raise InputError("tolerance", f"a workload of kind {workload.kind}", "one that runs on one GPU")
 
 
 @dataclass(frozen=True)
@@ -127,6 +141,10 @@ def check(
     bound = tolerance(workload)
     if isinstance(workload, Gemm):
         found = _product(workload, inputs, outputs[0], generator)
+    elif isinstance(workload, GroupedGemm):
+        found = _grouped(workload, inputs, outputs[0], generator)
+    elif isinstance(workload, Permute):
+        found = [_permuted(workload, inputs, outputs[0])]
     elif isinstance(workload, Softmax):
         found = [_softmax(workload, inputs, outputs[0], bound.relative_norm)]
     else:
@@ -243,6 +261,45 @@ def _product(work: Gemm, inputs: Sequence[torch.Tensor], c: torch.Tensor, genera
             for i in range(0, batch, together)
         ]
     )
+
+
+def _grouped(
+    work: GroupedGemm, inputs: Sequence[torch.Tensor], c: torch.Tensor, generator: torch.Generator
+) -> list[Rows]:
+    """Checks the product of each expert as a GEMM of its own."""
+    a, b = inputs
+    compute = _precision(work)
+    parts, idle, end = [], [], 0
+    for expert, rows in enumerate(work.tokens_per_expert):
+        start, end = end, end + rows
+        if not rows:
+            idle.append(expert)
+        elif work.layout == "tn":
+            one = (a[None, :, start:end], b[None, start:end], c[None, expert])
+            parts.append(_freivalds(*one, None, generator, compute))
+        else:
+            one = (a[None, start:end], b[None, expert], c[None, start:end])
+            parts.append(_freivalds(*one, None, generator, compute))
+    found = _joined(parts)
+    if idle and work.layout == "tn":
+        zeros = _square(c[idle].to(compute))
+        found.append(Rows("rows of experts without tokens", zeros, torch.zeros_like(zeros)))
+    return found
+
+
+def _permuted(work: Permute, inputs: Sequence[torch.Tensor], y: torch.Tensor) -> Rows:
+    """Checks every row of a permutation or of its weighted sums."""
+    x, order = inputs[0], inputs[-1]
+    compute = _precision(work)
+    errors, norms = [], []
+    for part, chunk in row_chunks(y[None]):
+        at = order.view(-1, work.top_k)[part] if work.direction == "unpermute" else order[part, None] // work.top_k
+        terms = x[at].to(compute)
+        if work.direction == "unpermute":
+            terms = terms * inputs[1][part, :, None].to(compute)
+        errors.append(_square(chunk[0].to(compute) - terms.sum(1)))
+        norms.append(_square(terms).view(len(at), -1).sum(1))
+    return Rows("rows", torch.cat(errors), torch.cat(norms))
 
 
 def _freivalds(

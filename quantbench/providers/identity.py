@@ -26,7 +26,7 @@ from quantbench import __version__
 from quantbench.launch import Launch, Tile
 from quantbench.providers.kernel_names import KernelName, parse
 from quantbench.quantization import cdiv, resident_blocks
-from quantbench.workload import Attention, Gemm
+from quantbench.workload import Attention, Gemm, GroupedGemm, Permute
 
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
@@ -161,6 +161,8 @@ def launch_of(kernels: Sequence[KernelEvent], workload: Workload, device: Device
 
 
 def _role(workload: Workload) -> str:
+    if isinstance(workload, GroupedGemm | Permute):
+        return "gemm" if isinstance(workload, GroupedGemm) else "other"
     return workload.kind if isinstance(workload, Gemm | Attention) else "softmax"
 
 

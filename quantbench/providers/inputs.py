@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from quantbench.errors import InputError
-from quantbench.workload import Attention, Gemm, Softmax
+from quantbench.workload import Attention, Gemm, GroupedGemm, Permute, Softmax
 
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
@@ -91,7 +91,7 @@ class Inputs:
     def operands(self, workload: Workload) -> tuple[torch.Tensor, ...]:
         """Creates all inputs of a workload, in the order and storage of `input_templates`.
 
-        About half of a padding mask is True (masked), never a whole row.
+        About half of a padding mask is True (masked), never a whole row. Indices are a random permutation.
         """
         found = []
         for like in input_templates(workload):
@@ -105,7 +105,11 @@ class Inputs:
         return a, b
 
     def fill(self, tensor: torch.Tensor) -> None:
-        """Writes new values into a tensor stored like those of `operands`; a boolean tensor is a padding mask."""
+        """Writes new values into a tensor stored like those of `operands`; a boolean tensor is a padding mask, and one
+        of 64-bit integers holds indices."""
+        if tensor.dtype == torch.int64:
+            torch.randperm(tensor.numel(), generator=self.generator, device=self.device, out=tensor)
+            return
         with torch.no_grad():
             stored = tensor if tensor.is_contiguous() else tensor.transpose(-1, -2)
             if self.distribution == "zeros" and tensor.dtype != torch.bool:
@@ -172,6 +176,8 @@ def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
     """Returns templates of `Task.inputs` on torch's meta device: shapes, dtypes and strides.
 
     gemm: a[m, k] and b[k, n], with a leading batch dimension when batch > 1.
+    grouped_gemm: a[rows, k] and b[experts, k, n]; for layout tn a[k, rows] and b[rows, n].
+    permute: x[tokens, hidden], or x[rows, hidden] and weights[tokens, top_k]; then order[rows].
     softmax: x[mask_batch, batch / mask_batch, rows, cols], for a full mask a boolean mask[mask_batch, 1, rows, cols].
     attention: q[batch, heads, seq_q, head_dim], k and v[batch, kv_heads, seq_k, head_dim].
     backward: the gradient of the result last.
@@ -181,6 +187,21 @@ def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
         a_transposed, b_transposed = (letter == "t" for letter in workload.layout)
         a = _template(*batch, workload.m, workload.k, dtype=workload.dtype, transposed=a_transposed)
         return a, _template(*batch, workload.k, workload.n, dtype=workload.dtype, transposed=b_transposed)
+    if isinstance(workload, GroupedGemm):
+        rows, dtype = workload.rows, workload.dtype
+        if workload.layout == "tn":
+            a = _template(workload.k, rows, dtype=dtype, transposed=True)
+            return a, _template(rows, workload.n, dtype=dtype)
+        weights = (workload.num_experts, workload.k, workload.n)
+        return _template(rows, workload.k, dtype=dtype), _template(
+            *weights, dtype=dtype, transposed=workload.layout == "nt"
+        )
+    if isinstance(workload, Permute):
+        order = torch.empty(workload.rows, dtype=torch.int64, device="meta")
+        if workload.direction == "permute":
+            return _template(workload.tokens, workload.hidden, dtype=workload.dtype), order
+        weights_of = _template(workload.tokens, workload.top_k, dtype=workload.dtype)
+        return _template(workload.rows, workload.hidden, dtype=workload.dtype), weights_of, order
     if isinstance(workload, Softmax):
         heads = workload.batch // workload.mask_batch
         x = _template(workload.mask_batch, heads, workload.rows, workload.cols, dtype=workload.dtype)
@@ -191,15 +212,22 @@ def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
         q = _template(workload.batch, workload.heads, workload.seq_q, workload.head_dim, dtype=workload.dtype)
         k = _template(workload.batch, workload.kv_heads, workload.seq_k, workload.head_dim, dtype=workload.dtype)
         return (q, k, k) if workload.direction == "forward" else (q, k, k, q)
-    raise InputError("inputs", f"a workload of kind {workload.kind}", "gemm, softmax or attention")
+    raise InputError("inputs", f"a workload of kind {workload.kind}", "one that runs on one GPU")
 
 
 def output_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
-    """Returns templates of `Task.outputs` on the meta device. Only GEMM outputs must have these strides: attention
-    kernels may order heads differently."""
+    """Returns templates of `Task.outputs` on the meta device. Only outputs of GEMMs, grouped or not, must have these
+    strides: attention kernels may order heads differently."""
     if isinstance(workload, Gemm):
         batch = (workload.batch,) if workload.batch > 1 else ()
         return (_template(*batch, workload.m, workload.n, dtype=workload.output_dtype),)
+    if isinstance(workload, GroupedGemm):
+        experts, k, rows = workload.num_experts, workload.k, workload.rows
+        stored = (experts, k, workload.n) if workload.layout == "tn" else (rows, workload.n)
+        return (_template(*stored, dtype=workload.output_dtype),)
+    if isinstance(workload, Permute):
+        rows = workload.rows if workload.direction == "permute" else workload.tokens
+        return (_template(rows, workload.hidden, dtype=workload.dtype),)
     inputs = input_templates(workload)
     return inputs[:3] if isinstance(workload, Attention) and workload.direction == "backward" else inputs[:1]
 

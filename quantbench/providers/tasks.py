@@ -1,7 +1,7 @@
 """Provides the base class of quantbench's own providers and the tasks they create.
 
 Entry points: `BuiltInProvider`, `LaunchTask`, `ForwardTask`, `BackwardTask`. Used by `torch_gemm`, `torch_attention`,
-`triton_kernels` and `sweep.compiling`.
+`torch_moe`, `triton_kernels` and `sweep.compiling`.
 
 `LaunchTask` runs kernels that write into given tensors. `ForwardTask` and `BackwardTask` run torch operations that
 return new tensors. Each of their runs first releases the previous results, so that torch's caching allocator returns
@@ -36,7 +36,7 @@ class BuiltInProvider(Generic[_W]):
 
     def unsupported(self, workload: Workload, device: DeviceSpec) -> str | None:
         if workload.kind != self.kind:
-            runs = "matrix products" if self.kind == "gemm" else self.kind
+            runs = {"gemm": "matrix products", "grouped_gemm": "grouped products"}.get(self.kind, self.kind)
             return f"{self.id} runs {runs}, not {workload.kind}"
         return self.refusal(cast("_W", workload), device)
 

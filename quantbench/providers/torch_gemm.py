@@ -1,6 +1,7 @@
 """Provides GEMMs with torch, which calls cuBLAS or cuBLASLt (oneDNN or MKL on a CPU).
 
-Entry points: `TorchMm` and `TorchAddmm`, imported by `catalog` by name.
+Entry points: `TorchMm` and `TorchAddmm`, imported by `catalog` by name; `product_call`, `no_product` and `with_tf32`,
+used by `torch_moe`.
 """
 
 from __future__ import annotations
@@ -36,19 +37,29 @@ class TorchMm(BuiltInProvider[Gemm]):
     kind = "gemm"
 
     def refusal(self, work: Gemm, device: DeviceSpec) -> str | None:
-        return _no_format(work, device) or _no_narrow(work, device)
+        return no_product(work, device)
 
     def task(self, work: Gemm, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
         a, b = inputs.gemm_operands(work)
         c = torch.empty_like(output_templates(work)[0], device=a.device)
-        call: Callable[[], object]
-        if work.dtype == "fp8":
-            one = torch.ones((), dtype=torch.float32, device=a.device)
-            call = partial(torch._scaled_mm, a, b, scale_a=one, scale_b=one, out_dtype=c.dtype, out=c)
-        else:
-            multiply = torch._int_mm if work.dtype == "int8" else torch.bmm if work.batch > 1 else torch.mm
-            call = partial(multiply, a, b, out=c)
-        return LaunchTask(with_tf32(call, _tf32(work, c)), (a, b), (c,))
+        return LaunchTask(product_call(work, a, b, c), (a, b), (c,))
+
+
+def product_call(work: Gemm, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Callable[[], object]:
+    """Returns the function that writes a·b into c."""
+    call: Callable[[], object]
+    if work.dtype == "fp8":
+        one = torch.ones((), dtype=torch.float32, device=a.device)
+        call = partial(torch._scaled_mm, a, b, scale_a=one, scale_b=one, out_dtype=c.dtype, out=c)
+    else:
+        multiply = torch._int_mm if work.dtype == "int8" else torch.bmm if work.batch > 1 else torch.mm
+        call = partial(multiply, a, b, out=c)
+    return with_tf32(call, _tf32(work, c))
+
+
+def no_product(work: Gemm, device: DeviceSpec) -> str | None:
+    """Returns why torch cannot compute a product on the device, None if it can."""
+    return _no_format(work, device) or _no_narrow(work, device)
 
 
 class TorchAddmm(BuiltInProvider[Gemm]):

@@ -1,9 +1,9 @@
 """Provides quantbench's own Triton kernels (`quantbench.kernels`) as providers.
 
-Entry points: `TritonDataParallel`, `TritonSplitK`, `TritonStreamK`, `TritonPersistent`, `TritonFusedSoftmax` and
-`TritonFlash`, imported by `catalog` by name. The kernels state their own launch, so no profiler is needed. V100 and T4
-are refused under triton 3.3 and newer, which make no tensor-core code for them. Triton's interpreter launches nothing,
-so tasks then report no launch.
+Entry points: `TritonDataParallel`, `TritonSplitK`, `TritonStreamK`, `TritonPersistent`, `TritonGrouped`,
+`TritonGroupedPersistent`, `TritonFusedSoftmax` and `TritonFlash`, imported by `catalog` by name. The kernels state
+their own launch, so no profiler is needed. V100 and T4 are refused under triton 3.3 and newer, which make no code for
+their tensor cores. Triton's interpreter launches nothing, so tasks then report no launch.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, TypeVar
 from quantbench.kernels import attention, gemm, softmax
 from quantbench.kernels.attention.menu import MAX_HEAD_DIM, MIN_HEAD_DIM
 from quantbench.kernels.attention.operands import too_old
+from quantbench.kernels.gemm import grouped
 from quantbench.kernels.gemm.host import missing_format
 from quantbench.kernels.launching import (
     INTERPRETER,
+    TORCH_DTYPES,
     Plan,
     badly_compiled,
     unsupported_architecture,
@@ -24,7 +26,7 @@ from quantbench.kernels.launching import (
 )
 from quantbench.providers.inputs import Inputs
 from quantbench.providers.tasks import BuiltInProvider, LaunchTask
-from quantbench.workload import Attention, Gemm, Softmax
+from quantbench.workload import Attention, Gemm, GroupedGemm, Softmax
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
     from quantbench.launch import Tile
 
-_W = TypeVar("_W", Attention, Gemm, Softmax)
+_W = TypeVar("_W", Attention, Gemm, GroupedGemm, Softmax)
 Reason = Callable[[tuple[int, int]], str | None]
 
 
@@ -56,6 +58,13 @@ class _TritonProvider(BuiltInProvider[_W]):
             return f"{self.id} needs a CUDA GPU, or TRITON_INTERPRET=1 set to run in triton's interpreter"
         return next(filter(None, (reason(capability) for reason in reasons)), None)
 
+    def _no_product(self, dtype: str, device: DeviceSpec, *reasons: Reason) -> str | None:
+        """Like `_no_gpu`, for products in a dtype."""
+        if dtype not in TORCH_DTYPES:
+            return f"{self.id} does not take {dtype}"
+        interpreter = wrong_in_interpreter(dtype)
+        return self._no_gpu(device, interpreter, unsupported_architecture, lambda c: missing_format(dtype, c), *reasons)
+
 
 def _task(work: Plan, inputs: tuple[torch.Tensor, ...], forward: Plan | None = None, outputs: int = 3) -> LaunchTask:
     """Builds a task. forward: plan whose result a backward plan needs. outputs: maximum number of results."""
@@ -76,13 +85,7 @@ class _TritonGemm(_TritonProvider[Gemm]):
     kind = "gemm"
 
     def refusal(self, work: Gemm, device: DeviceSpec) -> str | None:
-        if work.dtype in ("int8", "fp8_block", "mxfp4"):
-            return f"{self.id} does not take {work.dtype}"
-        interpreter = wrong_in_interpreter(work.dtype)
-        return self._no_gpu(
-            device, interpreter, unsupported_architecture, lambda c: missing_format(work.dtype, c),
-            lambda c: badly_compiled(self.schedule),
-        )  # fmt: skip
+        return self._no_product(work.dtype, device, lambda c: badly_compiled(self.schedule))
 
     def task(self, work: Gemm, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
         a, b = inputs.gemm_operands(work)
@@ -117,6 +120,33 @@ class TritonPersistent(_TritonGemm):
     """`triton.persistent`: one wave of blocks that compute tile after tile."""
 
     id = "triton.persistent"
+    schedule = "persistent"
+
+
+class TritonGrouped(_TritonProvider[GroupedGemm]):
+    """`triton.grouped`: one block per tile of all experts; each expert's rows are padded to whole tiles.
+
+    The table of tiles is made when the task is, since the routing is part of the workload.
+    """
+
+    id = "triton.grouped"
+    kind = "grouped_gemm"
+    schedule = "data_parallel"
+
+    def refusal(self, work: GroupedGemm, device: DeviceSpec) -> str | None:
+        return self._no_product(work.dtype, device)
+
+    def task(self, work: GroupedGemm, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
+        a, b = inputs.operands(work)
+        tf32 = work.dtype == "tf32"
+        plan = grouped.plan(a, b, work.tokens_per_expert, tile=self._tile, schedule=self.schedule, tf32=tf32)
+        return _task(plan, (a, b))
+
+
+class TritonGroupedPersistent(TritonGrouped):
+    """`triton.grouped_persistent`: one wave of blocks that compute tile after tile of all experts."""
+
+    id = "triton.grouped_persistent"
     schedule = "persistent"
 
 

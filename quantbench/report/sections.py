@@ -35,7 +35,7 @@ _MOST_COMMON = 24
 
 def steps_section(check: Check) -> Section | None:
     """Builds the section on the causes of the steps and the steps that many shapes share; None without either."""
-    lines = [period_words(period) for period in check.periods]
+    lines = [*check.padding, *(period_words(period) for period in check.periods)]
     if check.falls:
         places = f"at {len(check.falls)} places the time falls where the size grows"
         lines.append(f"{places}: another kernel is better there")

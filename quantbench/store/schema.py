@@ -13,10 +13,13 @@ from quantbench.measurement import GRADES, Check, Grade, Measurement
 from quantbench.store.record import FAILURES, ORIGINS, RECORD_VERSION, ROLES, Failed, Place, Skipped
 from quantbench.store.run import ENDINGS, RUN_FORMAT, RUN_VERSION, RunInfo
 from quantbench.store.typed import Json, json_schema
-from quantbench.workload import Attention, Collective, Gemm, Softmax
+from quantbench.workload import Attention, Gemm, GroupedGemm, MoE, Permute, Softmax
+from quantbench.workload.kinds import CLASSES
+from quantbench.workload.moe import PERMUTATIONS
 from quantbench.workload.ops import DIRECTIONS, LAYOUTS, MASKS
 
 _POSITIVE: Json = {"type": "number", "exclusiveMinimum": 0}
+_COUNT: Json = {"type": "integer", "minimum": 0}
 _GRID: Json = {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 3, "maxItems": 3}
 # Limits that the classes check beyond the types of their fields.
 _LIMITS: dict[tuple[type, str], Json] = {
@@ -26,6 +29,10 @@ _LIMITS: dict[tuple[type, str], Json] = {
     (RunInfo, "origin"): {"enum": list(ORIGINS)},
     (Place, "count"): {"minimum": 1},
     (Gemm, "layout"): {"enum": list(LAYOUTS)},
+    (GroupedGemm, "layout"): {"enum": list(LAYOUTS)},
+    (GroupedGemm, "tokens_per_expert"): {"items": _COUNT, "minItems": 1},
+    (Permute, "direction"): {"enum": list(PERMUTATIONS)},
+    (MoE, "distribution"): {"anyOf": [{"type": "string"}, {"type": "array", "items": _COUNT, "minItems": 1}]},
     (Softmax, "mask"): {"enum": list(MASKS)},
     (Softmax, "direction"): {"enum": list(DIRECTIONS)},
     (Attention, "direction"): {"enum": list(DIRECTIONS)},
@@ -66,7 +73,7 @@ def _record() -> Json:
         "source": _TEXT,
         "elapsed_s": {"type": "number"},
         "places": {"type": "array", "items": _of(Place)},
-        "workload": {"oneOf": [_tagged(kind) for kind in (Gemm, Softmax, Attention, Collective)]},
+        "workload": {"oneOf": [_tagged(kind) for kind in CLASSES]},
         "provider": _TEXT,
         "launch": {"anyOf": [_launch(), {"type": "null"}]},
     }

@@ -2,9 +2,9 @@
 
 Entry points: `parse_axis` (`hidden=1024:4096:64`, `tp=1,2,4,8`, `n=3072:8192@edges`), which returns an `Axis`;
 `check_axes`, `with_defaults`, `grain_of` (step of the search for edges), `ops_at`; `Held`, the sizes and options that
-no axis varies; the names of axes `DIMS`, `GEMM_DIMS`, `MODEL_DIMS`, `SHAPE_DIM` and of ops `LINEAR_OPS`, `UNFUSED_OPS`;
-`MOST_VALUES` of an axis. Used by the other modules of this package, by `analysis` and `report`, by `cli.model_options`,
-and by the commands `sweep` and `predict`.
+no axis varies; the names of axes `DIMS`, `GEMM_DIMS`, `MOE_DIMS`, `MODEL_DIMS`, `SHAPE_DIM` and of ops `LINEAR_OPS`,
+`UNFUSED_OPS`, `EXPERT_OPS`; `MOST_VALUES` of an axis. Used by the other modules of this package, by `analysis` and
+`report`, by `cli.model_options`, and by the commands `sweep` and `predict`.
 
 Grammar of an axis: items separated by commas, each an integer or `start:stop[:step]` (stop included if the step reaches
 it), and `@edges` at the end to add both sides of every predicted edge between the smallest and the largest value.
@@ -13,7 +13,7 @@ it), and `@edges` at the end to add both sides of every predicted edge between t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from math import isqrt, prod
 from typing import Any
@@ -29,7 +29,9 @@ from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 LINEAR_OPS = ("qkv", "proj", "mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down")
 UNFUSED_OPS = ("scores", "softmax", "context")
 _ATTENTION_OPS = (*UNFUSED_OPS, "attention")
-MODEL_OPS = (*LINEAR_OPS, *_ATTENTION_OPS, "logits")
+_GROUPED_OPS = ("experts_up", "experts_up_gate", "experts_down")
+EXPERT_OPS = (*_GROUPED_OPS, "permute", "unpermute")
+MODEL_OPS = (*LINEAR_OPS, *_ATTENTION_OPS, *EXPERT_OPS, "logits")
 DIRECTIONS = ("forward", "backward", "both")
 
 #: kinds of attention that a sweep runs; `both` only occurs in runs from before 0.2
@@ -53,13 +55,19 @@ class _Dim:
 
 
 _DIMS = {
-    "hidden": _Dim(64, "1024:8192:64", "256:1024:16", LINEAR_OPS, grain=8),
+    "hidden": _Dim(64, "1024:8192:64", "256:1024:16", (*LINEAR_OPS, *EXPERT_OPS), grain=8),
     "heads": _Dim(1, "8:128:8", "4:24:4", _ATTENTION_OPS),
     "head-dim": _Dim(8, "32:256:8", "16:128:8", _ATTENTION_OPS, grain=8),
     "ffn": _Dim(64, "4096:16384:128", "512:2048:64", ("mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down"), grain=8),
     "seq": _Dim(128, "512:8192:256", "64:512:32", MODEL_OPS, grain=8),
     "mbs": _Dim(1, "1:8:1", "1:4:1", MODEL_OPS),
     "tp": _Dim(1, "1,2,4,8", "1,2,4", MODEL_OPS),
+    "experts": _Dim(1, "8:128:8", "2:32:2", EXPERT_OPS),
+    "top-k": _Dim(1, "1:8:1", "1:8:1", EXPERT_OPS),
+    "moe-ffn": _Dim(64, "512:4096:64", "64:512:16", _GROUPED_OPS, grain=8),
+    "tokens": _Dim(128, "128:8192:128", "32:512:16", EXPERT_OPS),
+    "ep": _Dim(1, "1,2,4,8", "1,2,4,8", EXPERT_OPS),
+    "skew": _Dim(10, "80:200:20", "80:200:20", _GROUPED_OPS),
     "vocab": _Dim(64, "49152:51200:64", "960:1536:32", ("logits",), grain=8),
     "m": _Dim(64, "1024:4096:64", "64:512:16"),
     "n": _Dim(64, "1024:8192:64", "256:1024:16", grain=8),
@@ -68,6 +76,8 @@ _DIMS = {
 }
 DIMS = tuple(_DIMS)
 GEMM_DIMS = ("m", "n", "k", "batch")
+#: dimensions that only layers with experts have; skew is the exponent of the power law in hundredths
+MOE_DIMS = ("experts", "top-k", "moe-ffn", "tokens", "ep", "skew")
 MODEL_DIMS = tuple(dim for dim in DIMS if dim not in GEMM_DIMS)
 #: axis of a list of shapes, numbered from 1; not a size, so no trend is fitted along it
 SHAPE_DIM = "shape"
@@ -76,10 +86,14 @@ SHAPE_DIM = "shape"
 MOST_VALUES = 100_000
 _LARGEST = 2**31 - 1
 
-# Defaults of `Held` by device kind: a 7-billion-parameter model on a GPU, a small one on a CPU.
+# Defaults of `Held` by device kind: a 7-billion-parameter model on a GPU, a small one on a CPU; and of its experts.
 _DEFAULTS = {
     "cuda": {"hidden": 4096, "seq": 2048, "vocab": 50304, "layers": 1, "m": 4096, "n": 4096, "k": 4096},
     "cpu": {"hidden": 768, "seq": 256, "vocab": 1024, "layers": 1, "m": 512, "n": 512, "k": 512},
+}
+_EXPERT_DEFAULTS = {
+    "cuda": {"experts": 64, "top_k": 8, "moe_ffn": 2048},
+    "cpu": {"experts": 8, "top_k": 2, "moe_ffn": 256},
 }
 # Selects the number of heads if none is specified.
 _USUAL_HEAD_DIM = 128
@@ -167,6 +181,8 @@ def check_axes(axes: tuple[Axis, ...], who: str = "sweep") -> None:
     repeated = next((d for d in dims if dims.count(d) > 1), None)
     if repeated:
         raise InputError(who, f"--dim {repeated} twice", "each dimension once")
+    if "tokens" in dims and {"seq", "mbs"} & set(dims):
+        raise InputError(who, "--dim " + " --dim ".join(dims), "tokens, or seq and mbs whose product they are")
     if any(d in GEMM_DIMS for d in dims) and any(d in MODEL_DIMS for d in dims):
         raise InputError(who, "--dim " + " --dim ".join(dims), "dimensions of a model, or m, n, k, batch: not both")
     places = prod(len(axis.values) for axis in axes)
@@ -179,6 +195,9 @@ class Held:
     """Sizes and options that no axis varies. 0 and "" select a default that depends on the device or the shape.
 
     attention: one of SWEPT_ATTENTIONS; `ops` overrides it.
+    experts, top_k, moe_ffn, ep: as of `TransformerShape`; experts = 0: an MLP, unless an axis is one of MOE_DIMS.
+    tokens: tokens of each GPU's micro-batch, instead of seq · mbs.
+    skew: exponent of a power law of the routing in hundredths, instead of `routing`.
     softmax: one of SOFTMAXES, used by predictions only (a sweep measures the provider's).
     ops: names of MODEL_OPS, or () for those that the axes change most.
     direction: one of DIRECTIONS.
@@ -196,6 +215,13 @@ class Held:
     layers: int = 0
     mbs: int = 1
     tp: int = 1
+    experts: int = 0
+    top_k: int = 0
+    moe_ffn: int = 0
+    tokens: int = 0
+    ep: int = 1
+    skew: int = 0
+    routing: str | tuple[int, ...] = "balanced"
     m: int = 0
     n: int = 0
     k: int = 0
@@ -219,9 +245,12 @@ class Held:
         require_choice("--softmax", "softmax", self.softmax, SOFTMAXES)
 
 
-def with_defaults(held: Held, spec: DeviceSpec) -> Held:
-    """Fills unset values of `held` with the device's defaults."""
-    missing: Mapping[str, Any] = {name: v for name, v in _DEFAULTS[spec.torch_kind].items() if getattr(held, name) == 0}
+def with_defaults(held: Held, spec: DeviceSpec, dims: Collection[str] = ()) -> Held:
+    """Fills unset values of `held` with the device's defaults. dims: axes as typed; some of them need experts."""
+    defaults = dict(_DEFAULTS[spec.torch_kind])
+    if held.experts or {dim.partition("=")[0] for dim in dims} & set(MOE_DIMS):
+        defaults |= _EXPERT_DEFAULTS[spec.torch_kind]
+    missing: Mapping[str, Any] = {name: v for name, v in defaults.items() if getattr(held, name) == 0}
     dtype, attention = held.dtype or default_dtype(spec), held.attention or default_attention(spec)
     return replace(held, **missing, dtype=dtype, attention=attention)
 
@@ -261,10 +290,25 @@ def _default_ops(axes: tuple[Axis, ...], attention: str) -> tuple[str, ...]:
 
 def _shape(point: dict[str, int], held: Held, who: str, attention: str) -> TransformerShape:
     names = {f.name for f in fields(TransformerShape)} & {f.name for f in fields(Held)}
-    values = {name: point.get(name, getattr(held, name)) for name in names - {"attention"}}
+    values: dict[str, Any] = {name: point.get(name, getattr(held, name)) for name in names - {"attention"}}
     if values["heads"] == 0:
         values["heads"] = _heads_for(values["hidden"], values["head_dim"], values["tp"], who)
+    values |= _expert_values(point, held) if values["experts"] else dict.fromkeys(("top_k", "moe_ffn"), 0)
     return TransformerShape(**values, attention=attention)
+
+
+def _expert_values(point: dict[str, int], held: Held) -> dict[str, Any]:
+    """Returns the fields of a shape with experts that follow from axes and options of other names.
+
+    Experts are gated, as those of all published models are.
+    """
+    values: dict[str, Any] = {"gated": True}
+    tokens, skew = point.get("tokens", held.tokens), point.get("skew", held.skew)
+    if tokens:
+        values |= {"seq": tokens, "mbs": 1}
+    if skew:
+        values["routing"] = f"power_law_{skew / 100:g}"
+    return values
 
 
 def _heads_for(hidden: int, head_dim: int, tp: int, who: str) -> int:

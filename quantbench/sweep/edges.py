@@ -15,7 +15,7 @@ from quantbench.errors import InputError
 from quantbench.latency.op_times import assumed_tile
 from quantbench.quantization import quantize
 from quantbench.sweep.axes import MOST_VALUES, Axis, Held, check_axes, grain_of, ops_at, parse_axis
-from quantbench.workload import Gemm, Op
+from quantbench.workload import Gemm, GroupedGemm, Op
 
 # A smaller step in the number of waves is below the noise of a measurement.
 _SMALLEST_STEP = 1.02
@@ -88,7 +88,7 @@ def _waves(ops: Iterable[Op], spec: DeviceSpec) -> dict[str, int]:
     return {
         op.label: quantize(op.workload, assumed.tile, spec.sm_count, assumed.blocks_per_sm).num_waves
         for op in ops
-        if isinstance(op.workload, Gemm)
+        if isinstance(op.workload, Gemm | GroupedGemm)
     }
 
 

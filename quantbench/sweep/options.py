@@ -147,7 +147,7 @@ def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...
 
     The axes of a list of GEMMs are m, n, k and batch; that of transformer shapes is `shape`, numbered from 1.
     """
-    held = with_defaults(options.held, spec)
+    held = with_defaults(options.held, spec, options.dims)
     providers = expand(options.providers)
     if options.shapes or options.models:
         if options.shapes:

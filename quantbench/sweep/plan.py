@@ -30,7 +30,7 @@ from quantbench.sweep.axes import Axis, Held, check_axes, ops_at
 from quantbench.sweep.edges import edge_indices, neighbour_groups, predicted_jump
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import COLD_L2_MULTIPLE
-from quantbench.workload import Gemm, Op, Workload
+from quantbench.workload import GroupedGemm, Op, Workload
 
 #: points between two repetitions of the reference point
 REFERENCE_EVERY = 10
@@ -363,6 +363,11 @@ def _points_of(place: Placed, providers: Sequence[str], timing: TimingOptions, s
 
 
 def _reference(points: Sequence[PlanPoint]) -> PlanPoint | None:
-    """Returns the GEMM with the median expected time: long enough for little noise, short enough to repeat."""
-    gemms = sorted((p for p in points if isinstance(p.workload, Gemm)), key=lambda p: (p.estimate_s, p.key))
+    """Returns the GEMM with the median expected time: long enough for little noise, short enough to repeat.
+
+    Of grouped GEMMs, those of the first provider, since another may not run on the device.
+    """
+    grouped = next((p.provider for p in points if isinstance(p.workload, GroupedGemm)), "")
+    fit = [p for p in points if p.workload.kind == "gemm" or (p.workload.kind, p.provider) == ("grouped_gemm", grouped)]
+    gemms = sorted(fit, key=lambda p: (p.estimate_s, p.key))
     return gemms[len(gemms) // 2] if len(gemms) > 1 else None

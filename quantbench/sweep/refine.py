@@ -227,7 +227,7 @@ class Refine:
 
     def _point(self, placed: PlacedGap, search: EdgeSearch) -> PlanPoint | None:
         """Returns the next point of a search, giving up impossible sizes; None if none is left."""
-        held = with_defaults(self.options.held, self.spec)
+        held = with_defaults(self.options.held, self.spec, self.options.dims)
         providers = [name for name in expand(self.options.providers) if name == placed.provider]
         while (size := search.wanted) is not None:
             at = {**placed.held, placed.axis: size}

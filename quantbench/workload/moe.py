@@ -1,8 +1,8 @@
-"""Defines the workloads of a mixture-of-experts layer: grouped GEMMs, and the layer with its routing.
+"""Defines the workloads of a mixture-of-experts layer: grouped GEMMs, permutations, and the layer with its routing.
 
-Entry points: `GroupedGemm`, one GEMM per expert in one launch; `MoE`, whose `grouped_gemms` are those of one GPU;
-`require_distribution`. Used by `quantization`, `alignment_rules` and by users' Python code, mostly through
-`quantbench.workload`.
+Entry points: `GroupedGemm`, one GEMM per expert in one launch; `Permute`; `MoE`, whose `grouped_gemms` are those of one
+GPU; `require_distribution`, `PERMUTATIONS`. Used by the other modules of `workload`, by `alignment_rules`,
+`quantization`, `latency`, `providers`, `store`, `sweep` and `analysis`, mostly through `quantbench.workload`.
 
 A router sends each token to top_k of num_experts experts. With expert parallelism `ep`, rank r holds the experts from
 r · num_experts / ep on. The rank with the most rows sets the pace: `MoE.flops` and `MoE.grouped_gemms` are that rank's.
@@ -21,11 +21,13 @@ from functools import cached_property
 from random import Random
 
 from quantbench.errors import InputError, require_choice, require_int
-from quantbench.workload.dtypes import GEMM_DTYPES, element_bytes
+from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES, element_bytes
 from quantbench.workload.ops import LAYOUTS, Gemm
 
 _POWER_LAW = "power_law_"
 _MOST_EXPERTS = 2**16
+#: rows sorted by expert before the products, and added up by token after them
+PERMUTATIONS = ("permute", "unpermute")
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,8 @@ class GroupedGemm:
     @property
     def gemms(self) -> tuple[Gemm, ...]:
         """Products of the experts that have rows."""
-        return tuple(self.gemm(rows) for rows in self.tokens_per_expert if rows)
+        distinct = {rows: self.gemm(rows) for rows in set(self.tokens_per_expert) if rows}
+        return tuple(distinct[rows] for rows in self.tokens_per_expert if rows)
 
     @property
     def output_dtype(self) -> str:
@@ -102,6 +105,51 @@ class GroupedGemm:
     def __str__(self) -> str:
         rows, most = f"{self.rows}/{self.num_experts}", max(self.tokens_per_expert)
         return f"grouped gemm {rows}(≤{most})×{self.n}×{self.k} {self.dtype} {self.layout}"
+
+
+@dataclass(frozen=True)
+class Permute:
+    """Copies of tokens into the order of their experts, or their weighted sum by token.
+
+    permute: y[i] = x[order[i] // top_k], for a permutation `order` of the tokens · top_k rows.
+    unpermute: y[t] = sum over j < top_k of weights[t, j] · x[order[t · top_k + j]].
+
+    >>> Permute(tokens=4, hidden=8, top_k=2).min_bytes
+    256
+    """
+
+    tokens: int
+    hidden: int
+    top_k: int
+    dtype: str = "bf16"
+    direction: str = "permute"
+
+    kind = "permute"
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "hidden", "top_k", "rows"):
+            require_int("Permute", name, getattr(self, name))
+        require_choice("Permute", "dtype", self.dtype, VECTOR_DTYPES)
+        require_choice("Permute", "direction", self.direction, PERMUTATIONS)
+
+    @property
+    def rows(self) -> int:
+        """Rows in expert order, tokens · top_k."""
+        return self.tokens * self.top_k
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of the weighted sum; 0 for copies."""
+        return 2 * self.rows * self.hidden if self.direction == "unpermute" else 0
+
+    @property
+    def min_bytes(self) -> int:
+        """Minimum traffic to device memory in bytes: tokens, rows, weights and 8-byte indices move once."""
+        weights = self.rows if self.direction == "unpermute" else 0
+        return ((self.tokens + self.rows) * self.hidden + weights) * element_bytes(self.dtype) + 8 * self.rows
+
+    def __str__(self) -> str:
+        return f"{self.direction} {self.tokens}×{self.hidden} top {self.top_k} {self.dtype}"
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,13 @@
-"""Defines the workloads that can be measured and predicted: GEMM, softmax, attention and collectives; and casts.
+"""Defines the workloads of a dense layer that are measured or predicted: GEMM, softmax, attention, casts, collectives.
 
-Entry points: `Gemm`, `Softmax`, `Attention`, `Cast`, `Collective`; `Workload`, any of them; `Compute`, any but
-collectives; `workload_to_json` and `workload_from_json`; what their fields may be: `LAYOUTS`, `MASKS`, `DIRECTIONS`,
-`COLLECTIVE_OPS`, `COLLECTIVE_DTYPES`, `LARGEST_MESSAGE_BYTES`. Used by nearly all packages, mostly through
-`quantbench.workload`.
+Entry points: `Gemm`, `Softmax`, `Attention`, `Cast`, `Collective`; what their fields may be: `LAYOUTS`, `MASKS`,
+`DIRECTIONS`, `COLLECTIVE_OPS`, `COLLECTIVE_DTYPES`, `LARGEST_MESSAGE_BYTES`. Used by nearly all packages, mostly
+through `quantbench.workload`.
 
 Every workload has flops, min_bytes and dtype, validates its fields, and has a label as its string.
 """
 
-from dataclasses import dataclass, fields
-from sys import intern
-from typing import Any
+from dataclasses import dataclass
 
 from quantbench.errors import InputError, require_choice, require_int
 from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES, VECTOR_DTYPES, element_bytes
@@ -323,34 +320,3 @@ class Cast:
 
     def __str__(self) -> str:
         return f"cast {self.rows}×{self.cols} {self.dtype} to {self.copies}× {self.to}"
-
-
-#: workloads of one GPU
-Compute = Gemm | Softmax | Attention | Cast
-#: all workloads that a record can have
-Workload = Compute | Collective
-
-_KINDS: dict[str, type[Workload]] = {kind.kind: kind for kind in (Gemm, Softmax, Attention, Cast, Collective)}
-_FIELDS = {name: tuple(f.name for f in fields(kind)) for name, kind in _KINDS.items()}
-
-
-def workload_to_json(workload: Workload) -> dict[str, Any]:
-    """Returns the workload as a JSON object: its `kind`, then its fields in order."""
-    return {"kind": workload.kind, **{name: getattr(workload, name) for name in _FIELDS[workload.kind]}}
-
-
-def workload_from_json(data: object) -> Workload:
-    """Builds a workload from the output of `workload_to_json`. Raises InputError for anything else."""
-    named = data.get("kind") if isinstance(data, dict) else None
-    if not isinstance(data, dict) or not isinstance(named, str) or named not in _KINDS:
-        raise InputError("workload", repr(data)[:120], "an object whose kind is " + ", ".join(_KINDS))
-    kind = _KINDS[named]
-    # Strings are interned, because tables of 100,000 workloads repeat a few of them.
-    values: dict[str, Any] = {name: intern(v) if type(v) is str else v for name, v in data.items() if name != "kind"}
-    unknown = values.keys() - set(_FIELDS[named])
-    if unknown:
-        raise InputError(f"workload {named}", f"field {sorted(unknown)[0]!r}", "only its own fields")
-    try:
-        return kind(**values)
-    except TypeError as error:
-        raise InputError(f"workload {named}", str(error), "all of its fields") from None

@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 
 from quantbench.errors import InputError, require_choice, require_int
 from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES
-from quantbench.workload.ops import Attention, Compute, Gemm, Softmax
+from quantbench.workload.kinds import Compute
+from quantbench.workload.moe import GroupedGemm, MoE, Permute, require_distribution
+from quantbench.workload.ops import Attention, Gemm, Softmax
 from quantbench.workload.recipes import RECIPES, casts_of
 
 #: implementations of attention: one fused kernel, or scores, softmax and context as separate kernels
@@ -24,8 +26,10 @@ SOFTMAXES = ("megatron", "torch")
 class Op:
     """Op of a training step on one GPU.
 
-    name: qkv, scores, softmax, context, attention, proj, mlp_up, mlp_gate, mlp_up_gate, mlp_down, logits or cast.
-    phase: forward; dgrad and wgrad for the two gradients of a GEMM; backward for softmax, attention and casts.
+    name: qkv, scores, softmax, context, attention, proj, mlp_up, mlp_gate, mlp_up_gate, mlp_down, logits or
+        cast; permute, experts_up, experts_up_gate, experts_down and unpermute instead of the MLP if there are experts.
+    phase: forward; dgrad and wgrad for the two gradients of a GEMM; backward for softmax, attention, casts
+        and permutations.
     count: runs per micro-batch in the whole model (layers, or 1 for the logits).
     """
 
@@ -54,6 +58,9 @@ class TransformerShape:
     softmax: one of SOFTMAXES, for unfused attention.
     dropout: whether hidden states and attention probabilities have dropout.
     sliding_window: attention window in tokens, 0 for none. `ops` ignores it and computes all pairs.
+    experts: routed experts of every layer instead of the MLP, each `moe_ffn` wide, top_k per token; 0 for an MLP.
+    ep: GPUs that share out the experts, each with its own micro-batch.
+    routing: distribution of the tokens over the experts, as of `MoE`; `ops` has the products of the busiest GPU.
     fp8_recipe: key of `recipes.RECIPES`, by which gradients have their own dtypes, casts are counted and logits stay in
         16 bits; "" for one dtype everywhere and no casts.
 
@@ -80,6 +87,11 @@ class TransformerShape:
     softmax: str = "megatron"
     sliding_window: int = 0
     causal: bool = True
+    experts: int = 0
+    top_k: int = 0
+    moe_ffn: int = 0
+    ep: int = 1
+    routing: str | tuple[int, ...] = "balanced"
     fp8_recipe: str = ""
 
     def __post_init__(self) -> None:
@@ -116,6 +128,13 @@ class TransformerShape:
             raise InputError(who, f"kv_heads = {self.kv_heads} with tp = {self.tp}", "one to divide the other")
         if self.gate_fused and not self.gated:
             raise InputError(who, "gate_fused = True with gated = False", "gated as well")
+        if self.experts:
+            require_distribution(self.routing, self.experts)
+            self.experts_of(self.tokens)  # which checks the other fields
+            if self.fp8_recipe:
+                raise InputError(who, f"fp8_recipe = {self.fp8_recipe!r} with experts", "an MLP, whose casts are known")
+        elif self.top_k or self.moe_ffn or self.ep != 1:
+            raise InputError(who, "top_k, moe_ffn or ep with experts = 0", "experts as well")
 
     @property
     def tokens(self) -> int:
@@ -134,10 +153,20 @@ class TransformerShape:
         """Key/value heads on one GPU; they are replicated if there are fewer than GPUs."""
         return max(1, self.kv_heads // self.tp)
 
+    def experts_of(self, tokens: int) -> MoE:
+        """Returns the experts of one layer for a micro-batch of `tokens` tokens on each of `ep` GPUs."""
+        return MoE(
+            tokens * self.ep, self.hidden, self.moe_ffn, self.experts, self.top_k, self.dtype, tp=self.tp, ep=self.ep,
+            gated=self.gated, distribution=self.routing,
+        )  # fmt: skip
+
     def layer_weights(self, tp: int = 1) -> int:
-        """Returns the weights of one layer on one of `tp` GPUs, without biases and layer norms."""
+        """Returns the weights of one layer on one of `tp` GPUs, without biases and layer norms, with all experts."""
         attention = 2 * self.hidden * self.head_dim * (self.heads // tp + max(1, self.kv_heads // tp))
-        return attention + (3 if self.gated else 2) * self.hidden * self.ffn // tp
+        matrices = 3 if self.gated else 2
+        if self.experts:
+            return attention + self.experts * (matrices * self.hidden * self.moe_ffn // tp + self.hidden)
+        return attention + matrices * self.hidden * self.ffn // tp
 
     @property
     def parameters(self) -> int:
@@ -177,6 +206,12 @@ class TransformerShape:
         work: list[tuple[str, Compute]] = [("qkv", self._linear(qkv_width, self.hidden))]
         work += self._attention_core(heads)
         work.append(("proj", self._linear(self.hidden, heads * self.head_dim)))
+        if self.experts:
+            rows = Permute(self.tokens, self.hidden, self.top_k, self.attention_dtype)
+            work.append(("permute", rows))
+            work += self.experts_of(self.tokens).grouped_gemms().items()
+            work.append(("unpermute", replace(rows, direction="unpermute")))
+            return [Op(name, "forward", workload, self.layers) for name, workload in work]
         if self.gate_fused:
             work.append(("mlp_up_gate", self._linear(2 * ffn, self.hidden)))
         else:
@@ -207,11 +242,20 @@ def backward_of(op: Op, fp8_recipe: str = "") -> tuple[Op, ...]:
     """Returns the backward ops of a forward op: two GEMMs for a GEMM, one kernel for softmax and attention.
 
     fp8_recipe: key of `recipes.RECIPES`, which sets the dtypes of the gradients of products in its format.
+    A permutation runs the other way.
 
     For c = a·b with a m×k and b k×n: the gradient of a is dc·bᵀ (m×k, reduction n), that of b is aᵀ·dc (k×n, reduction
     m) or, for a weight stored n×k, dcᵀ·a (n×k, reduction m).
     """
     work = op.workload
+    if isinstance(work, Permute):
+        other = "permute" if work.direction == "unpermute" else "unpermute"
+        return (Op(op.name, "backward", replace(work, direction=other), op.count),)
+    if isinstance(work, GroupedGemm):
+        rows = work.tokens_per_expert
+        stored, other = ((work.k, work.n), "nn") if work.layout == "nt" else ((work.n, work.k), "nt")
+        gradients = (GroupedGemm(rows, work.k, work.n, work.dtype, other), GroupedGemm(rows, *stored, work.dtype, "tn"))
+        return tuple(Op(op.name, p, g, op.count) for p, g in zip(("dgrad", "wgrad"), gradients, strict=True))
     if isinstance(work, Softmax | Attention):
         return (Op(op.name, "backward", replace(work, direction="backward"), op.count),)
     assert isinstance(work, Gemm), work

@@ -24,7 +24,7 @@ from quantbench.latency.softmax import fallback_bytes
 from quantbench.planner.calibration import shipped
 from quantbench.planner.formulas import parameters, useful_parameters
 from quantbench.workload import Gemm, Softmax, TransformerShape
-from quantbench.workload.ops import Compute
+from quantbench.workload.kinds import Compute
 
 A100 = lookup("a100-sxm4-80gb")
 #: the shape of the BigScience search: heads of 150, which are no multiple of 8

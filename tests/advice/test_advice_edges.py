@@ -13,7 +13,7 @@ from quantbench.device import lookup
 from quantbench.launch import Launch, Tile
 from quantbench.megatron import softmax_objections
 from quantbench.workload import Attention, Gemm, Op, Softmax, TransformerShape
-from quantbench.workload.ops import Compute
+from quantbench.workload.kinds import Compute
 
 A100 = lookup("a100-sxm4-80gb")
 LARGE = Launch("made up", tile=Tile(128, 256), blocks_per_sm=1)

@@ -22,7 +22,7 @@ from quantbench.latency.estimate import Estimate
 from quantbench.latency.op_times import copy_us
 from quantbench.latency.tables import GemmTable
 from quantbench.workload import Gemm, TransformerShape
-from quantbench.workload.ops import Compute
+from quantbench.workload.kinds import Compute
 from tools.accuracy.padding import pairs, regret, rules_table
 from tools.guide.markers import kept
 

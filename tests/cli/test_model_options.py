@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ import typer
 from typer.testing import CliRunner
 
 from quantbench.cli.advise import advise
-from quantbench.cli.model_options import ShapeOptions, chosen_model
+from quantbench.cli.model_options import GridOptions, ShapeOptions, assumed_words, chosen_model, held_and_dims
 from quantbench.cli.models import models
 from quantbench.cli.plan import plan
-from quantbench.cli.predict import predict
+from quantbench.cli.predict import predict, predict_sweep
 from quantbench.cli.sweep import sweep
 from quantbench.device import default_attention, known, lookup
-from quantbench.errors import InputError
+from quantbench.errors import InputError, UnsupportedError
+from quantbench.sweep.axes import with_defaults
 from quantbench.workload.presets import preset, preset_names
 
 A100 = lookup("a100-sxm4-80gb")
@@ -164,6 +166,25 @@ def test_a_lower_bound_is_called_so() -> None:
     assert "stragglers" in found["not_counted"]
     advised = json.loads(run("advise", "--model", "llama-3-8b", "--json"))
     assert advised["gpu_hours_note"].startswith("lower bound: ")
+
+
+def test_experts_of_a_preset_are_swept_and_not_yet_advised_or_predicted(tmp_path: Path) -> None:
+    counts = tmp_path / "counts.json"
+    counts.write_text("[9, 1, 0, 0, 0, 0, 0, 2]")
+    grid = GridOptions(dim=["tokens=128"], model="mixtral-8x7b", routing=str(counts))
+    held, dims = held_and_dims(grid)
+    assert (held.experts, held.top_k, held.moe_ffn, held.routing) == (8, 2, 14336, (9, 1, 0, 0, 0, 0, 0, 2))
+    words = assumed_words(grid, with_defaults(held, A100, dims), ("experts_down",), A100)
+    assert words == ("ep = 1", "gated experts", "products of the busiest GPU", "tp = 1", "dtype = bf16")
+    counts.write_text('{"0": 1}')
+    with pytest.raises(InputError, match=r"--routing: .*expected a list of counts"):
+        held_and_dims(grid)
+    for command in ("advise", "plan"):
+        found = CliRunner().invoke(app, [command, *ASK[command], "--model", "mixtral-8x7b"])
+        assert isinstance(found.exception, UnsupportedError)
+        assert "mixtral-8x7b with 8 experts; expected a dense model" in str(found.exception)
+    with pytest.raises(UnsupportedError, match="predict: 8 experts"):
+        predict_sweep(replace(grid, routing=""), A100)
 
 
 def test_models_lists_every_preset(capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,6 +50,11 @@ def sizes(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return m, n, k
 
 
+def other(m: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """One product each, of unknown layout, with one part of k."""
+    return np.ones(len(m)), np.full(len(m), -1.0), np.ones(len(m))
+
+
 def test_narrow_formats_pay_for_rows_beyond_m_and_for_quantizing_a() -> None:
     def us(dtype: str, m: float, n: float, k: float, **values: float) -> float:
         vector = hand_prior()[0]
@@ -172,7 +177,7 @@ def test_a_fit_recovers_what_made_the_data() -> None:
     truth = prior.mean + 0.5 * prior.sd * rng.standard_normal(len(prior.mean))
     m, n, k = sizes(150, seed=6)
     log_us = log_latency(Values(truth), Shapes(MACHINE, MENU, m, n, k))[0]
-    rows = Measured(m, n, k, log_us, np.full(len(m), -1), np.ones(len(m)), np.zeros(len(m)))
+    rows = Measured(m, n, k, log_us, np.full(len(m), -1), *other(m))
     found = fit_parameters(MACHINE, MENU, rows, prior)
     held = Shapes(MACHINE, MENU, *sizes(300, seed=7))
     error = np.abs(log_latency(Values(found), held)[0] - log_latency(Values(truth), held)[0])
@@ -192,9 +197,7 @@ def test_recorded_kernels_teach_the_choice() -> None:
     shapes = Shapes(MACHINE, MENU, m, n, k)
     log_us = log_latency(Values(prior.mean), shapes)[1].log_time[index]
     vectors = [
-        fit_parameters(
-            MACHINE, MENU, Measured(m, n, k, log_us, np.full(len(m), kernel), np.ones(len(m)), np.zeros(len(m))), prior
-        )
+        fit_parameters(MACHINE, MENU, Measured(m, n, k, log_us, np.full(len(m), kernel), *other(m)), prior)
         for kernel in (-1, index)
     ]
     taken = [(log_latency(Values(z), shapes)[1].log_time.argmin(axis=0) == index).mean() for z in vectors]

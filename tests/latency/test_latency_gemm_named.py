@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from quantbench.device import lookup
-from quantbench.latency.gemm.cost_model import Machine, Menu, Shapes, Values, hand_prior, log_latency
+from quantbench.latency.gemm.cost_model import INDEX, Machine, Menu, Shapes, Values, hand_prior, log_latency
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.gemm.training import Effort, menu_for
 from quantbench.latency.gemm.trees import Growth
@@ -17,6 +17,7 @@ from quantbench.launch import Launch, Tile
 from quantbench.providers.identity import split_k_of
 from quantbench.providers.kernel_names import parse
 from quantbench.workload import Gemm
+from quantbench.workload.ops import LAYOUTS
 
 A100 = "a100-pcie-40gb"
 DATA = Path(__file__).parents[1] / "data" / "named_gemms.csv"
@@ -45,7 +46,7 @@ def measured() -> Rows:
 def test_fp32_that_nobody_measured_is_predicted_from_other_cuda_cores() -> None:
     m, n, k, latency_us, _ = measured()
     model = GemmModel.prior(A100, dtype="fp32", family_out=True)
-    assert f"nobody measured fp32 on {A100}" in model.note
+    assert f"nobody measured fp32 with torch on {A100}" in model.note
     assert "pooled over p100-pcie-16gb, t4-16gb, v100-pcie-32gb, v100-sxm2-16gb" in model.note
     found = model.predict(m, n, k)
     assert 0.7 < np.median(found.latency_us / latency_us) < 1.43
@@ -140,3 +141,51 @@ def test_a_kernel_outside_the_menu_joins_it_with_its_split() -> None:
     index = menu.nearest(32, 32, 18)
     assert (menu.each.block_m[index, 0], menu.each.block_n[index, 0], menu.each.split_k[index, 0]) == (32, 32, 18)
     assert len(menu_for(None)) == len(Menu.of())
+
+
+def test_two_kernels_of_one_tile_are_told_apart() -> None:
+    often, sliced = Launch("volta_sgemm_128x32_tn", tile=Tile(32, 128)), "volta_sgemm_128x32_sliced1x4"
+    menu = menu_for([often] * 4 + [Launch(f"{sliced}_nn", tile=Tile(32, 128, split_k=5))] * 3)
+    assert menu.variants == (sliced,)
+    assert menu.tiles[-1] == (32, 128)
+    tiles = [menu.kernels[menu.nearest(32, 128, 5, name)][0] for name in (f"{sliced}_tn", often.kernel, "")]
+    assert tiles == [len(menu.tiles) - 1, menu.tiles.index((32, 128)), menu.tiles.index((32, 128))]
+
+
+def test_long_rows_slow_only_the_operands_whose_rows_run_along_k() -> None:
+    """V100 (DeepBench), fp16, 8 × 512 × 500000: 658 µs in nn, where the long rows are the 8 of a, 1,483 µs in nt."""
+    mean, _ = hand_prior()
+    mean[INDEX["far_growth"]] = 0.5
+    m, n, k = np.full(3, 8.0), np.full(3, 512.0), np.full(3, 5e5)
+    machine = Machine.of(lookup("v100-sxm2-16gb"), "fp16")
+    layout = np.array([LAYOUTS.index(name) for name in ("nn", "nt", "tn")], dtype=float)
+    nn, nt, tn = log_latency(Values(mean), Shapes(machine, Menu.of(), m, n, k, layout=layout))[0]
+    assert nt > nn + 0.3
+    assert tn < nn
+
+
+def test_a_model_with_names_is_stored_whole(tmp_path: Path) -> None:
+    m, n, k, latency_us, launches = measured()
+    model = GemmModel.fit(
+        A100, m, n, k, latency_us, dtype="fp32", prior="none", launches=launches, effort=EFFORT
+    )  # fmt: skip
+    model.save(tmp_path / "named.gemm")
+    again = GemmModel.load(tmp_path / "named.gemm")
+    assert again.ensemble.menu.variants == model.ensemble.menu.variants
+    both = [one.predict(m, n, k, launches=launches).latency_us for one in (model, again)]
+    assert both[0] == pytest.approx(both[1], rel=1e-3)
+    # The split is the recorded one, not the nearest in the menu.
+    far = [
+        Launch(one.kernel, tile=Tile(one.tile.block_m, one.tile.block_n, split_k=4000)) for one in launches if one.tile
+    ]
+    assert (again.predict(m, n, k, launches=far).latency_us > both[0]).mean() > 0.9
+
+
+def test_a_power_limit_bounds_the_expected_rate() -> None:
+    """T4: 8.1 TFLOP/s of fp32 would need more than its 70 W; measured, it reaches some 5."""
+    rates = {}
+    for gpu in ("t4-16gb", "p100-pcie-16gb"):
+        us = float(GemmModel.prior(gpu, dtype="fp32", family_out=True).predict(4096, 4096, 4096).latency_us)
+        rates[gpu] = 2 * 4096**3 / us / 1e6 / (lookup(gpu).peak("fp32") or 1.0)
+    assert 0.4 < rates["t4-16gb"] < 0.68
+    assert rates["p100-pcie-16gb"] > 1.2 * rates["t4-16gb"]

@@ -21,7 +21,7 @@ from quantbench.planner.predict import Planner
 from quantbench.planner.row_results import predict_cases
 from quantbench.planner.rows import Case
 from quantbench.workload import Gemm, Softmax
-from quantbench.workload.ops import Compute
+from quantbench.workload.kinds import Compute
 
 
 def times_of(of: Job, layout: Layout, calibration=PLAIN):  # type: ignore[no-untyped-def]

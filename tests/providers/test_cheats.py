@@ -23,11 +23,12 @@ from quantbench.sweep.runner import Sweep
 from quantbench.sweep.worker import Worker
 from quantbench.timing.cpu import CpuTimer
 from quantbench.timing.options import TimingOptions
-from quantbench.workload import Attention, Gemm, Softmax, Workload
+from quantbench.workload import Attention, Gemm, GroupedGemm, Permute, Softmax, Workload
 
 TIMING = TimingOptions(max_time_s=0.05, min_samples=10, half_width=0.2, cache="hot")
 SMALL = Gemm(144, 160, 512, dtype="fp32")
 LONG_SUM = Gemm(96, 96, 4096, dtype="fp16")
+EXPERTS = GroupedGemm((90, 0, 40, 3), 60, 70, dtype="fp32", layout="nt")
 SCORES = Softmax(6, 70, 70, dtype="fp32", mask_batch=2, scale=0.3)
 HEADS = Attention(2, 4, 130, 130, 32, kv_heads=2, dtype="fp32")
 
@@ -114,6 +115,9 @@ CHEATS = [
     ("Bf16Arithmetic", SMALL, "relative error 0.00"),
     ("Tf32Arithmetic", SMALL, "relative error 0.000"),
     ("Fp16Sums", LONG_SUM, "relative error 0.0"),
+    ("SmallestExpertMissing", EXPERTS, "relative error"),
+    ("KeepsTheFirstResult", EXPERTS, "elements not written"),
+    ("KeepsTheFirstResult", Permute(70, 60, 2, direction="unpermute"), "elements not written"),
     ("OneHeadMissing", SCORES, "relative error"),
     ("LastRowsMissing", SCORES, "relative error"),
     ("NotNormalised", SCORES, "relative error 0.02"),

@@ -16,7 +16,8 @@ from quantbench.errors import InputError, MeasurementError
 from quantbench.providers import catalog, correctness
 from quantbench.providers.audit import Audit, check
 from quantbench.providers.inputs import TORCH_DTYPES, Inputs
-from quantbench.workload import Attention, Collective, Gemm, Softmax, Workload
+from quantbench.workload import Attention, Collective, Gemm, GroupedGemm, Permute, Softmax, Workload
+from quantbench.workload.moe import PERMUTATIONS
 
 Tensors = tuple[torch.Tensor, ...]
 Damage = Callable[[Tensors], object]
@@ -27,7 +28,7 @@ def case(work: Workload, *, distribution: str = "normal", bias: bool = False) ->
     made = Inputs(CPU, distribution, seed=4)
     given = made.operands(work)
     given = (*given, made.tensor(work.n, dtype=work.dtype)) if bias and isinstance(work, Gemm) else given
-    dtype = TORCH_DTYPES[work.output_dtype if isinstance(work, Gemm) else work.dtype]
+    dtype = TORCH_DTYPES[work.output_dtype if isinstance(work, Gemm | GroupedGemm) else work.dtype]
     return given, tuple(result.to(dtype) for result in results(work, given))
 
 
@@ -35,6 +36,7 @@ def error_of(work: Workload, given: Tensors, found: Tensors, seed: int = 0) -> f
     return correctness.check("check", work, given, found, torch.Generator().manual_seed(seed))
 
 
+EXPERT_FORMATS = (("bf16", "nn"), ("fp16", "nt"), ("fp32", "tn"))
 WORKLOADS: list[Workload] = [
     *(Gemm(70, 50, 90, dtype=dtype) for dtype in ("fp16", "bf16", "fp32", "int8")),
     Gemm(70, 48, 96, dtype="fp8", layout="nt"),
@@ -43,6 +45,8 @@ WORKLOADS: list[Workload] = [
     Gemm(300, 1, 1, layout="tn"),
     Gemm(33, 20, 4100, dtype="fp32", layout="tn"),
     Gemm(40, 30, 20, batch=7, layout="nt"),
+    *(GroupedGemm((40, 0, 1, 33), 30, 20, dtype, layout) for dtype, layout in EXPERT_FORMATS),
+    *(Permute(40, 30, 3, dtype, direction) for dtype in ("bf16", "fp32") for direction in PERMUTATIONS),
     *(
         Softmax(6, 40, 40, mask=mask, mask_batch=2, direction=direction, dtype=dtype, scale=0.4)
         for mask in ("causal", "full", "none")
@@ -203,6 +207,10 @@ def one_infinity(found: Tensors) -> None:
         Gemm(512, 400, 64),
         Gemm(512, 400, 64, dtype="fp32", layout="tn"),
         Gemm(200, 160, 64, batch=5, dtype="fp16"),
+        GroupedGemm((300, 0, 12, 200), 400, 64, layout="nt"),
+        GroupedGemm((300, 0, 12, 200), 400, 128, layout="tn"),
+        Permute(256, 400, 2),
+        Permute(512, 400, 2, direction="unpermute"),
         Softmax(4, 130, 130, mask="none"),
         Softmax(4, 130, 130, mask="none", direction="backward"),
         Attention(1, 2, 130, 130, 100, dtype="fp16"),
@@ -218,6 +226,16 @@ def test_a_wrong_result_is_found(work: Workload, damage: Damage) -> None:
         words = words if damage is not one_large_element else "relative error"
         with pytest.raises(MeasurementError, match=f"^check: {words}"):
             error_of(work, given, found, seed)
+
+
+@pytest.mark.parametrize(("layout", "expert"), [("nt", 2), ("tn", 2), ("tn", 1)])
+def test_an_expert_that_was_left_out_is_found(layout: str, expert: int) -> None:
+    """The smallest of them, and the gradient of one without rows, which is zeros."""
+    work = GroupedGemm((300, 0, 2, 200), 40, 64, "fp16", layout)
+    given, (found,) = case(work)
+    (found[expert] if layout == "tn" else found[300:302]).copy_(1e-3 * torch.ones(()))
+    with pytest.raises(MeasurementError, match="relative error"):
+        error_of(work, given, (found,))
 
 
 def test_one_wrong_unit_among_integers_is_found() -> None:
@@ -287,6 +305,8 @@ def test_the_error_of_a_zero_reference_is_absolute() -> None:
         ("torch.mm", Gemm(500, 409, 820, dtype="int8")),
         ("torch.mm", Gemm(64, 48, 32, dtype="fp8", layout="nt")),
         ("torch.addmm", Gemm(500, 417, 820, dtype="fp32")),
+        *(("torch.grouped_loop", GroupedGemm((90, 0, 3, 64), 41, 82, *of)) for of in EXPERT_FORMATS),
+        *(("torch.permute", Permute(90, 41, 3, "bf16", direction)) for direction in PERMUTATIONS),
         ("torch.eager", Softmax(24, 96, 96, mask="full", mask_batch=4)),
         ("torch.eager", Softmax(24, 96, 96, mask="full", mask_batch=4, direction="backward")),
         ("torch.eager", Softmax(24, 96, 96, dtype="fp16", direction="backward")),

@@ -18,10 +18,12 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import MeasurementError
 from quantbench.providers import catalog, torch_attention
 from quantbench.providers.correctness import tolerance
+from quantbench.providers.inputs import Inputs
 from quantbench.providers.tasks import BackwardTask, ForwardTask
 from quantbench.providers.torch_attention import choose_heads, megatron_fallback
 from quantbench.providers.torch_gemm import with_tf32
-from quantbench.workload import Attention, Gemm, Softmax, Workload
+from quantbench.providers.torch_moe import TorchGroupedMm
+from quantbench.workload import Attention, Gemm, GroupedGemm, Permute, Softmax, Workload
 
 
 def cuda(major: int, minor: int) -> DeviceSpec:
@@ -60,6 +62,17 @@ CASES: list[tuple[str, Workload]] = [
     *(("torch.mm", work) for work in GEMMS),
     *(("torch.mm", Gemm(17, 24, 40, dtype="int8", layout=layout)) for layout in ("nn", "nt", "tn")),
     *(("torch.addmm", work) for work in GEMMS if work.batch == 1),
+    *(
+        ("torch.grouped_loop", GroupedGemm(rows, 24, 40, dtype, layout))
+        for rows in [(33, 0, 1, 17), (0, 50, 0)]
+        for dtype in ("fp16", "bf16", "fp32")
+        for layout in ("nn", "nt", "tn")
+    ),
+    *(
+        ("torch.permute", Permute(17, 40, 3, dtype, direction))
+        for dtype in ("fp16", "bf16", "fp32")
+        for direction in ("permute", "unpermute")
+    ),
     *(("torch.eager", work) for work in SOFTMAXES),
     *((provider, work) for provider in ("torch.flash", "torch.math") for work in ATTENTIONS),
 ]
@@ -135,12 +148,32 @@ def test_fp8_operands_count_as_they_are_stored() -> None:
          "torch._int_mm takes single products, and this is a batch of 2"),
         ("torch.addmm", Gemm(8, 8, 8, batch=2), CPU, "torch.addmm takes single products, and this is a batch of 2"),
         ("torch.addmm", Gemm(8, 8, 8, dtype="int8"), H100, "torch.addmm does not take int8"),
+        ("torch.grouped_loop", Gemm(8, 8, 8), CPU, "torch.grouped_loop runs grouped products, not gemm"),
+        ("torch.grouped_loop", GroupedGemm((8, 0), 16, 16, "fp8"), H100,
+         "torch._scaled_mm needs a row-major and b column-major, layout nt, not nn"),
+        ("torch.grouped_mm", GroupedGemm((8, 0), 16, 16), CPU,
+         "torch.grouped_mm is a loop of products on a CPU, as torch.grouped_loop is"),
+        ("torch.grouped_mm", GroupedGemm((8, 0), 16, 16, "fp16"), H100, "torch.grouped_mm takes bf16, not fp16"),
+        ("torch.grouped_mm", GroupedGemm((8, 0), 16, 20), H100,
+         "torch.grouped_mm needs n and k divisible by 8, not n = 16, k = 20"),
+        ("torch.grouped_mm", GroupedGemm((8, 3), 16, 16, layout="tn"), H100,
+         "torch.grouped_mm needs rows of each expert divisible by 8 to reduce over them"),
         ("torch.cudnn", Attention(1, 2, 8, 8, 8), CPU, "torch.cudnn needs a CUDA device"),
         ("torch.efficient", Attention(1, 2, 8, 8, 8), CPU, "torch.efficient needs a CUDA device"),
     ],
 )  # fmt: skip
 def test_refusals(provider_id: str, work: Workload, device: DeviceSpec, reason: str) -> None:
     assert catalog.make(provider_id).unsupported(work, device) == reason
+
+
+@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this torch has no grouped product")
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
+def test_torchs_grouped_product_is_called_as_it_wants(layout: str) -> None:
+    """On a CPU, where it is a loop that nobody times."""
+    work = GroupedGemm((32, 0, 8, 16), 24, 40, layout=layout)
+    task = TorchGroupedMm().task(work, CPU, Inputs(CPU))
+    task.run()
+    assert relative_error(task.outputs()[0], results(work, task.inputs())[0]) <= tolerance(work).relative_norm
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,11 @@ from quantbench.launch import Tile
 from quantbench.providers import catalog, triton_kernels
 from quantbench.providers.audit import check
 from quantbench.providers.triton_kernels import TritonDataParallel, TritonFlash, TritonFusedSoftmax
-from quantbench.workload import Attention, Gemm, Softmax, Workload
+from quantbench.workload import Attention, Gemm, GroupedGemm, Softmax, Workload
 
 SCHEDULES = ("triton.data_parallel", "triton.split_k", "triton.stream_k", "triton.persistent")
-IDS = (*SCHEDULES, "triton.fused", "triton.flash")
+GROUPED = ("triton.grouped", "triton.grouped_persistent")
+IDS = (*SCHEDULES, *GROUPED, "triton.fused", "triton.flash")
 CPU = DeviceSpec(
     name="cpu-test", kind="cpu", sm_count=1, sm_clock_mhz=3000, l2_bytes=2**20, smem_per_sm_bytes=0,
     memory_bytes=2**33, memory_gb_per_s=20, peak_tflops={"fp32": 0.1},
@@ -45,6 +46,9 @@ def test_the_catalog_makes_them(provider_id: str) -> None:
         ("triton.split_k", Gemm(64, 64, 64, dtype="int8"), A100, "triton.split_k does not take int8"),
         ("triton.split_k", Gemm(64, 64, 64), CPU, f"triton.split_k {NO_GPU}"),
         ("triton.split_k", Softmax(2, 16, 16), H200, "triton.split_k runs matrix products, not softmax"),
+        ("triton.grouped", GroupedGemm((8, 0), 64, 64, "fp8", "nt"), H200, None),
+        ("triton.grouped", GroupedGemm((8, 0), 64, 64, "fp8", "nt"), A100, "sm_80 has no fp8 products"),
+        ("triton.grouped", GroupedGemm((8, 0), 64, 64, "int8"), A100, "triton.grouped does not take int8"),
         ("triton.flash", Attention(1, 2, 8, 8, 64), H200, None),
         ("triton.flash", Attention(1, 2, 8, 8, 75, direction="backward"), H200, None),
         ("triton.flash", Attention(1, 2, 8, 8, 64, dtype="fp32"), A100, None),
@@ -105,6 +109,13 @@ def passes(provider_id: str, work: Workload) -> None:
 @pytest.mark.parametrize("gemm", [Gemm(70, 40, 50, dtype="fp16"), Gemm(33, 40, 48, 2, "fp32", "nt")], ids=str)
 def test_products_pass_the_check_before_timing(provider_id: str, gemm: Gemm) -> None:
     passes(provider_id, gemm)
+
+
+@in_interpreter
+@pytest.mark.parametrize("provider_id", GROUPED)
+@pytest.mark.parametrize("layout", ["nt", "tn"])
+def test_grouped_products_pass_the_check_before_timing(provider_id: str, layout: str) -> None:
+    passes(provider_id, GroupedGemm((70, 0, 3, 33), 40, 48, "fp16", layout))
 
 
 @in_interpreter

@@ -27,7 +27,7 @@ from quantbench.device import lookup
 from quantbench.providers import inputs
 from quantbench.sweep.compiling import list_kernels
 from quantbench.sweep.messages import Request
-from quantbench.workload import Attention, Gemm, Softmax
+from quantbench.workload import Attention, Gemm, GroupedGemm, Softmax
 
 SIZES = [(256, 256, 256), (96, 264, 200), (65, 129, 33), (1, 128, 64), (512, 256, 256)]
 DIRECTIONS = ("forward", "backward")
@@ -37,6 +37,8 @@ gemms = [
 others = [Softmax(4, 64, 64, dtype="fp16", direction=way) for way in DIRECTIONS]
 others += [Attention(1, 2, s, s, 64, dtype="fp16", direction=way) for s in (128, 200) for way in DIRECTIONS]
 requests = [Request(w, f"triton.{p}") for w in gemms for p in ("data_parallel", "split_k", "stream_k", "persistent")]
+grouped = [GroupedGemm(rows, 64, 72, "fp16", of) for rows in [(70, 0, 3), (16,)] for of in ("nt", "nn", "tn")]
+requests += [Request(w, f"triton.{p}") for w in grouped for p in ("grouped", "grouped_persistent")]
 requests += [Request(w, "triton.fused" if isinstance(w, Softmax) else "triton.flash") for w in others]
 meta = inputs.MetaInputs
 for name in ("a100-sxm4-80gb", "h200-sxm-141gb"):

@@ -9,7 +9,7 @@ from quantbench.errors import InputError
 from quantbench.sweep.axes import Axis, Held, check_axes, ops_at, parse_axis, with_defaults
 from quantbench.sweep.edges import parse_grid, predicted_edges
 from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json
-from quantbench.workload import Gemm
+from quantbench.workload import Gemm, GroupedGemm, MoE, Permute, Workload
 
 GPU = with_defaults(Held(), A100)
 
@@ -107,10 +107,80 @@ def test_plain_products() -> None:
     assert op.workload == Gemm(16, 32, 64, batch=3, dtype="fp16", layout="tn")
 
 
+def expert_ops(text: str, held: Held, *values: int) -> dict[str, Workload]:
+    axes = tuple(parse_axis(dim) for dim in text.split())
+    found = ops_at(axes, values, with_defaults(held, A100, tuple(text.split())))
+    return {op.label: op.workload for op in found}
+
+
+MIXTRAL = Held(hidden=4096, experts=8, top_k=2, moe_ffn=14336, tokens=512)
+
+
+def test_experts_take_the_place_of_the_mlp() -> None:
+    found = expert_ops("experts=4", MIXTRAL, 4)
+    assert found == {
+        "permute": Permute(512, 4096, 2),
+        "experts_up_gate": GroupedGemm((256,) * 4, 2 * 14336, 4096, layout="nt"),
+        "experts_down": GroupedGemm((256,) * 4, 4096, 14336, layout="nt"),
+        "unpermute": Permute(512, 4096, 2, direction="unpermute"),
+    }
+    assert list(expert_ops("hidden=4096", MIXTRAL, 4096)) == ["qkv", "proj", *found]
+    assert "mlp_up" in expert_ops("hidden=4096", Held(), 4096)  # experts are not a default of other axes
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "rows"),
+    [
+        ("tokens=64", (64,), (16,) * 8),
+        ("top-k=4", (4,), (256,) * 8),
+        ("ep=4", (4,), (512,) * 2),  # four GPUs' tokens, a quarter of the experts
+        ("tokens=64 ep=8", (64, 8), (128,)),
+        ("tp=2", (2,), (128,) * 8),
+    ],
+)
+def test_rows_of_the_experts_of_one_gpu(text: str, values: tuple[int, ...], rows: tuple[int, ...]) -> None:
+    down = expert_ops(text, MIXTRAL, *values)["experts_down"]
+    assert isinstance(down, GroupedGemm)
+    assert down.tokens_per_expert == rows
+    assert down.k == (7168 if text == "tp=2" else 14336)
+
+
+def test_skew_is_the_exponent_in_hundredths() -> None:
+    skewed = expert_ops("skew=120", MIXTRAL, 120)["experts_down"]
+    named = expert_ops("tokens=512", replace(MIXTRAL, routing="power_law_1.2"), 512)["experts_down"]
+    assert skewed == named == MoE(512, 4096, 14336, 8, 2, distribution="power_law_1.2").grouped_gemms()["experts_down"]
+    measured = replace(MIXTRAL, routing=(512, 512, 0, 0, 0, 0, 0, 0))
+    histogram = expert_ops("tokens=512", measured, 512)["experts_down"]
+    assert isinstance(histogram, GroupedGemm)
+    assert histogram.tokens_per_expert == (512, 512, 0, 0, 0, 0, 0, 0)
+    assert options_from_json(options_to_json(SweepOptions(dims=("tokens=8",), held=measured))).held == measured
+
+
+def test_gradients_of_experts_keep_their_rows() -> None:
+    found = expert_ops("experts=8", replace(MIXTRAL, direction="backward", ops=("experts_down", "permute")), 8)
+    rows = (128,) * 8
+    assert found == {
+        "permute.backward": Permute(512, 4096, 2, direction="unpermute"),
+        "experts_down.dgrad": GroupedGemm(rows, n=14336, k=4096, layout="nn"),
+        "experts_down.wgrad": GroupedGemm(rows, n=14336, k=4096, layout="tn"),
+    }
+
+
+def test_edges_lie_where_tokens_per_expert_fill_a_tile() -> None:
+    """Products of 512 columns in 128x256 tiles: a wave of 108 blocks holds 54 times 128 rows. At 3072 tokens 8 experts
+    have 768 rows each, 48 times 128. Of the next rows, two per token, each begins another expert's tile."""
+    held = replace(MIXTRAL, hidden=512, moe_ffn=512, ops=("experts_down",))
+    grid = parse_grid(("tokens=256:4096:256@edges",), with_defaults(held, A100), A100)
+    added = set(grid.axes[0].values) - set(range(256, 4097, 256))
+    assert added == {3072 + 6 // 2, 3072 + 6 // 2 + 1}
+
+
 @pytest.mark.parametrize(
     ("dims", "message"),
     [
         ((), "no --dim"),
+        (("tokens=1", "seq=2"), "tokens, or seq and mbs"),
+        (("experts=1", "m=2"), "dimensions of a model, or m, n, k, batch: not both"),
         (("hidden=1", "hidden=2"), "--dim hidden twice; expected each dimension once"),
         (("hidden=1", "m=2"), "dimensions of a model, or m, n, k, batch: not both"),
     ],

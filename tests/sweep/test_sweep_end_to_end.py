@@ -230,6 +230,26 @@ def test_a_plan_can_be_printed_for_a_gpu_that_is_not_here(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_a_sweep_over_experts_says_that_the_loop_pads_nothing(tmp_path: Path) -> None:
+    small = ("--hidden", "64", "--moe-ffn", "32", "--tokens", "48", *QUICK[4:])
+    done = run("sweep", "--dim", "experts=2,4,16", *small, "--dtype", "fp32", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    assert {"top_k = 2", "ep = 1", "balanced routing", "gated experts"} <= set(result["assumed"])
+    loop = [row for row in result["rows"] if row["provider"] == "torch.grouped_loop"]
+    assert [row["axes"]["experts"] for row in loop] == [2, 4, 16]
+    assert all(row["ops"] == ["experts_up_gate", "experts_down"] and row["latency_us"] > 0 for row in loop)
+    folder = tmp_path / result["run"]
+    assert not read_run(folder).warnings
+    for line in (folder / "records.jsonl").read_text().splitlines():
+        jsonschema.validate(json.loads(line), schema("record"))
+    assert run("report", str(folder), cwd=tmp_path).returncode == 0
+    page = (folder / "report.html").read_text()
+    assert "torch.grouped_loop multiplies each expert&#39;s rows as they are and pads none" in page
+    assert "would pad 96 rows to 2,048" in page  # 6 rows for each of 16 experts
+
+
+@pytest.mark.slow
 def test_a_plan_says_what_would_be_skipped_here(tmp_path: Path) -> None:
     words = ("--dim", "n=64,96", "-m", "64", "-k", "64", "--dtype", "fp32", "--dry-run", "--provider")
     done = run("sweep", *words, "torch,tests.fake_providers:Picky", cwd=tmp_path)

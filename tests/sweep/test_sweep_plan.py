@@ -35,6 +35,13 @@ def test_another_seed_gives_another_order_of_the_same_work() -> None:
     assert sorted(work[0]) == sorted(work[1])
 
 
+def test_the_reference_of_experts_is_of_a_provider_that_runs_anywhere() -> None:
+    held, providers = with_defaults(Held(), A100, ("experts",)), ("torch.grouped_loop", "torch.grouped_mm")
+    made = build_plan((parse_axis("experts=8,16"),), held, providers, TimingOptions(), A100)
+    assert made.reference is not None
+    assert made.reference.provider == "torch.grouped_loop"
+
+
 def test_the_order_is_not_that_of_the_axis() -> None:
     sizes = [p.places[0].axes["hidden"] for p in plan("hidden=1024:8192:64").points]
     assert sizes != sorted(sizes)

@@ -1,11 +1,24 @@
 """FLOPs, bytes and the ops of a transformer, by hand and by published formulas."""
 
+import json
 from dataclasses import replace
 
+import jsonschema
 import pytest
 
 from quantbench.errors import InputError
-from quantbench.workload import Attention, Gemm, Softmax, TransformerShape, workload_from_json, workload_to_json
+from quantbench.store.schema import schema
+from quantbench.workload import (
+    Attention,
+    Gemm,
+    GroupedGemm,
+    MoE,
+    Permute,
+    Softmax,
+    TransformerShape,
+    workload_from_json,
+    workload_to_json,
+)
 
 
 def test_bytes_of_block_scaled_products() -> None:
@@ -145,19 +158,30 @@ def test_what_cannot_be_is_refused_in_one_line(make, message: str) -> None:
     "workload",
     [
         Gemm(m=3, n=5, k=7, batch=2, dtype="fp16", layout="tn"),
+        GroupedGemm((3, 0, 5), n=16, k=8, dtype="fp8", layout="nt"),
+        Permute(tokens=4, hidden=8, top_k=2, direction="unpermute"),
+        MoE(16, 8, 32, 4, 2, ep=2, distribution="power_law_1.2", seed=3),
+        MoE(16, 8, 32, 4, 2, distribution=(3, 0, 1, 9)),
         Softmax(batch=4, rows=8, cols=16, mask="full", scale=0.125, mask_batch=2, direction="backward"),
         Attention(batch=1, heads=8, kv_heads=2, seq_q=16, seq_k=32, head_dim=80, causal=False),
     ],
 )
 def test_workloads_survive_json(workload) -> None:
-    assert workload_from_json(workload_to_json(workload)) == workload
+    stored = json.loads(json.dumps(workload_to_json(workload)))
+    assert workload_from_json(stored) == workload
+    (of_kind,) = (one for one in schema("record")["properties"]["workload"]["oneOf"] if _accepts(one, stored))
+    assert of_kind["properties"]["kind"] == {"const": workload.kind}
+
+
+def _accepts(one: dict[str, object], stored: object) -> bool:
+    return jsonschema.Draft202012Validator(one).is_valid(stored)
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         (None, "workload: None; expected an object whose kind is"),
-        ({"kind": "conv"}, "expected an object whose kind is gemm, softmax, attention"),
+        ({"kind": "conv"}, "expected an object whose kind is gemm, grouped_gemm, permute, moe, softmax"),
         ({"kind": "gemm", "m": 1, "n": 1, "k": 1, "q": 1}, "field 'q'; expected only its own fields"),
         ({"kind": "gemm", "m": 1}, "expected all of its fields"),
         ({"kind": "gemm", "m": "1", "n": 1, "k": 1}, "Gemm: m = '1'"),

@@ -2,7 +2,7 @@
 
 Entry points: `log_latency`, the time of the kernel that a library chooses from a `Menu` on a `Machine`, for `Shapes`
 and parameter `Values`. Its parts: `kernel_parts`, which returns `Parts`; `chosen_time`, `clock_loss`, `hand_prior`,
-`upgraded`, `resident_blocks`, `runs_in_waves`, `keep_freed_memory`. Types of arrays: `Array`, `FloatArray`,
+`upgraded`, `resident_blocks`, `variant`, `runs_in_waves`, `keep_freed_memory`. Types of arrays: `Array`, `FloatArray`,
 `IndexArray`. Constants: `TILES`, `SPLITS`, `FIRST_TILE`, `INDEX`, `ADDED`, `LEAST_K`, `ROUNDING`. Used by the other
 modules of `latency.gemm`, by `model_times`, `profile.models`, `explore.evaluator` and tools.
 
@@ -19,8 +19,9 @@ Units: µs, bytes, FLOP. Arrays are (kernels, rows) unless stated otherwise, bec
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -32,6 +33,7 @@ from quantbench.errors import InputError
 from quantbench.latency.autodiff import Variable, exp, log, maximum, minimum, sigmoid, soft_minimum, soft_plus, value_of
 from quantbench.latency.estimate import Parameter
 from quantbench.workload.dtypes import DTYPES
+from quantbench.workload.ops import LAYOUTS
 
 FloatArray = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.intp]
@@ -70,10 +72,12 @@ class Menu:
 
     tiles: (block_m, block_n) of each tile.
     kernels: (tile index, split_k) of each kernel.
+    variants: names (`variant`) of the kernels of the last tiles, of which an earlier tile has the size.
     """
 
     tiles: tuple[tuple[int, int], ...]
     kernels: tuple[tuple[int, int], ...]
+    variants: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.kernels:
@@ -85,7 +89,7 @@ class Menu:
 
     def subset(self, chosen: IndexArray) -> Menu:
         """Returns the menu of the kernels at these indices; all tiles stay, so tile indices do not change."""
-        return Menu(self.tiles, tuple(self.kernels[int(i)] for i in chosen))
+        return replace(self, kernels=tuple(self.kernels[int(i)] for i in chosen))
 
     def __len__(self) -> int:
         return len(self.kernels)
@@ -98,9 +102,11 @@ class Menu:
         block_m, block_n = (np.array(sides, dtype=np.float64)[tile] for sides in zip(*self.tiles, strict=True))
         return Kernels(tile, split, block_m, block_n, resident_blocks(block_m, block_n))
 
-    def by_row(self, kernel: IndexArray) -> Kernels:
-        """Returns the columns of one kernel per row, (1, rows). kernel: (rows,) indices."""
-        return Kernels(*(column[kernel, 0][None, :] for column in vars(self.each).values()))
+    def by_row(self, kernel: IndexArray, split_k: FloatArray | None = None) -> Kernels:
+        """Returns the columns of one kernel per row, (1, rows). kernel: (rows,) indices. split_k: (rows,), in place of
+        the menu's."""
+        rows = Kernels(*(column[kernel, 0][None, :] for column in vars(self.each).values()))
+        return rows if split_k is None else replace(rows, split_k=split_k[None, :])
 
     @cached_property
     def of_tile(self) -> tuple[tuple[int, slice | IndexArray], ...]:
@@ -112,15 +118,33 @@ class Menu:
         """(index in SPLITS, positions of its kernels) for each split with kernels; others count as the next larger."""
         return _groups(np.minimum(np.searchsorted(SPLITS, self.each.split_k[:, 0]), len(SPLITS) - 1))
 
-    def nearest(self, block_m: int, block_n: int, split_k: int) -> int:
-        """Returns the index of the kernel closest to a recorded tile and split, by summed log ratios."""
-        own = self.each
+    def nearest(self, block_m: int, block_n: int, split_k: int, kernel: str = "") -> int:
+        """Returns the index of the kernel closest to a recorded tile and split, by summed log ratios.
+
+        kernel: recorded name; one of the variants is only compared with its own kernels."""
+        own, name = self.each, variant(kernel)
+        first = len(self.tiles) - len(self.variants)
+        tile = own.tile_index
+        other = tile != first + self.variants.index(name) if name in self.variants else tile >= first
         distance = (
             np.abs(np.log2(own.block_m / block_m))
             + np.abs(np.log2(own.block_n / block_n))
             + np.abs(np.log2(own.split_k / split_k))
+            + np.where(other, np.inf, 0.0)
         )
         return int(np.argmin(distance))
+
+
+_LAYOUT = re.compile(r"_[nt]{2}(?:_v\d+)?$")
+
+
+def variant(kernel: str) -> str:
+    """Returns a kernel's name without the layout: 128x32_sliced1x4 runs at another rate than 128x32.
+
+    >>> variant("volta_sgemm_128x32_sliced1x4_tn")
+    'volta_sgemm_128x32_sliced1x4'
+    """
+    return _LAYOUT.sub("", kernel)
 
 
 def _groups(of: IndexArray) -> tuple[tuple[int, slice | IndexArray], ...]:
@@ -249,6 +273,7 @@ _LONG_US = 1000.0
 _MOST_MISALIGNED = 0.4
 _POWER_SLOPE = 1.0 / 0.7
 _FAR_SLOPE = 3.0
+_NT, _TN = LAYOUTS.index("nt"), LAYOUTS.index("tn")
 #: smallest k that the trees see: one step of a main loop; smaller k are corrected like this one
 LEAST_K = 32.0
 #: upper bound on the error of single precision, log time
@@ -296,7 +321,7 @@ class Shapes:
     """Terms of the cost model for kernels × rows that do not depend on parameters.
 
     m, n, k, batch: (rows,) each; batch is 1 by default.
-    layout: index in `LAYOUTS`, 0 by default.
+    layout: index in `LAYOUTS`, -1 (the default) if unknown: rows of a and b then run along k.
     dtype: float type of the arrays; counts of blocks and waves are rounded to it last. float32 is faster and changes a
         log time by less than ROUNDING. (`attention_cost_model.AttentionShapes` is attention's counterpart.)
     """
@@ -320,7 +345,7 @@ class Shapes:
         self.log_bandwidth = math.log(machine.bytes_per_us)  # a float, which makes no array wider
         batch = np.ones(len(m)) if batch is None else batch
         self.m, self.n, self.k, self.batch = m, n, k, batch
-        self.layout = np.zeros(len(m)) if layout is None else layout  # which only the trees know
+        self.layout = np.full(len(m), -1.0) if layout is None else layout
         of = menu.each if isinstance(menu, Menu) else menu
         self.tile_index = of.tile_index
         tiles = batch * np.ceil(m / of.block_m) * np.ceil(n / of.block_n)
@@ -361,6 +386,11 @@ class Shapes:
         # No table of a narrow format shows a matrix-vector kernel.
         self.is_vector = rounded(((m == 1) | (n == 1)) & (not machine.is_narrow))
         self.log_row_bytes = rounded(np.log(k * machine.element_bytes))
+        # Share of the rows that a block reads along k: those of a but in tn, those of b but in nn and tn.
+        tall, wide = np.minimum(m, of.block_m), np.minimum(n, of.block_n)
+        self.along_k = rounded(
+            (tall * (self.layout != _TN) + wide * ((self.layout < 0) | (self.layout == _NT))) / (tall + wide)
+        )
         self.log_compute = rounded(np.log(2.0 * batch * m * n * k / machine.flop_per_us / _LONG_US))
         if machine.is_narrow:
             self.padding = rounded(1.0 - m / (np.ceil(m / of.block_m) * of.block_m))
@@ -426,7 +456,8 @@ def kernel_parts(p: Values, s: Shapes) -> Parts:
     depth = s.k_part
     if s.halvings is not None:
         depth = depth * exp(minimum(p["misaligned"], _MOST_MISALIGNED) * s.halvings)
-    far = exp(maximum(p["far_growth"], 0.0) * soft_plus((s.log_row_bytes - p["far"]) * _FAR_SLOPE) / _FAR_SLOPE)
+    far_rows = soft_plus((s.log_row_bytes - p["far"]) * _FAR_SLOPE) / _FAR_SLOPE
+    far = exp(s.along_k * (maximum(p["far_growth"], 0.0) * far_rows))
     arithmetic = far * (waves * (depth + exp(p["fill"])) * (s.wave_flop / rate))
     if machine.is_narrow:
         arithmetic = arithmetic * (1.0 + exp(p["padded"]) * s.padding)

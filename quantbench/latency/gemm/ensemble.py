@@ -62,7 +62,7 @@ class Reference:
 def _all_sizes(
     m: FloatArray, n: FloatArray, k: FloatArray, batch: FloatArray | None = None, layout: FloatArray | None = None
 ) -> Sizes:
-    return m, n, k, np.ones(len(m)) if batch is None else batch, np.zeros(len(m)) if layout is None else layout
+    return m, n, k, np.ones(len(m)) if batch is None else batch, np.full(len(m), -1.0) if layout is None else layout
 
 
 def shape_keys(m: FloatArray, n: FloatArray, k: FloatArray) -> IntArray:
@@ -226,17 +226,19 @@ class Ensemble:
         """Builds terms in single precision if `monotone` corrects the order in k, else in double precision."""
         return Shapes(self.machine, self.menu, *sizes, dtype=np.float32 if self.most else np.float64)
 
-    def named(self, kernel: IndexArray, *sizes: FloatArray) -> FloatArray:
-        """Predicts log µs of shapes, (rows,), for known kernels. kernel: (rows,) index in the menu. sizes: `Sizes`."""
+    def named(self, kernel: IndexArray, split_k: FloatArray, *sizes: FloatArray) -> FloatArray:
+        """Predicts log µs of shapes, (rows,), for known kernels.
+
+        kernel: (rows,) index of the nearest one in the menu. split_k: (rows,), their own. sizes: `Sizes`."""
         log_us = np.empty(len(kernel))
         for part in chunks(len(kernel)):
-            m, n, k, *others = (x[part] for x in sizes)
-            rows = Measured(m, n, k, np.zeros(len(m)), kernel[part], *others)
+            m, n, k, batch, layout = (x[part] for x in sizes)
+            rows = Measured(m, n, k, np.zeros(len(m)), kernel[part], batch, layout, split_k[part])
             known = None if self.reference is None else self.reference.at(*rows.sizes)
             found, within = [], []
             for member in self.members:
-                own, x = member.named(self.machine, self.menu, rows, known)
-                correction, spread = member.correction(x, known)
+                own, x = member.named(self.machine, self.menu, rows, known, whole=member.named_forest is not None)
+                correction, spread = member.correction(x, known, named=True)
                 found.append(own + correction)
                 within.append(spread)
             log_us[part] = _combined(found, within)[0]

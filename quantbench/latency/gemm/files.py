@@ -2,8 +2,8 @@
 
 Entry points: `pack` and `unpack`, a file's content; the functions `*_to_parts` and `*_from_parts`; `text_arrays`, which
 turns parts into JSON; `require_sound` and `require_sound_fast`, which validate array sizes, finite values and the
-termination of decision trees; `check_format`, `library_of`, `MODEL_FORMAT`, `MODEL_VERSION`. Used by `model` and
-`profile.models`.
+termination of decision trees; `check_format`, `library_of`, `MODEL_FORMAT`, `MODEL_VERSION`. Used by `model`,
+`public` and `profile.models`.
 
 A file is one line of JSON, in which {"array": i} stands for the i-th array, and then all arrays, deflated: their
 little-endian bytes, all first bytes before all second ones. `sha256` covers both parts without itself.
@@ -13,8 +13,9 @@ History of the format "quantbench-gemm-model":
 2: the cost model has a parameter for serial split-k.
 3: it has parameters for the host's work in a time and for address translation (`cost_model.ADDED`), and a member says
    whether products of several batches and layouts were fitted.
-4: binary; it names the library whose kernels ran, and has parameters for padded rows and quantized activations.
-   Versions 2 and 3, whole files of JSON, are read too.
+4: binary; it names the library whose kernels ran, and has parameters for padded rows and quantized activations. A
+   member may have trees for recorded kernels, and a menu several kernels of one tile size. Versions 2 and 3, whole
+   files of JSON, are read too.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from quantbench.errors import InputError, StoreError, one_line
 from quantbench.latency.gemm.cost_model import FIRST_TILE, FloatArray, Machine, Menu, Shapes, upgraded
 from quantbench.latency.gemm.distilled import FastGemm, features
 from quantbench.latency.gemm.ensemble import Ensemble, Reference
-from quantbench.latency.gemm.trees import VALUE_STEP, Forest, Member, watched_columns
+from quantbench.latency.gemm.trees import NAMED_COLUMNS, VALUE_STEP, Forest, Member, watched_columns
 
 MODEL_FORMAT = "quantbench-gemm-model"
 MODEL_VERSION = 4
@@ -182,6 +183,7 @@ def ensemble_to_parts(ensemble: Ensemble) -> dict[str, Any]:
             "batched": member.batched,
             "layouts": member.layouts,
             "forest": None if member.forest is None else _forest_to_parts(member.forest),
+            "named_forest": None if member.named_forest is None else _forest_to_parts(member.named_forest),
         }
         for member in ensemble.members
     ]
@@ -198,6 +200,7 @@ def ensemble_from_parts(data: Mapping[str, Any]) -> Ensemble:
             batched=bool(member.get("batched", False)),
             layouts=bool(member.get("layouts", False)),
             forest=None if member["forest"] is None else _forest_from_parts(member["forest"]),
+            named_forest=_forest_from_parts(named) if (named := member.get("named_forest")) else None,
         )
         for member in data["members"]
     )
@@ -224,12 +227,14 @@ def _kernels_to_parts(machine: Machine, menu: Menu) -> dict[str, Any]:
         "machine": dict(vars(machine)),
         "tiles": [list(tile) for tile in menu.tiles],
         "kernels": [list(kernel) for kernel in menu.kernels],
+        "variants": list(menu.variants),
     }
 
 
 def _kernels_from_parts(data: Mapping[str, Any]) -> tuple[Machine, Menu]:
     tiles = tuple((int(m), int(n)) for m, n in data["tiles"])
-    return Machine(**data["machine"]), Menu(tiles, tuple((int(t), int(s)) for t, s in data["kernels"]))
+    kernels = tuple((int(t), int(s)) for t, s in data["kernels"])
+    return Machine(**data["machine"]), Menu(tiles, kernels, tuple(str(name) for name in data.get("variants", ())))
 
 
 def _forest_to_parts(forest: Forest) -> dict[str, Any]:
@@ -352,6 +357,8 @@ def require_sound(ensemble: Ensemble, fast: FastGemm | None) -> None:
                 log_us, parts = member.physics(shapes)
                 seen = member.features(ensemble.menu, shapes, log_us, parts, watched_columns(shapes), known)
             _forest(member.forest, seen.shape[1])
+            if member.named_forest is not None:
+                _forest(member.named_forest, seen.shape[1] + NAMED_COLUMNS)
     if ensemble.reference is not None:
         if len(ensemble.reference.keys) != len(ensemble.reference.residual):
             raise _broken(f"{len(ensemble.reference.keys)} keys for {len(ensemble.reference.residual)} residuals")
@@ -376,6 +383,8 @@ def _machine_and_menu(machine: Machine, menu: Menu) -> None:
     blocks = [block for tile in menu.tiles for block in tile]
     if not blocks or not all(0 < block <= _LARGEST_BLOCK for block in blocks):
         raise _broken(f"tiles from {min(blocks, default=0)} to {max(blocks, default=0)}")
+    if len(menu.variants) >= len(menu.tiles):
+        raise _broken(f"{len(menu.variants)} variants of {len(menu.tiles)} tiles")
     if not menu.kernels or not all(0 <= tile < len(menu.tiles) for tile, _ in menu.kernels):
         raise _broken("kernels of tiles that are none")
     if not all(0 < split <= _LARGEST_BLOCK for _, split in menu.kernels):

@@ -148,17 +148,18 @@ def _measured_times(latency_us: npt.ArrayLike, rows: int) -> FloatArray:
     return times
 
 
-def _recorded_kernels(menu: Menu, launches: Sequence[Launch | None] | None, rows: int) -> IndexArray:
-    """Returns the menu index of each recorded kernel, -1 for unknown ones."""
-    kernel = np.full(rows, -1, dtype=np.intp)
+def _recorded_kernels(menu: Menu, launches: Sequence[Launch | None] | None, rows: int) -> tuple[IndexArray, FloatArray]:
+    """Returns the menu index of each recorded kernel, -1 for unknown ones, and its split_k, (rows,) each."""
+    kernel, split_k = np.full(rows, -1, dtype=np.intp), np.ones(rows)
     if launches is None:
-        return kernel
+        return kernel, split_k
     if len(launches) != rows:
         raise InputError("GemmModel", f"{len(launches)} launches for {rows} shapes", "one each, or None")
     for i, launch in enumerate(launches):
         if launch is not None and launch.tile is not None:
-            kernel[i] = menu.nearest(launch.tile.block_m, launch.tile.block_n, launch.tile.split_k)
-    return kernel
+            kernel[i] = menu.nearest(launch.tile.block_m, launch.tile.block_n, launch.tile.split_k, launch.kernel)
+            split_k[i] = launch.tile.split_k
+    return kernel, split_k
 
 
 @dataclass(frozen=True)
@@ -208,8 +209,8 @@ class GemmModel:
         library: whose kernels ran.
         launches: kernel that ran each row, None if unknown.
         prior: "auto" (best shipped parameters, and the residual of the shipped model of this GPU, or else of one of its
-            family, in this dtype), "family-out" (other GPU generations only), "none" (spec sheet only) or a sequence of
-            models.
+            family, in this dtype and library), "family-out" (other GPU generations only), "none" (spec sheet only) or a
+            sequence of models.
         sibling: table or model of another GPU, whose residual at the same shape becomes a feature; it helps if both
             GPUs run the same kernels.
         seed: the same rows and seed give the same model.
@@ -226,8 +227,10 @@ class GemmModel:
         times = _measured_times(latency_us, len(sizes[0]))
         menu = menu_for(launches)
         layouts = _layouts("GemmModel.fit", layout, len(times))
-        kernels = _recorded_kernels(menu, launches, len(times))
-        rows = Measured(sizes[0], sizes[1], sizes[2], np.log(times), kernels, sizes[3], layouts)
+        kernels, split_k = _recorded_kernels(menu, launches, len(times))
+        rows = Measured(sizes[0], sizes[1], sizes[2], np.log(times), kernels, sizes[3], layouts, split_k)
+        if not rows.layouts:
+            rows = replace(rows, layout=np.full(len(rows), -1.0))
         group = layouts.astype(np.intp) * (len(menu) + 1) + kernels
         aside = audit(sizes, times, machine.flop_per_us, group=group)
         rows = rows.take(np.setdiff1d(np.arange(len(rows)), [one.row for one in aside]))
@@ -302,13 +305,15 @@ class GemmModel:
         wide = np.broadcast_arrays(np.asarray(m), np.asarray(n), np.asarray(k), np.asarray(batch))
         sizes = whole_sizes("GemmModel.predict", *(w.ravel() for w in wide))
         layouts = _layouts("GemmModel.predict", layout, len(sizes[0]))
+        if not any(member.layouts for member in self.ensemble.members):
+            layouts = np.full(len(layouts), -1.0)
         answer = self.ensemble.monotone(*sizes, layouts)
         log_us, kernel, menu = answer.log_us, answer.kernels[0], self.ensemble.menu
         if launches is not None:
-            recorded = _recorded_kernels(menu, launches, len(log_us))
+            recorded, split_k = _recorded_kernels(menu, launches, len(log_us))
             named = np.flatnonzero(recorded >= 0)
             log_us = log_us.copy()
-            log_us[named] = self.ensemble.named(recorded[named], *(x[named] for x in (*sizes, layouts)))
+            log_us[named] = self.ensemble.named(recorded[named], *(x[named] for x in (split_k, *sizes, layouts)))
             kernel = np.where(recorded >= 0, recorded, kernel)
         peak_us = 2.0 * np.prod(sizes, axis=0) / self.ensemble.machine.flop_per_us
         latency_us = np.maximum(np.exp(log_us), peak_us)
@@ -486,9 +491,11 @@ def _start(
     start, blind = choose(device, dtype, shipped_pool(), family_out=prior == "family-out")
     if prior == "family-out":
         return start, blind, None
-    shipped = shipped_model(device.name, dtype)
+    # A GPU's products in another format, or by another library, say little about these; a like GPU's say much.
+    shipped = shipped_model(device.name, dtype, resolve_library(device.name, dtype, library))
     if shipped is None and (shipped := _kin(device, dtype, library)) is not None:
         start = near([shipped.known()], same_gpu=False)
+    shipped = shipped or shipped_model(device.name, dtype)
     return start, blind, None if shipped is None else Reference(shipped.ensemble)
 
 

@@ -26,21 +26,20 @@ from quantbench.latency.estimate import IntervalCalibration
 from quantbench.latency.families import family, generation, unit
 from quantbench.latency.gemm.cost_model import (
     ADDED,
+    FIRST_TILE,
     INDEX,
     TILES,
     FloatArray,
-    IndexArray,
     Machine,
     Menu,
     Shapes,
     Values,
-    chosen_time,
-    clock_loss,
     hand_prior,
     keep_freed_memory,
-    kernel_parts,
+    log_latency,
     runs_in_waves,
     upgraded,
+    variant,
 )
 from quantbench.latency.gemm.ensemble import Ensemble, Reference
 from quantbench.latency.gemm.trees import Growth, Measured, Member, train_member
@@ -165,6 +164,19 @@ def _teaches(known: Known, which: str, dtype: str) -> bool:
     return same and unit(lookup(known.device), known.dtype) == which
 
 
+# A100 PCIe, made in 7 nm, runs fp32 at its peak of 19.5 TFLOP/s within its 250 W (NVIDIA, A100 datasheet): less power
+# a TFLOP/s than any CUDA cores of older processes.
+_WATTS_PER_TFLOPS = 250.0 / 19.5
+
+
+def _powered(device: DeviceSpec, dtype: str) -> float:
+    """Returns the log share of its peak that a card's power allows, at most 0; 0 but for CUDA cores up to 7 nm."""
+    newer = device.compute_capability is None or device.compute_capability > (8, 0)
+    if newer or not device.board_power_w or unit(device, dtype) != "CUDA cores":
+        return 0.0
+    return min(0.0, float(np.log(device.board_power_w / (_WATTS_PER_TFLOPS * (device.peak(dtype) or 1.0)))))
+
+
 def choose(device: DeviceSpec, dtype: str, known: Sequence[Known], *, family_out: bool) -> tuple[Prior, float]:
     """Returns the prior for a device and the half-width (log time) of a 90 % interval around its unfitted prediction.
 
@@ -182,10 +194,13 @@ def choose(device: DeviceSpec, dtype: str, known: Sequence[Known], *, family_out
         kin = [k for k in usable if k.family == family(device)]
         if kin:
             return near(kin, same_gpu=False), blind
-        # Launches, L2 and memory are the GPU's, whatever it multiplies.
-        same = [k for k in known if k.device == device.name and unit(device, k.dtype) == unit(device, dtype)]
-        others = usable + [k for k in same if k not in usable]
-    return pooled(others, base), blind if others else _UNKNOWN
+        others = usable
+    efficiency = np.eye(len(base.mean))[INDEX["efficiency"]]  # relative to what the power allows
+    start = pooled(
+        [replace(k, parameters=k.parameters - _powered(lookup(k.device), k.dtype) * efficiency) for k in others], base
+    )
+    start = replace(start, mean=start.mean + _powered(device, dtype) * efficiency)
+    return start, blind if others else _UNKNOWN
 
 
 _DELTA = 0.05  # log error at which the loss turns from quadratic to linear
@@ -210,6 +225,7 @@ _FOLD_EXCESS = 1.04
 # differ in what the rows do not determine. The prior of the parameters in ADDED is left as it is.
 _SHAKEN_PRIOR, _SHAKEN_ROWS = 0.7, 0.08
 _MOST_EXTRA_TILES = 8
+_FEWEST_OF_VARIANT = 3
 _MOST_EXTRA_KERNELS = 24
 _UNLIKELY = 0.04
 
@@ -243,19 +259,19 @@ def fit_parameters(
     keep_freed_memory()
     shapes = Shapes(machine, menu, *rows.sizes)
     named = np.flatnonzero(rows.kernel >= 0)
+    recorded = rows.take(named).recorded(machine, menu)
     weight = np.ones(len(rows))
     weight[named] = 0.25
 
     def objective(u: FloatArray) -> tuple[float, FloatArray]:
         source = Variable(prior.mean + prior.sd * u)
         values = Values(source)
-        log_time = kernel_parts(values, shapes).log_time
-        predicted = chosen_time(values, shapes, log_time)
+        predicted = log_latency(values, shapes)[0]
         loss, slope = _pseudo_huber(predicted.value - rows.log_us, weight)
         grad = gradient(predicted, source, slope)
         if len(named):
             # The recorded kernel's own time is fitted to the measurement, and the choice to its name.
-            own = _entries(log_time, rows.kernel[named] * len(rows) + named) + clock_loss(values, shapes).take(named)
+            own = log_latency(values, recorded)[0]
             own_loss, slope = _pseudo_huber(own.value - rows.log_us[named])
             width = np.exp(value_of(values["choice"]))[0]
             doubt = (own - predicted.take(named)) * float(_CHOICE_WEIGHT / width)
@@ -276,30 +292,20 @@ def _pseudo_huber(error: FloatArray, weight: FloatArray | float = 1.0) -> tuple[
     return float((scale * _DELTA**2 * (bend - 1.0)).sum()), scale * error / bend
 
 
-def _entries(x: Variable, flat: IndexArray) -> Variable:
-    """Returns entries of a (kernels, rows) variable by flat index, without repeats."""
-    shape = x.value.shape
-
-    def back(g: FloatArray) -> FloatArray:
-        whole = np.zeros(shape)
-        whole.ravel()[flat] = g
-        return whole
-
-    return Variable(x.value.ravel()[flat], ((x, back),))
-
-
 def menu_for(launches: Sequence[Launch | None] | None) -> Menu:
-    """Builds the default menu extended by the most frequent recorded tiles and splits that it lacks."""
-    recorded = [launch.tile for launch in launches or () if launch is not None and launch.tile]
-    seen = Counter((tile.block_m, tile.block_n) for tile in recorded)
-    extra = [tile for tile, _ in seen.most_common() if tile not in TILES][:_MOST_EXTRA_TILES]
-    menu = Menu.of((*TILES, *extra))
-    place = {tile: i for i, tile in enumerate(menu.tiles)}
-    pairs = Counter(
-        (place[tile.block_m, tile.block_n], tile.split_k) for tile in recorded if (tile.block_m, tile.block_n) in place
-    )
+    """Builds the default menu extended by the most frequent recorded tiles, variants and splits that it lacks."""
+    recorded = [(launch.kernel, launch.tile) for launch in launches or () if launch is not None and launch.tile]
+    seen = Counter(((tile.block_m, tile.block_n), variant(kernel)) for kernel, tile in recorded)
+    first = {size: name for (size, name), _ in reversed(seen.most_common())}  # the most frequent of each size
+    extra = [size for (size, name), _ in seen.most_common() if size not in TILES and name == first[size]]
+    often = [key for key, count in seen.most_common() if count >= _FEWEST_OF_VARIANT]
+    other = [(size, name) for size, name in often if name != first[size]][:_MOST_EXTRA_TILES]
+    tiles = (*TILES, *extra[:_MOST_EXTRA_TILES], *(size for size, _ in other))
+    menu = replace(Menu.of(tiles), variants=tuple(name for _, name in other))
+    found = [menu.nearest(tile.block_m, tile.block_n, tile.split_k, kernel) for kernel, tile in recorded]
+    pairs = Counter((menu.kernels[i][0], tile.split_k) for i, (_, tile) in zip(found, recorded, strict=True))
     more = [pair for pair, _ in pairs.most_common() if pair not in menu.kernels][:_MOST_EXTRA_KERNELS]
-    return Menu(menu.tiles, (*menu.kernels, *more))
+    return replace(menu, kernels=(*menu.kernels, *more))
 
 
 def train(
@@ -309,6 +315,7 @@ def train(
     mean, sd = hand_prior(menu.tiles)
     known = len(prior.mean)  # recorded tiles beyond these are new to the prior
     prior = replace(prior, mean=np.append(prior.mean, mean[known:]), sd=np.append(prior.sd, sd[known:]))
+    prior.mean[FIRST_TILE:] = prior.mean[[FIRST_TILE + menu.tiles.index(tile) for tile in menu.tiles]]  # of variants
     rng = np.random.default_rng(seed)
     vectors = _member_parameters(machine, menu, rows, prior, effort, rng)
     menu, rows = _likely(machine, menu, rows, vectors)

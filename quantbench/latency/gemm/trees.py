@@ -1,8 +1,9 @@
 """Fits the cost model's residual with extremely randomised trees, one forest per ensemble member.
 
 Entry points: `Forest` (trees grown by scikit-learn, evaluated by numpy), `VALUE_STEP`, `Member` (a cost model and its
-forest), `train_member`, `Measured` (training rows), `Growth`, `watched_columns`, `chunks`, `Float32Array`. Used by
-`ensemble`, `training`, `distilled`, `model`, `files`, `profile.fit`, `explore.evaluator` and tools.
+forests), `train_member`, `Measured` (training rows), `Growth`, `watched_columns`, `chunks`, `Float32Array`,
+`NAMED_COLUMNS`. Used by `ensemble`, `training`, `distilled`, `model`, `files`, `profile.fit`, `explore.evaluator` and
+tools.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ _SPARE_DEPTH = 5
 class Measured:
     """Measured shapes and log times, (rows,) each.
 
-    kernel: menu index of the recorded kernel, -1 if unknown.
+    kernel: menu index of the kernel nearest to the recorded one, -1 if unknown.
     batch: 1 for single products.
-    layout: index in `LAYOUTS`.
+    layout: index in `LAYOUTS`, -1 if unknown.
+    split_k: of the recorded kernel; only of rows with a known kernel.
 
     `store.record.Measured` is a different class.
     """
@@ -57,6 +59,7 @@ class Measured:
     kernel: IndexArray
     batch: FloatArray
     layout: FloatArray
+    split_k: FloatArray
 
     def __len__(self) -> int:
         return len(self.m)
@@ -78,6 +81,10 @@ class Measured:
 
     def take(self, rows: IndexArray) -> Measured:
         return Measured(*(column[rows] for column in vars(self).values()))
+
+    def recorded(self, machine: Machine, menu: Menu) -> Shapes:
+        """Returns the terms of each row's recorded kernel, (1, rows)."""
+        return Shapes(machine, menu.by_row(self.kernel, self.split_k), *self.sizes)
 
 
 def chunks(rows: int, most: int = CHUNK) -> list[slice]:
@@ -212,6 +219,10 @@ _FAR = 1.5  # cap on a kernel's log time above the fastest kernel's
 _WATCHED_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 64))
 _NARROWEST_CHOICE = 0.03
 _CLIP = 5.0  # deviations at which residuals are clipped
+#: fewest recorded kernels for a forest of their own
+FEWEST_NAMED = 30
+#: inputs of that forest after the others': tile index, area, size and log time above the fastest kernel's
+NAMED_COLUMNS = 4
 
 
 def _expected(weights: Array, of: Array) -> Array:
@@ -248,6 +259,7 @@ class Member:
 
     parameters: (parameters + tiles,).
     forest: None if rows were too few.
+    named_forest: forest for recorded kernels, None if too few were recorded; `forest` then serves them too.
     slope: share of a reference's residual that is added.
     most: limit of the correction, log time.
     batched, layouts: whether the forest's inputs include the batch and the layout.
@@ -255,6 +267,7 @@ class Member:
 
     parameters: FloatArray
     forest: Forest | None
+    named_forest: Forest | None = None
     slope: float = 0.0
     most: float = 0.0
     batched: bool = False
@@ -279,10 +292,10 @@ class Member:
         parts: Parts,
         watched: list[FloatArray],
         reference: FloatArray | None,
-        weights: Array | None = None,
+        own: tuple[Shapes, Parts] | None = None,
     ) -> Float32Array:
         """Returns the inputs of the forest, (rows, features): `columns`, and `reference` (rows,) as the last one."""
-        columns = self.columns(menu, shapes, log_us, parts, watched, weights)
+        columns = self.columns(menu, shapes, log_us, parts, watched, own)
         if reference is not None:
             columns.append(reference)
         out = np.empty((len(columns), parts.log_time.shape[1]), dtype=np.float32)
@@ -297,36 +310,28 @@ class Member:
         log_us: Array,
         parts: Parts,
         watched: list[FloatArray],
-        weights: Array | None = None,
+        own: tuple[Shapes, Parts] | None = None,
     ) -> list[Any]:
         """Returns the inputs of the forest but for the reference, each (rows,) or a constant.
 
         log_us, parts: result of `physics`.
         watched: `watched_columns(shapes)`, shared by all members.
-        weights: probability of each kernel, (kernels, rows), by default `self.weights(parts)`.
+        own: terms and parts of the recorded kernels, (1, rows), if they are known.
         """
-        if weights is None:
-            weights = self.weights(parts)
+        of, at = own or (shapes, parts)
+        weights = np.ones_like(at.log_time) if own else self.weights(parts)
         log_m, log_n, log_k = np.log2(shapes.batch * shapes.m), np.log2(shapes.n), np.log2(shapes.k)
         # The time of a small tile in very many waves can exceed single precision; such a tile is never chosen.
-        per_time = weights * np.exp(np.maximum(-parts.log_time, NEGLIGIBLE))
-        columns: list[Any] = [
-            log_m,
-            log_n,
-            log_k,
-            log_m + log_n,
-            log_n + log_k,
-            log_m + log_k,
-            log_m + log_n + log_k,
-            log_us,
-        ]
-        priced = (parts.arithmetic, parts.memory, parts.l2, parts.write, parts.reduction)
+        per_time = weights * np.exp(np.maximum(-at.log_time, NEGLIGIBLE))
+        columns: list[Any] = [log_m, log_n, log_k, log_m + log_n, log_n + log_k, log_m + log_k, log_m + log_n + log_k]
+        columns.append(log_us)
+        priced = (at.arithmetic, at.memory, at.l2, at.write, at.reduction)
         columns += [_expected(per_time, part) for part in priced]
         means = (
-            _expected(weights, shapes.split_k),
-            _expected(weights, shapes.waves),
-            _expected(weights, shapes.fluid / shapes.waves),
-            shapes.batch * shapes.m * shapes.n * _expected(weights / shapes.tiles, 1.0 / (16384.0 * shapes.area)),
+            _expected(weights, of.split_k),
+            _expected(weights, of.waves),
+            _expected(weights, of.fluid / of.waves),
+            shapes.batch * shapes.m * shapes.n * _expected(weights / of.tiles, 1.0 / (16384.0 * of.area)),
         )
         # Means of equal numbers: unrounded, a tree could tell 1 from the sum of the weights.
         split_k, waves, fill, padding = (np.round(mean, 4) for mean in means)
@@ -343,11 +348,14 @@ class Member:
             columns += [far[of_group[i]].min(axis=0) if i in of_group else _FAR for i in range(count)]
         return columns
 
-    def correction(self, x: Float32Array, reference: FloatArray | None) -> tuple[FloatArray, FloatArray]:
+    def correction(
+        self, x: Float32Array, reference: FloatArray | None, *, named: bool = False
+    ) -> tuple[FloatArray, FloatArray]:
         """Returns the log time to add and its variance over the trees, (rows,) each."""
-        if self.forest is None:
+        forest = self.named_forest if named and self.named_forest is not None else self.forest
+        if forest is None:
             return np.zeros(len(x)), np.zeros(len(x))
-        mean, variance = self.forest.predict(x)
+        mean, variance = forest.predict(x)
         if reference is not None:
             mean = mean + self.slope * reference
         return np.clip(mean, -self.most, self.most), variance
@@ -360,15 +368,20 @@ class Member:
         return correction if reference is None else correction + self.slope * reference
 
     def named(
-        self, machine: Machine, menu: Menu, rows: Measured, reference: FloatArray | None
+        self, machine: Machine, menu: Menu, rows: Measured, reference: FloatArray | None, *, whole: bool
     ) -> tuple[Array, Float32Array]:
-        """Returns log µs of each row's recorded kernel, and the forest's inputs with that kernel's probability 1."""
-        own = self.physics(Shapes(machine, menu.by_row(rows.kernel), *rows.sizes))[0]
+        """Returns log µs of each row's recorded kernel, and the forest's inputs with that kernel's probability 1.
+
+        whole: whether to add the NAMED_COLUMNS that `named_forest` has besides."""
+        of = rows.recorded(machine, menu)
+        own, own_parts = self.physics(of)
         shapes = Shapes(machine, menu, *rows.sizes, dtype=np.float32)
         parts = self.physics(shapes)[1]
-        taken = np.zeros_like(parts.log_time)
-        taken[rows.kernel, np.arange(len(rows))] = 1.0
-        return own, self.features(menu, shapes, own, parts, watched_columns(shapes), reference, taken)
+        x = self.features(menu, shapes, own, parts, watched_columns(shapes), reference, (of, own_parts))
+        if whole:
+            slower = own_parts.log_time[0] - parts.log_time.min(axis=0)
+            x = np.column_stack([x, of.tile_index[0], of.area[0], of.growth[0], slower]).astype(np.float32)
+        return own, x
 
 
 def train_member(
@@ -385,23 +398,32 @@ def train_member(
     x, residual = _residual(bare, machine, menu, rows, reference)
     slope = 0.0
     if reference is not None:
-        reference = x[:, -1].astype(np.float64)  # rows with a recorded kernel occur twice
         # Ridge regression, because the reference of another library may not help.
         slope = float((reference @ residual) / (reference @ reference + 10.0 * residual.var() + 1e-12))
-        residual = residual - slope * reference
+    shared = np.zeros(len(rows)) if reference is None else slope * reference
+    forest = _grown(x, residual - shared, growth, seed)
+    most = float(np.abs(forest.predict(x)[0] + shared).max())
+    made = replace(bare, forest=forest, slope=slope, most=most)
+    named = np.flatnonzero(rows.kernel >= 0)
+    if len(named) < FEWEST_NAMED:
+        return made
+    part = rows.take(named)
+    own, x = bare.named(machine, menu, part, None if reference is None else reference[named], whole=True)
+    forest = _grown(x, part.log_us - own - shared[named], growth, seed)
+    return replace(made, named_forest=forest, most=max(most, float(np.abs(forest.predict(x)[0] + shared[named]).max())))
+
+
+def _grown(x: Float32Array, residual: FloatArray, growth: Growth, seed: int) -> Forest:
     centre = float(np.median(residual))
     deviation = 1.4826 * float(np.median(np.abs(residual - centre))) + 1e-6
     clipped = np.clip(residual, centre - _CLIP * deviation, centre + _CLIP * deviation)
-    forest = Forest.grow(x, clipped, trees=growth.trees, leaf=growth.leaf, seed=seed)
-    fitted = forest.predict(x)[0] + (0.0 if reference is None else slope * reference)
-    return replace(bare, forest=forest, slope=slope, most=float(np.abs(fitted).max()))
+    return Forest.grow(x, clipped, trees=growth.trees, leaf=growth.leaf, seed=seed)
 
 
 def _residual(
     member: Member, machine: Machine, menu: Menu, rows: Measured, reference: FloatArray | None
 ) -> tuple[Float32Array, FloatArray]:
-    """Returns the inputs of the trees and the residual: all rows with unknown kernel, and rows with a recorded kernel
-    once more with it."""
+    """Returns the inputs of the trees and the residual of all rows, with unknown kernels."""
     features, residual = [], []
     for chunk in chunks(len(rows), 1000):
         part = rows.take(np.arange(len(rows))[chunk])
@@ -410,10 +432,4 @@ def _residual(
         known = None if reference is None else reference[chunk]
         features.append(member.features(menu, shapes, predicted, parts, watched_columns(shapes), known))
         residual.append(part.log_us - predicted)
-        named = np.flatnonzero(part.kernel >= 0)
-        if len(named):
-            few = part.take(named)
-            own, x = member.named(machine, menu, few, None if known is None else known[named])
-            features.append(x)
-            residual.append(few.log_us - own)
     return np.concatenate(features), np.concatenate(residual)

@@ -1,0 +1,118 @@
+"""Provides the grouped GEMMs and permutations of experts with torch.
+
+Entry points: `TorchGroupedLoop`, `TorchGroupedMm` and `TorchPermute`, imported by `catalog` by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from quantbench.providers.inputs import Inputs, output_templates
+from quantbench.providers.tasks import BuiltInProvider, ForwardTask, LaunchTask
+from quantbench.providers.torch_gemm import no_product, product_call
+from quantbench.workload import GroupedGemm, Permute
+
+if TYPE_CHECKING:
+    from quantbench.device.spec import DeviceSpec
+
+_GROUPED_MM_CAPABILITY = (8, 0)  # as `torch.nn.functional.grouped_mm` states
+# Elements: it needs strides of 16 bytes, in bf16; pytorch/torchtitan pads each expert's rows to as many
+# (TOKEN_GROUP_ALIGN_SIZE_M), since they are the reduction of the gradient of the weights.
+_GROUPED_MM_ALIGN = 8
+
+
+class TorchGroupedLoop(BuiltInProvider[GroupedGemm]):
+    """`torch.grouped_loop`: one `torch.mm` for each expert that has rows, one after the other, with nothing padded."""
+
+    id = "torch.grouped_loop"
+    kind = "grouped_gemm"
+
+    def refusal(self, work: GroupedGemm, device: DeviceSpec) -> str | None:
+        return next(filter(None, (no_product(gemm, device) for gemm in dict.fromkeys(work.gemms))), None)
+
+    def task(self, work: GroupedGemm, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
+        a, b = inputs.operands(work)
+        c = torch.empty_like(output_templates(work)[0], device=a.device)
+        calls: list[Callable[[], object]] = []
+        start = 0
+        for expert, rows in enumerate(work.tokens_per_expert):
+            at, start = slice(start, start + rows), start + rows
+            if rows:
+                gemm = work.gemm(rows)
+                parts = (a[:, at], b[at], c[expert]) if work.layout == "tn" else (a[at], b[expert], c[at])
+                calls.append(product_call(gemm, *parts))
+            elif work.layout == "tn":
+                calls.append(c[expert].zero_)
+
+        def run() -> None:
+            for call in calls:
+                call()
+
+        return LaunchTask(run, (a, b), (c,))
+
+
+class TorchGroupedMm(BuiltInProvider[GroupedGemm]):
+    """`torch.grouped_mm`: `torch.nn.functional.grouped_mm`, or `torch._grouped_mm` before torch 2.10, in bf16.
+
+    The offsets of the experts' rows are on the device, as its kernels take them.
+    """
+
+    id = "torch.grouped_mm"
+    kind = "grouped_gemm"
+
+    def refusal(self, work: GroupedGemm, device: DeviceSpec) -> str | None:
+        if _grouped_mm() is None:
+            return f"torch {torch.__version__} has neither torch.nn.functional.grouped_mm nor torch._grouped_mm"
+        if device.kind == "cpu":
+            return f"{self.id} is a loop of products on a CPU, as torch.grouped_loop is"
+        if work.dtype != "bf16":
+            return f"{self.id} takes bf16, not {work.dtype}"
+        if device.compute_capability is not None and device.compute_capability < _GROUPED_MM_CAPABILITY:
+            return f"{self.id} needs compute capability 8.0, not that of {device.name}"
+        if work.n % _GROUPED_MM_ALIGN or work.k % _GROUPED_MM_ALIGN:
+            return f"{self.id} needs n and k divisible by {_GROUPED_MM_ALIGN}, not n = {work.n}, k = {work.k}"
+        if work.layout == "tn" and any(rows % _GROUPED_MM_ALIGN for rows in work.tokens_per_expert):
+            return f"{self.id} needs rows of each expert divisible by {_GROUPED_MM_ALIGN} to reduce over them"
+        return None
+
+    def task(self, work: GroupedGemm, device: DeviceSpec, inputs: Inputs) -> ForwardTask:
+        a, b = inputs.operands(work)
+        ends = torch.tensor(tuple(accumulate(work.tokens_per_expert)), dtype=torch.int32, device=a.device)
+        multiply = _grouped_mm()
+        assert multiply is not None  # `refusal` says so
+        return ForwardTask(lambda: multiply(a, b, offs=ends), (a, b))
+
+
+class TorchPermute(BuiltInProvider[Permute]):
+    """`torch.permute`: tokens copied into expert order by `index_select`, or gathered, weighted and added by token."""
+
+    id = "torch.permute"
+    kind = "permute"
+
+    def refusal(self, work: Permute, device: DeviceSpec) -> str | None:
+        return None
+
+    def task(self, work: Permute, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
+        given = inputs.operands(work)
+        x, order = given[0], given[-1]
+        y = torch.empty_like(output_templates(work)[0], device=x.device)
+        if work.direction == "permute":
+            return LaunchTask(lambda: torch.index_select(x, 0, order // work.top_k, out=y), given, (y,))
+        gathered = x.new_empty(work.rows, work.hidden)
+        shape = (work.tokens, work.top_k, work.hidden)
+        weights = given[1][:, None, :]
+
+        def unpermute() -> None:
+            torch.index_select(x, 0, order, out=gathered)
+            torch.bmm(weights, gathered.view(shape), out=y[:, None, :])
+
+        return LaunchTask(unpermute, given, (y,))
+
+
+def _grouped_mm() -> Callable[..., Any] | None:
+    """Returns torch's grouped product, None if this torch has none."""
+    return getattr(torch.nn.functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)

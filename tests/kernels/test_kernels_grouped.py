@@ -1,0 +1,153 @@
+"""Our grouped GEMM kernels against float64, run by triton's interpreter on the CPU, and compiled ahead of time.
+
+Tolerances: see `test_kernels_gemm`. Outputs are filled with NaN first, so that an element that is not written shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from ahead_of_time import compile_kernel
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from interpreter import ACTIVE, in_interpreter
+from quantbench.kernels.gemm import grouped
+from quantbench.kernels.gemm.config import Operands, configure, contiguous
+from quantbench.kernels.gemm.menu import tiles
+from quantbench.kernels.launching import HAS_TENSOR_DESCRIPTOR
+from test_compile_gemm import EXHAUSTIVE, OPCODES, check_fits
+
+from quantbench.errors import InputError
+from quantbench.launch import Tile
+from quantbench.providers.inputs import input_templates, output_templates
+from quantbench.quantization import quantize
+from quantbench.workload import Gemm, GroupedGemm
+
+TOLERANCE = {"fp16": 5e-4, "fp32": 2e-6, "fp8": 1e-2}
+SMALL = Tile(32, 16, block_k=32, stages=2, num_warps=4)
+SKEWED = (33, 0, 1, 0, 64, 7)
+
+
+def operands(work: GroupedGemm) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(work.rows)
+    a, b = (
+        torch.empty_strided(like.shape, like.stride()).normal_(generator=generator).to(like.dtype)
+        for like in input_templates(work)
+    )
+    return a, b
+
+
+def loop(work: GroupedGemm, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The products of the experts one after the other in float64."""
+    parts, start = [], 0
+    for expert, rows in enumerate(work.tokens_per_expert):
+        at, start = slice(start, start + rows), start + rows
+        of_weights = work.layout == "tn"
+        parts.append(a[:, at].double() @ b[at].double() if of_weights else a[at].double() @ b[expert].double())
+    return torch.stack(parts) if work.layout == "tn" else torch.cat(parts)
+
+
+def check(work: GroupedGemm, tile: Tile = SMALL, **options: object) -> None:
+    a, b = operands(work)
+    plan = grouped.plan(a, b, work.tokens_per_expert, tile=tile, **options)  # type: ignore[arg-type]
+    plan.out.fill_(torch.nan)
+    plan.run()
+    reference = loop(work, a, b)
+    assert plan.out.dtype == output_templates(work)[0].dtype
+    assert plan.out.shape == reference.shape
+    norm = torch.linalg.vector_norm(reference)
+    assert torch.linalg.vector_norm(plan.out.double() - reference) <= TOLERANCE[work.dtype] * norm
+
+
+@in_interpreter
+@pytest.mark.parametrize("path", ["pointers", "descriptors"])
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
+@pytest.mark.parametrize("schedule", grouped.SCHEDULES)
+@pytest.mark.parametrize("counts", [SKEWED, (0, 70, 0)])
+def test_forward_and_both_gradients(counts: tuple[int, ...], schedule: str, layout: str, path: str) -> None:
+    """Empty experts, one expert with all tokens, rows that are no multiple of the tile."""
+    check(GroupedGemm(counts, n=40, k=56, dtype="fp16", layout=layout), schedule=schedule, path=path)
+
+
+@in_interpreter
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    counts=st.lists(st.integers(0, 40), min_size=1, max_size=5).filter(any), n=st.integers(1, 40),
+    k=st.integers(1, 70), layout=st.sampled_from(["nn", "nt", "tn"]), dtype=st.sampled_from(["fp16", "fp32"]),
+    schedule=st.sampled_from(grouped.SCHEDULES), programs=st.integers(1, 5),
+)  # fmt: skip
+def test_any_routing(counts: list[int], n: int, k: int, layout: str, dtype: str, schedule: str, programs: int) -> None:
+    check(GroupedGemm(tuple(counts), n, k, dtype, layout), schedule=schedule, programs=programs)
+
+
+@in_interpreter
+def test_fp8_products_come_out_in_bf16() -> None:
+    check(GroupedGemm(SKEWED, n=48, k=96, dtype="fp8", layout="nt"), Tile(32, 32, block_k=32, stages=2, num_warps=4))
+
+
+@in_interpreter
+def test_there_is_a_block_for_each_tile_of_each_expert() -> None:
+    work = GroupedGemm(SKEWED, n=40, k=56, dtype="fp16")
+    launch = grouped.plan(*operands(work), SKEWED, tile=SMALL).launch
+    assert launch.grid == (quantize(work, SMALL, sm_count=1).num_tiles, 1, 1)
+    assert launch.grid == ((2 + 0 + 1 + 0 + 2 + 1) * 3, 1, 1)
+
+
+@in_interpreter
+@pytest.mark.parametrize(
+    ("shapes", "counts", "named"),
+    [
+        (((8, 16), (2, 16, 8)), (4, 5), "9 in all"),
+        (((8, 16), (2, 16, 8)), (9, -1), "counts of at least 0"),
+        (((8, 16), (2, 16, 8)), (4, 3, 1), "b of 2 experts"),
+        (((8, 16), (2, 8, 8)), (4, 4), "k = 16"),
+        (((2, 8, 16), (2, 16, 8)), (4, 4), "a of shape"),
+    ],
+)
+def test_operands_that_do_not_fit(shapes: tuple[tuple[int, ...], ...], counts: tuple[int, ...], named: str) -> None:
+    a, b = (torch.zeros(shape, dtype=torch.float16) for shape in shapes)
+    with pytest.raises(InputError, match="matmul") as raised:
+        grouped.grouped_matmul(a, b, counts)
+    assert named in str(raised.value)
+
+
+def stored(work: GroupedGemm) -> Operands:
+    """Storage of newly allocated operands."""
+    m, k = (work.k, work.rows) if work.layout == "tn" else (work.rows, work.k)
+    one, batched = (contiguous(Gemm(m, work.n, k, batch, work.dtype, work.layout)) for batch in (1, work.num_experts))
+    return Operands(one.gemm, one.a, one.b, batched.c) if work.layout == "tn" else replace(one, b=batched.b)
+
+
+def cases() -> list[tuple[int, GroupedGemm, str, Tile]]:
+    """Every tile for every architecture; formats, layouts and schedules take turns. QUANTBENCH_EXHAUSTIVE=1: all."""
+    found = []
+    for arch in (80, 90, 100):
+        menu = tiles(arch, "bf16")
+        formats = [dtype for dtype in ("bf16", "fp8") if dtype in OPCODES[arch]]
+        kinds = list(product(("nn", "nt", "tn"), formats, grouped.SCHEDULES))
+        for index in range(len(menu)):
+            for layout, dtype, schedule in kinds if EXHAUSTIVE else [kinds[5 * index % len(kinds)]]:
+                work = GroupedGemm((4096, 0, 4000), n=4096, k=4096, dtype=dtype, layout=layout)
+                found.append((arch, work, schedule, tiles(arch, dtype, schedule)[index]))
+    return found
+
+
+@pytest.mark.skipif(ACTIVE, reason="compiling needs a process without the interpreter")
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", cases(), ids=lambda case: f"sm_{case[0]}-{case[1].dtype}-{case[1].layout}-{case[2]}-{case[3]}"
+)
+def test_menu_tiles_compile_without_spills(case: tuple[int, GroupedGemm, str, Tile]) -> None:
+    arch, work, schedule, tile = case
+    (a, b), c = input_templates(work), output_templates(work)[0]
+    operands, path = stored(work), "pointers" if work.layout == "tn" else "auto"
+    config = configure(
+        operands, schedule, tile, (arch // 10, arch % 10), path=path, descriptors_available=HAS_TENSOR_DESCRIPTOR
+    )
+    arguments, _ = grouped.kernel_arguments(a, b, c, operands, config, work.tokens_per_expert)
+    built = compile_kernel(grouped.KERNELS[schedule], arguments, arch)
+    check_fits(built)
+    assert built.count(OPCODES[arch][work.dtype]) > 0
