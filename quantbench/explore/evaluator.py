@@ -80,7 +80,7 @@ def gemm_model(model: GemmModel, blobs: Blobs) -> dict[str, Any]:
         "wasm": blobs.add(module.to_bytes()), "members": members, "parts": len(outputs), "most": ensemble.most,
         "factor": model.interval.factor, "floor": model.interval.floor, "kernels": blobs.add(kernels),
         "flop_per_us": ensemble.machine.flop_per_us, "in_waves": model.in_waves, "rows": model.rows,
-        "least_k": LEAST_K, "rounding": ROUNDING, "batched": model.batched,
+        "least_k": LEAST_K, "rising_k": ensemble.machine.rising_k, "rounding": ROUNDING, "batched": model.batched,
     }  # fmt: skip
 
 

@@ -60,20 +60,20 @@ def tab(opened: Browser, page: Path) -> Iterator[Tab]:
         yield found
 
 
-@pytest.mark.parametrize("gpu", GPUS)
-def test_products_take_the_time_that_python_predicts(tab: Tab, gpu: str) -> None:
+@pytest.mark.parametrize(("gpu", "dtype"), [(GPUS[0], "bf16"), (GPUS[1], "bf16"), (GPUS[1], "fp8")])
+def test_products_take_the_time_that_python_predicts(tab: Tab, gpu: str, dtype: str) -> None:
     rng, count = np.random.default_rng(1), 5000
     m = np.floor(2 ** rng.uniform(0, 15.5, count))
     n, k = (np.floor(2 ** rng.uniform(3, 15.5, count) / 8) * 8 + 8 for _ in range(2))
     odd = rng.random(count) < 0.15
     n[odd] += rng.integers(0, 8, odd.sum())
-    model = best_gemm_model(lookup(gpu), "bf16")[0]
+    model = best_gemm_model(lookup(gpu), dtype)[0]
     expected = model.predict(m, n, k, layout="nt")
     shapes = json.dumps(np.stack([m, n, k], axis=1).tolist())
     found = np.array(
         tab.evaluate(
-            f"load(['{gpu}/bf16/{model.library}']).then(() => {{"
-            f"const g = models.get('{gpu}/bf16/{model.library}').entry.gemm;"
+            f"load(['{gpu}/{dtype}/{model.library}']).then(() => {{"
+            f"const g = models.get('{gpu}/{dtype}/{model.library}').entry.gemm;"
             f"return {shapes}.map(([m, n, k]) => g.predict(m, n, k, 1, 1)).map(x => [x.us, x.low, x.high]); }})"
         )
     )

@@ -34,7 +34,7 @@ class GemmModel {
     let best = logUs;
     // Doubling k is never faster: the largest of the times at k, k / 2, ….
     if (this.most > 0) {
-      for (let half = k; half > this.least_k && half % 2 === 0;) {
+      for (let half = k; half > this.rising_k && half % 2 === 0;) {
         half /= 2;
         this.bound(m, n, half, batch, layout, kernels[0]);
         let most = this.most;
