@@ -2,7 +2,7 @@
 
 Entry points: `shipped`, which reads planner.json and returns the `Calibrations`, one `Calibration` per site; their
 limits `RANGES` and `MEMORY_RANGES`; `with_measured_links`. Used by the other modules of this package, by the commands
-`plan` and `predict`, by `advice`, and by `tools.planner_fit`, which fits the constants.
+`plan` and `predict`, by `advice.advise` and `advice.pad`, and by `tools.planner_fit`, which fits the constants.
 
 Each site (its machines and software) has four constants for the time of an iteration and two for memory. At a site
 without fitted constants, collectives take as long as in isolation, kernel launches cost no extra time and the network

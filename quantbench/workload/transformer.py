@@ -1,8 +1,8 @@
 """Defines the dimensions of a transformer and lists the ops that one GPU computes.
 
 Entry points: `TransformerShape`, whose `ops` returns `Op` objects; `backward_of`; the names `ATTENTIONS` and
-`SOFTMAXES`. Used by the other modules of `workload`, by `sweep`, `advice`, `alignment_rules`, `analysis`, `latency`,
-`planner`, `report`, `profile`, `explore`, tools and the commands, mostly through `quantbench.workload`.
+`SOFTMAXES`. Used by the other modules of `workload`, by `sweep`, `advice`, `analysis`, `latency`, `planner`, `report`,
+`profile`, `alignment_rules`, `explore`, tools and the commands, mostly through `quantbench.workload`.
 """
 
 from collections.abc import Iterable

@@ -3,6 +3,7 @@
 import doctest
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[GemmTable]:
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(public, "systems_folder", lambda: systems)
-    monkeypatch.setattr(public, "version", lambda name: "0.12.0")
+    monkeypatch.setattr(metadata, "version", lambda name: "0.12.0")
     monkeypatch.setattr(public, "read_table", lambda *_, **__: table)
     monkeypatch.setattr(public, "fit_table", fit)
     return fitted

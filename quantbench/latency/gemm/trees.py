@@ -2,8 +2,8 @@
 
 Entry points: `Forest` (trees grown by scikit-learn, evaluated by numpy), `VALUE_STEP`, `Member` (a cost model and its
 forests), `train_member`, `Measured` (training rows), `Growth`, `watched_columns`, `chunks`, `Float32Array`,
-`NAMED_COLUMNS`. Used by `ensemble`, `training`, `distilled`, `model`, `files`, `profile.fit`, `explore.evaluator` and
-tools.
+`NAMED_COLUMNS`. Used by `ensemble`, `training`, `distilled`, `model`, `files`, `latency.moe`, `profile.fit`,
+`explore.evaluator` and tools.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ CHUNK = 1024
 VALUE_STEP = 2.0**-9
 # Levels allowed beyond a balanced tree's: every level costs a pass over all rows and trees.
 _SPARE_DEPTH = 5
+_DEEPEST_BOOSTED = 8
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,39 @@ class Forest:
         return cls._flat(grown, scale=rate * trees)
 
     @classmethod
+    def boost_by_histogram(
+        cls, x: Float32Array, y: FloatArray, *, trees: int, leaves: int, rate: float, leaf: int, seed: int
+    ) -> Forest:
+        """Grows boosted trees of at most `leaves` leaves on binned features: ten times faster than `boost`, for which
+        it has the same scaling of leaf values."""
+        from sklearn.ensemble import HistGradientBoostingRegressor
+
+        grown = HistGradientBoostingRegressor(
+            max_iter=trees, max_leaf_nodes=leaves, learning_rate=rate, min_samples_leaf=leaf,
+            max_depth=_DEEPEST_BOOSTED, early_stopping=False, random_state=seed,
+        ).fit(x, y)  # fmt: skip
+        parts, start, roots = [], 0, []
+        for (predictor,) in grown._predictors:
+            nodes = predictor.nodes[_preorder(predictor.nodes)]
+            place = np.empty(len(nodes), dtype=np.int32)
+            place[_preorder(predictor.nodes)] = np.arange(len(nodes))
+            is_leaf = nodes["is_leaf"] == 1
+            right = start + np.where(is_leaf, np.arange(len(nodes)), place[nodes["right"]])
+            parts.append((nodes, is_leaf, right))
+            roots.append(start)
+            start += len(nodes)
+        nodes, is_leaf, right = (np.concatenate([part[i] for part in parts]) for i in range(3))
+        value = float(grown._baseline_prediction.ravel()[0]) + trees * nodes["value"]
+        return cls(
+            feature=np.where(is_leaf, 0, nodes["feature_idx"]).astype(np.int16),
+            threshold=np.where(is_leaf, np.inf, nodes["num_threshold"]).astype(np.float32),
+            right=right.astype(np.int32),
+            value=np.where(is_leaf, value, 0.0).astype(np.float16).astype(np.float32),
+            roots=np.array(roots, dtype=np.int32),
+            depth=max(1, *(int(part[0]["depth"].max()) for part in parts)),
+        )
+
+    @classmethod
     def _flat(cls, parts: list[Any], scale: float) -> Forest:
         starts = np.cumsum([0] + [t.node_count for t in parts])
         feature, threshold, right = [], [], []
@@ -156,7 +190,7 @@ class Forest:
             right=np.concatenate(right).astype(np.int32),
             value=value.astype(np.float32),
             roots=starts[:-1].astype(np.int32),
-            depth=max(t.max_depth for t in parts),
+            depth=max(1, *(t.max_depth for t in parts)),
         ).rounded()
 
     def rounded(self) -> Forest:
@@ -213,6 +247,17 @@ class Forest:
             node += goes_right
             node = self._children.take(node, mode="wrap")
         return node
+
+
+def _preorder(nodes: npt.NDArray[Any]) -> IndexArray:
+    """Returns the order in which a node's left child follows it, of scikit-learn's binned trees."""
+    order, waiting = [], [0]
+    while waiting:
+        node = waiting.pop()
+        order.append(node)
+        if not nodes["is_leaf"][node]:
+            waiting += [int(nodes["right"][node]), int(nodes["left"][node])]
+    return np.array(order, dtype=np.intp)
 
 
 _FAR = 1.5  # cap on a kernel's log time above the fastest kernel's
