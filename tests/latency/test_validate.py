@@ -24,9 +24,11 @@ from quantbench.latency.scoring import LEVELS, CliffLevels, ErrorSummary, Line, 
 from quantbench.latency.tables import GemmTable
 from quantbench.profile import aiconfigurator_engine
 from quantbench.profile.blindspots_report import write_between
+from tools.accuracy import formats
 from tools.accuracy import heuristics as heuristics_child
 from tools.accuracy.gemm import Absent, engine, heuristics
 from tools.accuracy.page import markdown
+from tools.accuracy.tables import PackagedTable
 
 A100 = lookup("a100-sxm4-80gb")
 
@@ -198,9 +200,32 @@ def test_writing_between_the_markers(tmp_path: Path) -> None:
 
 def test_the_docs_have_every_marker_that_is_written(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text(encoding="utf-8")
-    for name in ("gemm", "attention", "adaptive"):
+    for name in ("lines", "closer", "gemm", "attention", "adaptive"):
         assert text.count(f"<!-- {name}:begin -->") == 1
         assert text.index(f"<!-- {name}:begin -->") < text.index(f"<!-- {name}:end -->")
+
+
+def test_scores_of_formats_are_kept_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work, key = tmp_path / "work", ("a100-sxm4-80gb", "bf16", "sglang")
+    read: list[tuple[str, ...]] = []
+
+    def made_up(*key: str, **named: str) -> PackagedTable:
+        read.append((*key, *named.values()))
+        origin = dict.fromkeys(("file", "sha256", "package", "system", "framework", "device"), "")
+        return PackagedTable(**vars(table()), **origin, version="0.5.10")
+
+    monkeypatch.setattr(formats, "read_packaged", made_up)
+    monkeypatch.setattr(formats, "KEYS", (key,))
+    monkeypatch.setattr(formats, "CLOSER", (key,))
+    monkeypatch.setattr(formats, "_WIDE", (fixed("unfitted", 1.5, 0), fixed("ours", 1.1)))
+    monkeypatch.setattr(formats, "_CLOSE", (fixed("ours", 1.1),))
+    formats.judge(work, [key], lambda text: None)
+    assert "| a100-sxm4-80gb | bf16 | **SGLang 0.5.10** | 50 | 10.00 / 10.0 / 10.0 | 100 % |" in formats.lines_table(
+        work
+    )
+    assert "| its rows | 20 | 10.00 / 10.0 / 10.0 | 100 % |" in formats.closer_table(work)
+    formats.judge(work, [key], lambda text: pytest.fail("computed again"))
+    assert read == [key]
 
 
 @pytest.mark.slow

@@ -2,7 +2,8 @@
 
 Every figure is computed on one core from the packaged public tables (extra `tables`), with --published from the files
 of NeuSight, DeepBench and aiter (`tables.PUBLISHED`); takes tens of minutes.
---adaptive, --published and --moe write the sections of those names.
+--adaptive, --published and --moe write the sections of those names, --formats the first two: one line per GPU, dtype
+and library. It keeps what it computed in --work, outside of the checkout, to go on from there.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from threadpoolctl import threadpool_limits  # comes with scikit-learn, which ne
 
 from quantbench.device.cpu import cpu_info
 from quantbench.latency.contests import Step, run_contests
+from quantbench.latency.libraries import SYSTEMS
 from quantbench.latency.scoring import COLUMNS, LEVELS, CliffLevels, Line, cells, row_count, shares
 from quantbench.profile.blindspots_report import write_between
 from quantbench.units import percent
+from tools.accuracy import formats
 from tools.accuracy.attention import AttentionTable, attention_lines, read_attention
 from tools.accuracy.gemm import ADAPTIVE_GPUS, Absent, adaptive_contests, packaged_contests
 from tools.accuracy.moe import accuracy_table
 from tools.accuracy.published import published_table
 from tools.accuracy.tables import SHIPPED_GPUS, PackagedTable, read_packaged
+from tools.guide.markers import table as markdown_table
 
 _PROTOCOLS = {
     "sites": "held-out sites: half of the (n, k) pairs are the test, training rows come from the other half",
@@ -91,21 +95,18 @@ def _section(lines: Sequence[Line]) -> str:
     rows = [cells(entry) for entry in lines]
     # Omit empty columns.
     kept = [i for i in range(len(COLUMNS)) if any(row[i] != "–" for row in rows)]
-    header = "| " + " | ".join(COLUMNS[i] for i in kept) + " |"
-    rule = "|" + "|".join("---" if COLUMNS[i] == "model" else "---:" for i in kept) + "|"
-    body = ["| " + " | ".join(row[i] for i in kept) + " |" for row in rows]
-    return "\n".join([header, rule, *body]) + "\n"
+    return markdown_table([COLUMNS[i] for i in kept], [[row[i] for i in kept] for row in rows])
 
 
 def levels_table(rows: Sequence[tuple[str, int | None, CliffLevels]]) -> str:
     """Formats (GPU, train rows, levels) as a Markdown table."""
     header = ["gpu", "rows learned from", "cliffs expected / measured", *(f"P ≥ {level:.2f}" for level in LEVELS)]
-    lines = ["| " + " | ".join(header) + " |", "|---|" + "---:|" * (len(header) - 1)]
+    lines = []
     for gpu, learned, levels in rows:
         both = f"{percent(levels.expected)} / {percent(levels.measured)}"
         both_shares = [shares(found, true) for found, true in zip(levels.found, levels.true, strict=True)]
-        lines.append("| " + " | ".join([gpu, row_count(learned), both, *both_shares]) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append([gpu, row_count(learned), both, *both_shares])
+    return markdown_table(header, lines)
 
 
 def main() -> None:
@@ -117,14 +118,24 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--adaptive", action="store_true", help="instead: rows chosen by the model against chance")
     parser.add_argument("--moe", action="store_true", help="instead: layers of experts")
+    parser.add_argument("--formats", action="store_true", help="instead: every GPU, format and library")
+    parser.add_argument("--work", type=Path, help="with --formats: file of finished scores; --gpu: make only this")
     parser.add_argument("--published", action="store_true", help="instead: tables of NeuSight, DeepBench and aiter")
     asked = parser.parse_args()
+    if asked.formats and not asked.work:
+        parser.error("--formats needs --work FILE")
     with threadpool_limits(1):
+        if asked.formats:
+            formats.judge(asked.work, [key for key in formats.KEYS if key[0] in (asked.gpu or SYSTEMS)], _print)
+            if not asked.gpu:
+                write_between(asked.page, "lines", formats.lines_table(asked.work))
+                write_between(asked.page, "closer", formats.closer_table(asked.work))
+            return
         if asked.published:
-            write_between(asked.page, "published", published_table(asked.seeds, lambda line: print(line, flush=True)))
+            write_between(asked.page, "published", published_table(asked.seeds, _print))
             return
         if asked.moe:
-            write_between(asked.page, "moe", accuracy_table(asked.seeds, lambda line: print(line, flush=True)))
+            write_between(asked.page, "moe", accuracy_table(asked.seeds, _print))
             return
         _write(asked.page, tuple(asked.gpu or ()), asked.rows, asked.seeds, adaptive=asked.adaptive)
 
@@ -145,8 +156,12 @@ def _write(page: Path, gpus: Sequence[str], rows: int, seeds: Sequence[int], *, 
         write_between(page, "attention", markdown(attention, [], made_from))
 
 
+def _print(text: str) -> None:
+    print(text, flush=True)
+
+
 def _say(step: Step) -> None:
-    print(f"{100 * step.done / step.total:3.0f} % {step.text}", flush=True)
+    _print(f"{100 * step.done / step.total:3.0f} % {step.text}")
 
 
 if __name__ == "__main__":

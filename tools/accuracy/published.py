@@ -16,6 +16,7 @@ from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.scoring import Split, coverage, held_out_sites, random_split, summarize
 from quantbench.units import percent
 from tools.accuracy.tables import PUBLISHED, PublishedTable, read_published
+from tools.guide.markers import table as markdown
 
 #: NeuSight's shorter times are not judged: launches from Python are a third of them and more
 _LEAST_US = 200.0
@@ -58,10 +59,10 @@ def cases() -> Iterator[Case]:
 
 def published_table(seeds: Sequence[int], progress: Callable[[str], None]) -> str:
     """Returns the Markdown table: median / mean / p95 error in percent and coverage, averaged over seeds."""
-    lines = [
-        "| GPU | format | library | products | rows learned from | unfitted | fitted | 90 % interval covers |",
-        "|---|---|---|---|---:|---:|---:|---:|",
-    ]
+    head = [
+        "GPU", "format", "library", "products", "rows learned from", "unfitted", "fitted", "90 % interval covers"
+    ]  # fmt: skip
+    lines = []
     for case in cases():
         table = case.table
         found = [_judge(case, seed) for seed in seeds]
@@ -70,15 +71,14 @@ def published_table(seeds: Sequence[int], progress: Callable[[str], None]) -> st
         unfitted = summarize(prior.predict(**table.take(rows)).latency_us, table.latency_us[rows]).median_pct
         errors = " / ".join(f"{x:.1f}" for x in np.mean([errors for errors, _ in found], axis=0))
         library = f"{table.provenance['framework']} {table.provenance['framework_version']}"
-        cells = (
+        lines.append((
             table.gpu, table.dtype, library, case.what, f"{case.train_rows:,}", f"{unfitted:.0f}", errors,
             percent(float(np.mean([share for _, share in found]))),
-        )  # fmt: skip
-        lines.append("| " + " | ".join(cells) + " |")
-        progress(lines[-1])
+        ))  # fmt: skip
+        progress(" | ".join(lines[-1]))
     of = {table.provenance["table"]: table.provenance for table in (read_published(*pair) for pair in PUBLISHED)}
     sources = [f"- {name}: {one['package']}, sha256 {one['sha256'][:12]}." for name, one in of.items()]
-    return "\n".join([*lines, "", f"Seeds: {', '.join(map(str, seeds))}.", "", *sources]) + "\n"
+    return "\n".join([markdown(head, lines, words=4), f"Seeds: {', '.join(map(str, seeds))}.", "", *sources]) + "\n"
 
 
 def _judge(case: Case, seed: int) -> tuple[tuple[float, float, float], float]:

@@ -1,13 +1,13 @@
 """Replaces the text between the markers `<!-- name:begin -->` and `<!-- name:end -->` of a Markdown page.
 
 Entry points: `fill`, `kept`, and `table`, which formats a Markdown table. Used by `tools.guide`,
-`tools.advice_examples` and `tools.planner_accuracy`. Markers may be within a line or around several lines.
+`tools.accuracy`, `tools.advice_examples` and `tools.planner_accuracy`. Markers may be within a line or around several.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from quantbench.errors import StoreError
 
@@ -47,8 +47,8 @@ def kept(text: str, name: str) -> str:
     return found.lstrip("\n")
 
 
-def table(head: list[str], rows: list[list[str]], *, numeric: bool = True) -> str:
-    """Formats a Markdown table. numeric: align all columns but the first to the right."""
-    rule = ["---"] + (["---:"] if numeric else ["---"]) * (len(head) - 1)
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, words: int = 1, numeric: bool = True) -> str:
+    """Formats a Markdown table. numeric: align all columns but the first `words` to the right."""
+    rule = ["---"] * words + (["---:"] if numeric else ["---"]) * (len(head) - words)
     lines = [head, rule, *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

@@ -493,13 +493,13 @@ def _start(
         return start, blind, None
     # A GPU's products in another format, or by another library, say little about these; a like GPU's say much.
     shipped = shipped_model(device.name, dtype, resolve_library(device.name, dtype, library))
-    if shipped is None and (shipped := _kin(device, dtype, library)) is not None:
+    if shipped is None and (shipped := shipped_kin(device, dtype, library)) is not None:
         start = near([shipped.known()], same_gpu=False)
     shipped = shipped or shipped_model(device.name, dtype)
     return start, blind, None if shipped is None else Reference(shipped.ensemble)
 
 
-def _kin(device: DeviceSpec, dtype: str, library: str) -> GemmModel | None:
+def shipped_kin(device: DeviceSpec, dtype: str, library: str) -> GemmModel | None:
     """Returns the shipped model of another GPU of the family, that with the nearest number of SMs; None without one."""
     others = [d for d in known_devices() if family(d) == family(device) and d.name != device.name]
     for other in sorted(others, key=lambda d: abs(d.sm_count - device.sm_count)):

@@ -1,0 +1,145 @@
+"""Judges GEMM fits on every packaged table, one line per GPU, dtype and library, and on `CLOSER` ones with more seeds.
+
+Entry points: `judge`, which computes what a work file lacks; `lines_table` and `closer_table`, sections of
+docs/accuracy.md. Used by `tools.accuracy.page --formats`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+from quantbench.device import lookup
+from quantbench.latency.contests import OUR_WEIGHT, Answer, Contest, Contestant, answer_of, ours, run_contests
+from quantbench.latency.gemm.model import GemmModel, shipped_kin
+from quantbench.latency.libraries import SYSTEMS, TABLES, libraries_of
+from quantbench.latency.scoring import ErrorSummary, Line, Split, over_seeds, row_count, shares
+from quantbench.units import percent
+from quantbench.workload.dtypes import GEMM_DTYPES
+from tools.accuracy.tables import PackagedTable, read_packaged
+from tools.guide.markers import table
+
+#: (device slug, dtype, library)
+Key = tuple[str, str, str]
+#: all tables, each GPU's and dtype's default library first
+KEYS: tuple[Key, ...] = tuple(
+    (slug, dtype, library)
+    for slug, system in SYSTEMS.items()
+    if system in TABLES
+    for dtype in GEMM_DTYPES
+    for library in libraries_of(slug, dtype)
+)
+#: tables judged with more seeds and rows, and with what the other tables know
+CLOSER: tuple[Key, ...] = (
+    ("h100-sxm5-80gb", "fp8", "vllm"),
+    ("b200-sxm-180gb", "fp8", "vllm"),
+    ("h100-sxm5-80gb", "fp8_block", "trtllm"),
+    ("b200-sxm-180gb", "nvfp4", "vllm"),
+)
+_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+_ROWS, _MANY = 200, 1000
+_CLOSER_SEEDS = (0, 1, 2)
+
+
+def unfitted() -> Contestant:
+    """Returns the prior of other GPU generations as a contestant."""
+
+    def answer(contest: Contest, split: Split, seed: int) -> Answer:
+        model = GemmModel.prior(contest.device, dtype=contest.table.dtype, family_out=True)
+        return answer_of(model, contest, split.test, fit_s=0.0)
+
+    return Contestant("unfitted", 0, answer)
+
+
+def others_known(train_rows: int) -> Contestant:
+    """Returns our model with all that is shipped but of the table itself: `prior="auto"` on a GPU without it."""
+
+    def answer(contest: Contest, split: Split, seed: int) -> Answer:
+        start, measured = time.process_time(), contest.table
+        m, n, k = contest.shapes(split.train)
+        model = GemmModel.fit(
+            contest.device, m, n, k, measured.latency_us[split.train], dtype=measured.dtype, library=measured.library,
+            sibling=shipped_kin(contest.device, measured.dtype, measured.library), seed=seed,
+        )  # fmt: skip
+        return answer_of(model, contest, split.test, fit_s=time.process_time() - start)
+
+    return Contestant("other tables known", train_rows, answer, weight=OUR_WEIGHT)
+
+
+_WIDE = (unfitted(), ours(_ROWS))
+_CLOSE = (ours(_ROWS), ours(_MANY), others_known(_ROWS))
+
+
+def judge(work: Path, keys: Sequence[Key], report: Callable[[str], None]) -> None:
+    """Appends to `work` the scores of these tables that it lacks: JSON lines, one per table, contestant and seed."""
+    done = _scores(work) if work.exists() else {}
+    read = cache(lambda key: read_packaged(key[0], dtype=key[1], library=key[2]))
+    asked = [(key, one, 0) for key in CLOSER if key in keys for one in _CLOSE]
+    asked += [(key, one, 0) for key in keys for one in _WIDE]
+    asked += [(key, one, seed) for key in CLOSER if key in keys for one in _CLOSE for seed in _CLOSER_SEEDS]
+    for key, contestant, seed in dict.fromkeys(asked):
+        if (*key, contestant.name, contestant.train_rows, seed) in done:
+            continue
+        measured: PackagedTable = read(key)
+        plan = [(Contest(lookup(key[0]), measured, "sites"), [contestant])]
+        (line,) = run_contests(plan, [seed], lambda step: None)
+        entry = {"key": [*key, contestant.name, contestant.train_rows, seed], "version": measured.version}
+        with work.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps({**entry, "line": line.to_json()}) + "\n")
+        report(f"{entry['key']}: {line.errors}")
+
+
+def _scores(work: Path) -> dict[tuple[str | int | None, ...], tuple[Line, str]]:
+    """Returns (table, contestant, rows, seed) → line and version of the library."""
+    found = {}
+    for text in work.read_text(encoding="utf-8").splitlines():
+        entry = json.loads(text)
+        kept = {name: value for name, value in entry["line"].items() if name not in ("compute", "cliff_levels")}
+        line = Line(**{**kept, "errors": ErrorSummary(**kept["errors"])})
+        found[tuple(entry["key"])] = line, entry["version"]
+    return found
+
+
+def lines_table(work: Path) -> str:
+    """Returns the Markdown table of all tables, 200 rows and one seed each."""
+    scores = _scores(work)
+    header = ["GPU", "format", "library", "unfitted", "fitted", "interval covers", "cliffs", "forecasts"]
+    rows, medians = [], []
+    for slug, dtype, library in KEYS:
+        (bare, version), (fit, _) = (scores[slug, dtype, library, one.name, one.train_rows, 0] for one in _WIDE)
+        medians.append((bare.errors.median_pct, fit.errors.median_pct))
+        default = library == libraries_of(slug, dtype)[0]
+        name = f"**{_NAMES[library]} {version}**" if default else f"{_NAMES[library]} {version}"
+        rows.append((slug, dtype, name, f"{bare.errors.median_pct:.0f}", *_fitted(fit)))
+    bare_pct, fit_pct = (median(column) for column in zip(*medians, strict=True))
+    words = f"{len(KEYS)} tables; median of their medians: {bare_pct:.0f} % unfitted, {fit_pct:.1f} % fitted."
+    return f"{table(header, rows, words=3)}\n{words}\n"
+
+
+def closer_table(work: Path) -> str:
+    """Returns the Markdown table of the `CLOSER` tables, means over seeds."""
+    scores = _scores(work)
+    header = ["table", "learned from", "rows", "errors", "interval covers", "cliffs", "forecasts"]
+    rows = []
+    for slug, dtype, library in CLOSER:
+        for one in _CLOSE:
+            line = over_seeds([scores[slug, dtype, library, one.name, one.train_rows, s][0] for s in _CLOSER_SEEDS])
+            known = "its rows" if one.name == "ours" else f"its rows and {_known(slug, dtype, library)}"
+            rows.append((f"{slug}, {dtype}, {_NAMES[library]}", known, row_count(one.train_rows), *_fitted(line)))
+    return f"{table(header, rows, words=2)}\nSeeds: {', '.join(map(str, _CLOSER_SEEDS))}.\n"
+
+
+def _fitted(line: Line) -> tuple[str, ...]:
+    covers = "–" if line.coverage is None else percent(line.coverage)
+    cliffs = shares(line.cliff_recall, line.cliff_precision), shares(line.forecast_recall, line.forecast_precision)
+    return (str(line.errors), covers, *cliffs)
+
+
+def _known(slug: str, dtype: str, library: str) -> str:
+    """Returns the model that `others_known` starts from, in words."""
+    kin = shipped_kin(lookup(slug), dtype, library)
+    return f"the model of {kin.device.name}" if kin else f"{_NAMES[libraries_of(slug, dtype)[0]]}'s model"
