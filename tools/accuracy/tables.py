@@ -1,7 +1,7 @@
 """Reads the measured GEMM tables that the shipped models were fitted to.
 
 Entry points: `read_packaged` (aiconfigurator-core, extra `tables`), `read_published` (files of NeuSight, DeepBench and
-aiter). Used by `gemm`, `published`, `cliff_calibration`, `page` and tools/ship_gemm.py.
+aiter). Used by `formats`, `gemm`, `published`, `cliff_calibration`, `page` and tools/ship_gemm.py.
 """
 
 from __future__ import annotations
