@@ -78,8 +78,8 @@ def judge(work: Path, keys: Sequence[Key], report: Callable[[str], None]) -> Non
     """Appends to `work` the scores of these tables that it lacks: JSON lines, one per table, contestant and seed."""
     done = _scores(work) if work.exists() else {}
     read = cache(lambda key: read_packaged(key[0], dtype=key[1], library=key[2]))
-    asked = [(key, one, 0) for key in CLOSER if key in keys for one in _CLOSE]
-    asked += [(key, one, 0) for key in keys for one in _WIDE]
+    defaults_first = sorted(keys, key=lambda key: libraries_of(*key[:2])[0] != key[2])
+    asked = [(key, one, 0) for key in defaults_first for one in _WIDE]
     asked += [(key, one, seed) for key in CLOSER if key in keys for one in _CLOSE for seed in _CLOSER_SEEDS]
     for key, contestant, seed in dict.fromkeys(asked):
         if (*key, contestant.name, contestant.train_rows, seed) in done:
