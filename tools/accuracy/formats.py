@@ -71,7 +71,7 @@ def others_known(train_rows: int) -> Contestant:
 
 
 _WIDE = (unfitted(), ours(_ROWS))
-_CLOSE = (ours(_ROWS), ours(_MANY), others_known(_ROWS))
+_CLOSE = (_WIDE[1], ours(_MANY), others_known(_ROWS))
 
 
 def judge(work: Path, keys: Sequence[Key], report: Callable[[str], None]) -> None:
