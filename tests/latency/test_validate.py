@@ -221,7 +221,7 @@ def test_scores_of_formats_are_kept_and_written(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(formats, "_CLOSE", (fixed("ours", 1.1),))
     formats.judge(work, [key], lambda text: None)
     assert "| bf16 | **SGLang 0.5.10** | 50 | 10.00 / 10.0 / 10.0 | 100 % |" in formats.lines_table(work)
-    assert "| its rows | 20 | 10.00 / 10.0 / 10.0 | 100 % |" in formats.closer_table(work)
+    assert "| its rows | 20 | 3 | 10.00 / 10.0 / 10.0 | 100 % |" in formats.closer_table(work)
     formats.judge(work, [key], lambda text: pytest.fail("computed again"))
     assert read == [key]
 

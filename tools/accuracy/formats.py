@@ -105,32 +105,35 @@ def _scores(work: Path) -> dict[tuple[str | int | None, ...], tuple[Line, str]]:
 
 
 def lines_table(work: Path) -> str:
-    """Returns the Markdown table of all tables, 200 rows and one seed each."""
+    """Returns the Markdown table of the tables in a work file, 200 rows and one seed each."""
     scores = _scores(work)
+    keys = [key for key in KEYS if all((*key, one.name, one.train_rows, 0) in scores for one in _WIDE)]
     header = ["GPU", "format", "library", "unfitted", "fitted", "interval covers", "cliffs", "forecasts"]
     rows, medians = [], []
-    for slug, dtype, library in KEYS:
+    for slug, dtype, library in keys:
         (bare, version), (fit, _) = (scores[slug, dtype, library, one.name, one.train_rows, 0] for one in _WIDE)
         medians.append((bare.errors.median_pct, fit.errors.median_pct))
         default = library == libraries_of(slug, dtype)[0]
         name = f"**{_NAMES[library]} {version}**" if default else f"{_NAMES[library]} {version}"
         rows.append((slug, dtype, name, f"{bare.errors.median_pct:.0f}", *_fitted(fit)))
     bare_pct, fit_pct = (median(column) for column in zip(*medians, strict=True))
-    words = f"{len(KEYS)} tables; median of their medians: {bare_pct:.0f} % unfitted, {fit_pct:.1f} % fitted."
+    words = f"{len(keys)} tables; median of their medians: {bare_pct:.0f} % unfitted, {fit_pct:.1f} % fitted."
     return f"{table(header, rows, words=3)}\n{words}\n"
 
 
 def closer_table(work: Path) -> str:
-    """Returns the Markdown table of the `CLOSER` tables, means over seeds."""
+    """Returns the Markdown table of the `CLOSER` tables, means over the seeds in a work file."""
     scores = _scores(work)
-    header = ["table", "learned from", "rows", "errors", "interval covers", "cliffs", "forecasts"]
+    header = ["table", "learned from", "rows", "seeds", "errors", "interval covers", "cliffs", "forecasts"]
     rows = []
     for slug, dtype, library in CLOSER:
         for one in _CLOSE:
-            line = over_seeds([scores[slug, dtype, library, one.name, one.train_rows, s][0] for s in _CLOSER_SEEDS])
+            names = [(slug, dtype, library, one.name, one.train_rows, seed) for seed in _CLOSER_SEEDS]
+            line = over_seeds([scores[name][0] for name in names if name in scores])
             known = "its rows" if one.name == "ours" else f"its rows and {_known(slug, dtype, library)}"
-            rows.append((f"{slug}, {dtype}, {_NAMES[library]}", known, row_count(one.train_rows), *_fitted(line)))
-    return f"{table(header, rows, words=2)}\nSeeds: {', '.join(map(str, _CLOSER_SEEDS))}.\n"
+            counts = row_count(one.train_rows), str(line.seeds)
+            rows.append((f"{slug}, {dtype}, {_NAMES[library]}", known, *counts, *_fitted(line)))
+    return table(header, rows, words=2)
 
 
 def _fitted(line: Line) -> tuple[str, ...]:
