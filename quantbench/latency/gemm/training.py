@@ -164,8 +164,8 @@ def _teaches(known: Known, which: str, dtype: str) -> bool:
     return same and unit(lookup(known.device), known.dtype) == which
 
 
-# A100 PCIe, made in 7 nm, runs fp32 at its peak of 19.5 TFLOP/s within its 250 W (NVIDIA, A100 datasheet): less power
-# a TFLOP/s than any CUDA cores of older processes.
+# A100 PCIe, made in 7 nm, runs fp32 at its peak of 19.5 TFLOP/s within its 250 W: less power a TFLOP/s than any CUDA
+# cores of older processes. (https://wccftech.com/nvidia-ampere-a100-pcie-gpu-launch-20x-volta/ has both figures.)
 _WATTS_PER_TFLOPS = 250.0 / 19.5
 
 
