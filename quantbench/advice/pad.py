@@ -179,7 +179,7 @@ def padding_verdict(
         softmax, variants = "", list(_of_gemm(subject, library, at_run_time))
     else:
         softmax, variants = subject.softmax, list(_of_shape(subject, asked, backward=backward))
-    share = shipped().elsewhere.unaligned_share
+    share = shipped().unaligned_share
     known = RememberedTimes(times or ModelTimes(device, library=asked), softmax=softmax, unaligned_share=share)
     known.ask(work for variant in variants for work in variant.runs)
     base, *padded = variants

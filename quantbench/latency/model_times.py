@@ -1,10 +1,12 @@
 """Predicts op times of one GPU with the shipped latency models, or their priors if none is shipped.
 
-Entry points: `ModelTimes`, used by the commands `advise` and `predict`; `BestTimes`, used by the command `plan`;
-`best_gemm_model`, used by the command `predict`; `require_reach`, used by `profile.answers`. Tools use both classes.
+Entry points: `ModelTimes`, used by `advice.pad` and the commands `advise` and `predict`; `BestTimes`, used by the
+command `plan`; `best_gemm_model`, used by `explore` and the command `predict`; `require_reach`, used by
+`profile.answers`. Tools use both classes.
 
-`ModelTimes` selects the model of each dtype and extrapolates to batches larger than the models support. GEMMs, softmax
-and attention have models; norms, residual additions, activations, embeddings, optimizer and communication have none.
+`ModelTimes` selects the model of each dtype and extrapolates to batches larger than the models support. GEMMs, softmax,
+attention and experts have models; norms, residual additions, activations, embeddings, optimizer and communication have
+none.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ from quantbench.latency.estimate import Estimate
 from quantbench.latency.gemm.cost_model import resident_blocks
 from quantbench.latency.gemm.model import LARGEST_SIDE, GemmModel, shipped_model
 from quantbench.latency.libraries import resolve_library
+from quantbench.latency.moe import MoEModel
 from quantbench.latency.op_times import UNMEASURED_COMMON, OpTimes, RememberedTimes, peak_share
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.launch import Launch
 from quantbench.quantization import credible_waves
-from quantbench.workload import Attention, Gemm, Softmax
+from quantbench.workload import Attention, Gemm, MoE, Softmax
 from quantbench.workload.kinds import Compute
 
 
@@ -52,6 +55,7 @@ class ModelTimes:
     ) -> None:
         self.device = device
         self._gemm_of = cache(gemm or (lambda dtype: best_gemm_model(device, dtype, library)))
+        self._experts_of = cache(lambda dtype: MoEModel.best(device, dtype=dtype, library=library))
         self._softmax = SoftmaxModel.prior(device)
         self._attention = AttentionModel.best(device)
         self._notes: dict[str, None] = {}
@@ -60,15 +64,19 @@ class ModelTimes:
     def note(self) -> str:
         return "; ".join(filter(None, self._notes))
 
-    def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
+    def estimates(self, workloads: Sequence[Compute | MoE]) -> list[Estimate]:
         """Returns one estimate per workload, in order; predicts all workloads of one kind and dtype in one batch."""
-        groups: dict[tuple[type[Compute], str], list[Compute]] = defaultdict(list)
+        groups: dict[tuple[type[Compute | MoE], str], list[Compute | MoE]] = defaultdict(list)
         for work in dict.fromkeys(workloads):
-            if not isinstance(work, Gemm | Attention | Softmax):
-                raise UnsupportedError("predict", str(work), "products, attention or softmax: no model of it is fitted")
+            if not isinstance(work, Gemm | Attention | Softmax | MoE):
+                raise UnsupportedError("predict", str(work), "products, attention, softmax or experts: no model of it")
             groups[type(work), work.dtype].append(work)
-        known: dict[Compute, Estimate] = {}
+        known: dict[Compute | MoE, Estimate] = {}
         for (kind, dtype), works in groups.items():
+            if kind is MoE:
+                found = self._experts([work for work in works if isinstance(work, MoE)], dtype)
+                known.update(zip(works, found, strict=True))
+                continue
             model, note = self._gemm_of(dtype)
             if not model.rows:
                 self.common_error = UNMEASURED_COMMON
@@ -109,6 +117,14 @@ class ModelTimes:
         if work.direction == "backward":
             return "backward attention: only forward passes measured"
         return "attention: no such heads, mask or number format measured"
+
+    def _experts(self, works: list[MoE], dtype: str) -> list[Estimate]:
+        model = self._experts_of(dtype)
+        self._notes[model.note] = None
+        if not model.rows:
+            self.common_error = UNMEASURED_COMMON
+        why = "" if model.rows else f"experts in {dtype}: none measured on {self.device.name}"
+        return [replace(one, unmeasured=why) for one in model.predict(works)]
 
     def _softmaxes(self, works: list[Softmax]) -> list[Estimate]:
         found = self._softmax.predict(works)

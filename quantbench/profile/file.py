@@ -9,7 +9,7 @@ A change that an old reader would misread needs a new version number, and a migr
 
 History of the format "quantbench-profile":
 1  first version.
-2  a model of products names its library, and stores its trees more compactly.
+2  a model of products names its library, and stores its trees more compactly; there is a table of experts (moe).
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ from quantbench.store.typed import Json, decode, encode
 
 
 def _with_libraries(data: Json) -> Json:
-    """Names the library of each model of products: the one in the software that was imported, or else torch."""
+    """Names the library of each model of products: the one in the software that was imported, or else torch. Adds an
+    empty table of experts."""
     try:
         imported = next((name for name in ("vllm", "sglang", "trtllm", "aiter") if name in data["software"]), "torch")
         products = [{**model, "library": imported} for model in data["models"]["gemm"]]
-        return {**data, "models": {**data["models"], "gemm": products}}
+        tables = {**data["tables"], "moe": {"columns": list(LAYOUTS["moe"].names), "rows": []}}
+        return {**data, "models": {**data["models"], "gemm": products}, "tables": tables}
     except (KeyError, TypeError) as error:
         raise InputError("read profile", f"models without {error}"[:100], "the models of version 1") from None
 

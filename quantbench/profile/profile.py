@@ -1,7 +1,7 @@
 """Builds, saves, loads and queries the profile of one GPU: measured tables, fitted models, cliffs and verdicts.
 
 Entry point: `Profile`, which implements the protocol `OpTimes`. Used by users' Python code, by the commands `profile`,
-`plan` and `advise`, by the other modules of this package and by `tools`.
+`plan` and `advise`, by `explore`, by the other modules of this package and by `tools`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from quantbench.errors import InputError
 from quantbench.latency.estimate import Estimate
 from quantbench.profile import file
 from quantbench.profile.answers import Asker, Estimates, LayerEstimate, ask_collective, layer_of
+from quantbench.profile.experts import Experts
 from quantbench.profile.models import Models, models_from_json, models_to_json
 from quantbench.profile.parts import KnownCliff, Provenance
 from quantbench.profile.schema import PROFILE_VERSION
 from quantbench.profile.table import LAYOUTS, Table, check_table
 from quantbench.store.typed import decode, encode
-from quantbench.workload import TransformerShape
+from quantbench.workload import MoE, TransformerShape
 from quantbench.workload.kinds import Compute
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 class Profile:
     """Profile of one device. Construction checks that no row has an invalid workload or an impossible time.
 
-    tables: measured tables by kind (gemm, softmax, attention, collective), each possibly empty.
+    tables: measured tables by kind (gemm, softmax, attention, moe, collective), each possibly empty.
     models: models fitted to the tables, or shipped ones.
     cliffs: known cliffs, largest first.
     findings: verdicts on the rules of thumb.
@@ -173,6 +174,18 @@ class Profile:
         UnsupportedError for an op or a number of GPUs or nodes that was not measured, InputError for invalid sizes.
         """
         return ask_collective(self.tables["collective"], op, message_bytes, num_gpus, num_nodes, dtype, provider)
+
+    def moe(self, works: Sequence[MoE], *, provider: str | None = None) -> list[Estimate]:
+        """Returns the time of the experts of each layer on its busiest GPU: a measured row, or a model of the rows.
+
+        provider: None selects the one with the most rows of the layer's dtype. Raises UnsupportedError if it measured
+        none of them.
+        """
+        return self._experts.ask(works, provider)
+
+    @cached_property
+    def _experts(self) -> Experts:
+        return Experts(self.device, self.tables["moe"])
 
     def layer(self, shape: TransformerShape, *, backward: bool = True) -> LayerEstimate:
         """Returns the time of one layer for one micro-batch on one GPU: GEMMs, softmax and attention, excluding logits,

@@ -20,8 +20,9 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.measurement import GRADES
 from quantbench.store.record import ORIGINS
-from quantbench.workload import Attention, Collective, Gemm, Softmax, Workload
+from quantbench.workload import Attention, Collective, Gemm, MoE, Softmax, Workload
 from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES, VECTOR_DTYPES
+from quantbench.workload.moe import require_distribution
 from quantbench.workload.ops import COLLECTIVE_DTYPES, COLLECTIVE_OPS, DIRECTIONS, LARGEST_MESSAGE_BYTES, MASKS
 from quantbench.workload.ops import LAYOUTS as GEMM_LAYOUTS
 
@@ -58,7 +59,8 @@ class TableLayout(NamedTuple):
 _KINDS = {
     **dict.fromkeys(("latency_us", "low_us", "high_us"), NUMBER),
     **dict.fromkeys(("dtype", "layout", "provider", "mask", "direction", "op", "kernel", "grade", "origin"), TEXT),
-    "causal": FLAG,
+    "distribution": TEXT,
+    **dict.fromkeys(("causal", "gated"), FLAG),
 }
 
 
@@ -72,6 +74,7 @@ LAYOUTS: dict[str, TableLayout] = {
     "gemm": _layout("m n k batch dtype layout provider", "kernel block_m block_n split_k"),
     "softmax": _layout("batch rows cols dtype mask direction provider"),
     "attention": _layout("batch heads kv_heads seq_q seq_k head_dim dtype causal direction provider"),
+    "moe": _layout("tokens hidden expert_ffn num_experts top_k dtype tp ep gated distribution provider"),
     "collective": _layout("op message_bytes num_gpus dtype num_nodes provider"),
 }
 
@@ -86,7 +89,7 @@ def layout_of(kind: str) -> TableLayout:
 #: grades that a row may have
 ROW_GRADES = tuple(letter for letter in GRADES if letter != "rejected")
 _WORKLOADS: dict[str, type[Workload]] = {
-    "gemm": Gemm, "softmax": Softmax, "attention": Attention, "collective": Collective,
+    "gemm": Gemm, "softmax": Softmax, "attention": Attention, "moe": MoE, "collective": Collective,
 }  # fmt: skip
 
 
@@ -94,7 +97,7 @@ _WORKLOADS: dict[str, type[Workload]] = {
 class Table:
     """Measured times of one kind of workload, sorted by the key columns, with unique keys.
 
-    kind: gemm, softmax, attention or collective.
+    kind: gemm, softmax, attention, moe or collective.
     columns: (rows,) arrays by name, in the order of `LAYOUTS`: int64, float64, bool or text.
 
     >>> table = Table.empty("softmax")
@@ -227,8 +230,11 @@ def _by_name(names: Array, value: Callable[[str], float]) -> FloatArray:
 
 
 def flops(kind: str, columns: Columns) -> FloatArray:
-    """Returns `Workload.flops` for each row, (rows,)."""
+    """Returns `Workload.flops` for each row, (rows,); for experts, those of the mean rank, which are fewer."""
     c = _numbers(columns)
+    if kind == "moe":
+        products = np.where(columns["gated"], 3.0, 2.0)
+        return 2.0 * products * c["tokens"] * c["top_k"] / c["ep"] * c["hidden"] * c["expert_ffn"] / c["tp"]
     if kind == "gemm":
         return 2.0 * c["m"] * c["n"] * c["k"] * c["batch"]
     if kind == "attention":
@@ -242,8 +248,11 @@ def flops(kind: str, columns: Columns) -> FloatArray:
 
 
 def min_bytes(kind: str, columns: Columns) -> FloatArray:
-    """Returns `Workload.min_bytes` for each row, (rows,), without softmax masks; for a collective, its message."""
+    """Returns `Workload.min_bytes` for each row, (rows,), without softmax masks; for a collective, its message; for
+    experts, their rows alone, because the experts that have rows are not known."""
     c = _numbers(columns)
+    if kind == "moe":
+        return 2.0 * c["tokens"] * c["top_k"] / c["ep"] * c["hidden"]
     if kind == "collective":
         return c["message_bytes"]
     width = _element_bytes(columns["dtype"]).astype(np.float64)
@@ -283,6 +292,7 @@ _CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
     "gemm": {"dtype": GEMM_DTYPES, "layout": GEMM_LAYOUTS},
     "softmax": {"dtype": VECTOR_DTYPES, "mask": MASKS, "direction": DIRECTIONS},
     "attention": {"dtype": VECTOR_DTYPES, "direction": DIRECTIONS},
+    "moe": {"dtype": GEMM_DTYPES},
     "collective": {"dtype": COLLECTIVE_DTYPES, "op": COLLECTIVE_OPS},
 }
 
@@ -311,6 +321,12 @@ def _check_workloads(table: Table) -> None:
     elif table.kind == "attention":
         _refuse(table, table["heads"] % table["kv_heads"] != 0, "kv_heads a divisor of heads", "kv_heads")
         _refuse(table, table["causal"] & (table["seq_q"] != table["seq_k"]), "seq_q equal to seq_k", "causal")
+    elif table.kind == "moe":
+        _refuse(table, table["top_k"] > table["num_experts"], "top_k of at most num_experts", "top_k")
+        _refuse(table, table["expert_ffn"] % table["tp"] != 0, "tp a divisor of expert_ffn", "tp")
+        _refuse(table, table["num_experts"] % table["ep"] != 0, "ep a divisor of num_experts", "ep")
+        for name in np.unique(table["distribution"]).tolist():
+            require_distribution(name, 1)
     elif table.kind == "collective":
         _refuse(table, table["num_gpus"] < 2, "num_gpus of at least 2", "num_gpus")
         _refuse(table, table["num_gpus"] % table["num_nodes"] != 0, "num_nodes a divisor of num_gpus", "num_nodes")

@@ -1,8 +1,7 @@
 """Defines the workloads of a mixture-of-experts layer: grouped GEMMs, permutations, and the layer with its routing.
 
 Entry points: `GroupedGemm`, one GEMM per expert in one launch; `Permute`; `MoE`, whose `grouped_gemms` are those of one
-GPU; `require_distribution`, `PERMUTATIONS`. Used by the other modules of `workload`, by `alignment_rules`,
-`quantization`, `latency`, `providers`, `store`, `sweep` and `analysis`, mostly through `quantbench.workload`.
+GPU; `require_distribution`; `PERMUTATIONS`. Used by nearly all packages, mostly through `quantbench.workload`.
 
 A router sends each token to top_k of num_experts experts. With expert parallelism `ep`, rank r holds the experts from
 r · num_experts / ep on. The rank with the most rows sets the pace: `MoE.flops` and `MoE.grouped_gemms` are that rank's.

@@ -3,6 +3,7 @@
 import doctest
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,12 @@ def test_every_gpu_with_tables_can_run_what_they_hold() -> None:
         assert lookup(slug).peak(dtype) is not None
         assert set(libraries_of(slug, dtype)) <= set(LIBRARIES)
         assert default_library(slug, dtype) == libraries_of(slug, dtype)[0]
+
+
+def test_one_library_of_every_gpu_and_dtype_is_shipped() -> None:
+    measured = [(slug, dtype) for slug in SYSTEMS for dtype in GEMM_DTYPES if libraries_of(slug, dtype)]
+    shipped = {file.name for file in public.FOLDER.glob("*.gemm")}
+    assert shipped >= {public.file_name(*pair, default_library(*pair)) for pair in measured}
 
 
 def test_times_of_the_host_are_no_default() -> None:
@@ -76,7 +83,7 @@ def fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[GemmTable]:
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(public, "systems_folder", lambda: systems)
-    monkeypatch.setattr(public, "version", lambda name: "0.12.0")
+    monkeypatch.setattr(metadata, "version", lambda name: "0.12.0")
     monkeypatch.setattr(public, "read_table", lambda *_, **__: table)
     monkeypatch.setattr(public, "fit_table", fit)
     return fitted

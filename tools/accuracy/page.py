@@ -2,7 +2,7 @@
 
 Every figure is computed on one core from the packaged public tables (extra `tables`), with --published from the files
 of NeuSight, DeepBench and aiter (`tables.PUBLISHED`); takes tens of minutes.
---adaptive and --published write the sections of those names.
+--adaptive, --published and --moe write the sections of those names.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from quantbench.profile.blindspots_report import write_between
 from quantbench.units import percent
 from tools.accuracy.attention import AttentionTable, attention_lines, read_attention
 from tools.accuracy.gemm import ADAPTIVE_GPUS, Absent, adaptive_contests, packaged_contests
+from tools.accuracy.moe import accuracy_table
 from tools.accuracy.published import published_table
 from tools.accuracy.tables import SHIPPED_GPUS, PackagedTable, read_packaged
 
@@ -115,11 +116,15 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=200, help="rows to learn from")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--adaptive", action="store_true", help="instead: rows chosen by the model against chance")
+    parser.add_argument("--moe", action="store_true", help="instead: layers of experts")
     parser.add_argument("--published", action="store_true", help="instead: tables of NeuSight, DeepBench and aiter")
     asked = parser.parse_args()
     with threadpool_limits(1):
         if asked.published:
             write_between(asked.page, "published", published_table(asked.seeds, lambda line: print(line, flush=True)))
+            return
+        if asked.moe:
+            write_between(asked.page, "moe", accuracy_table(asked.seeds, lambda line: print(line, flush=True)))
             return
         _write(asked.page, tuple(asked.gpu or ()), asked.rows, asked.seeds, adaptive=asked.adaptive)
 

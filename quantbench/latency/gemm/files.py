@@ -1,9 +1,9 @@
 """Stores the parts of a GEMM model (device, ensemble, distilled model) in a compact file, reads and validates them.
 
 Entry points: `pack` and `unpack`, a file's content; the functions `*_to_parts` and `*_from_parts`; `text_arrays`, which
-turns parts into JSON; `require_sound` and `require_sound_fast`, which validate array sizes, finite values and the
-termination of decision trees; `check_format`, `library_of`, `MODEL_FORMAT`, `MODEL_VERSION`. Used by `model`,
-`public` and `profile.models`.
+turns parts into JSON; `require_sound`, `require_sound_fast` and `require_sound_forest`, which validate array sizes,
+finite values and the termination of decision trees; `check_format`, `library_of`, `MODEL_FORMAT`, `MODEL_VERSION`. Used
+by `model`, `public`, `latency.moe` and `profile.models`.
 
 A file is one line of JSON, in which {"array": i} stands for the i-th array, and then all arrays, deflated: their
 little-endian bytes, all first bytes before all second ones. `sha256` covers both parts without itself.
@@ -63,16 +63,19 @@ def pack(parts: Mapping[str, Any]) -> bytes:
     return json.dumps({**header, "sha256": _digest(header, packed)}).encode() + b"\n" + packed
 
 
-def unpack(raw: bytes) -> Any:
+def unpack(raw: bytes, check: Callable[[Any], None] | None = None) -> Any:
     """Inverse of `pack`; returns the JSON value of a file of version 2 or 3. Raises InputError for another format,
-    StoreError for a damaged file."""
+    StoreError for a damaged file.
+
+    check: function that raises for another format or version, by default `check_format`; all its versions are binary.
+    """
     line, _, packed = raw.partition(b"\n")
     try:
         header = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise StoreError("GemmModel.load", one_line(str(error))[:100], "a file that GemmModel.save wrote") from None
-    check_format(header)
-    if header["version"] < _FIRST_BINARY:
+    (check or check_format)(header)
+    if check is None and header["version"] < _FIRST_BINARY:
         return header
     stated = header.pop("sha256", None)
     try:
@@ -182,8 +185,8 @@ def ensemble_to_parts(ensemble: Ensemble) -> dict[str, Any]:
             "most": member.most,
             "batched": member.batched,
             "layouts": member.layouts,
-            "forest": None if member.forest is None else _forest_to_parts(member.forest),
-            "named_forest": None if member.named_forest is None else _forest_to_parts(member.named_forest),
+            "forest": None if member.forest is None else forest_to_parts(member.forest),
+            "named_forest": None if member.named_forest is None else forest_to_parts(member.named_forest),
         }
         for member in ensemble.members
     ]
@@ -199,8 +202,8 @@ def ensemble_from_parts(data: Mapping[str, Any]) -> Ensemble:
             most=float(member["most"]),
             batched=bool(member.get("batched", False)),
             layouts=bool(member.get("layouts", False)),
-            forest=None if member["forest"] is None else _forest_from_parts(member["forest"]),
-            named_forest=_forest_from_parts(named) if (named := member.get("named_forest")) else None,
+            forest=None if member["forest"] is None else forest_from_parts(member["forest"]),
+            named_forest=forest_from_parts(named) if (named := member.get("named_forest")) else None,
         )
         for member in data["members"]
     )
@@ -237,8 +240,8 @@ def _kernels_from_parts(data: Mapping[str, Any]) -> tuple[Machine, Menu]:
     return Machine(**data["machine"]), Menu(tiles, kernels, tuple(str(name) for name in data.get("variants", ())))
 
 
-def _forest_to_parts(forest: Forest) -> dict[str, Any]:
-    """Returns the kinds of all nodes, and the contents of inner nodes and of leaves."""
+def forest_to_parts(forest: Forest) -> dict[str, Any]:
+    """Returns the kinds of all nodes of a forest, and the contents of inner nodes and of leaves."""
     compact = forest.rounded()
     leaf = np.isinf(compact.threshold)
     feature = compact.feature[~leaf]
@@ -252,7 +255,7 @@ def _forest_to_parts(forest: Forest) -> dict[str, Any]:
     }
 
 
-def _forest_from_parts(data: Mapping[str, Any]) -> Forest:
+def forest_from_parts(data: Mapping[str, Any]) -> Forest:
     if "right_offset" in data:
         return _old_forest(data)
     nodes = int(data["nodes"])
@@ -276,9 +279,11 @@ def _links(leaf: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.int32], npt.NDAr
     if not nodes or ends[-1:].tolist() != [nodes - 1]:
         raise _broken("trees that are none")
     inner = np.flatnonzero(~leaf)
-    # Sorted by sum, then position.
-    keys = np.sort((total - total.min() + 1) * nodes + np.arange(nodes))
-    below = (total[inner] - total.min()) * nodes
+    # Sorted by sum, then position; numpy sorts short integers in linear time.
+    above = total - total.min()
+    order = np.argsort(above.astype(np.int16), kind="stable")
+    keys = (above[order] + 1) * nodes + order
+    below = above[inner] * nodes
     right = np.arange(nodes, dtype=np.int32)
     right[inner] = keys[np.searchsorted(keys, below + inner)] - below + 1
     return right, np.append(0, ends[:-1] + 1).astype(np.int32)
@@ -302,7 +307,7 @@ def fast_to_parts(fast: FastGemm) -> dict[str, Any]:
         **_kernels_to_parts(fast.machine, fast.menu),
         "parameters": [float(z) for z in fast.parameters],
         "most": fast.most,
-        "forest": _forest_to_parts(fast.forest),
+        "forest": forest_to_parts(fast.forest),
     }
 
 
@@ -313,7 +318,7 @@ def fast_from_parts(data: Any) -> FastGemm:
         machine=machine,
         menu=menu,
         parameters=_vector(data["parameters"], data["tiles"]),
-        forest=_forest_from_parts(data["forest"]),
+        forest=forest_from_parts(data["forest"]),
         most=float(data["most"]),
     )
 
@@ -356,9 +361,9 @@ def require_sound(ensemble: Ensemble, fast: FastGemm | None) -> None:
             with np.errstate(all="ignore"):
                 log_us, parts = member.physics(shapes)
                 seen = member.features(ensemble.menu, shapes, log_us, parts, watched_columns(shapes), known)
-            _forest(member.forest, seen.shape[1])
+            require_sound_forest(member.forest, seen.shape[1])
             if member.named_forest is not None:
-                _forest(member.named_forest, seen.shape[1] + NAMED_COLUMNS)
+                require_sound_forest(member.named_forest, seen.shape[1] + NAMED_COLUMNS)
     if ensemble.reference is not None:
         if len(ensemble.reference.keys) != len(ensemble.reference.residual):
             raise _broken(f"{len(ensemble.reference.keys)} keys for {len(ensemble.reference.residual)} residuals")
@@ -373,7 +378,7 @@ def require_sound_fast(fast: FastGemm) -> None:
     _machine_and_menu(fast.machine, fast.menu)
     _parameters(fast.parameters, fast.menu)
     _finite("most", (fast.most,))
-    _forest(fast.forest, features(fast.machine, *_PROBE, np.zeros(1)).shape[1])
+    require_sound_forest(fast.forest, features(fast.machine, *_PROBE, np.zeros(1)).shape[1])
 
 
 def _machine_and_menu(machine: Machine, menu: Menu) -> None:
@@ -398,7 +403,8 @@ def _parameters(vector: FloatArray, menu: Menu) -> None:
         raise _broken("a parameter that is not finite or beyond all bounds")
 
 
-def _forest(forest: Forest, features_seen: int) -> None:
+def require_sound_forest(forest: Forest, features_seen: int) -> None:
+    """Raises StoreError unless trees terminate and read the first `features_seen` features only."""
     nodes = len(forest.threshold)
     own = np.arange(nodes)
     arrays = (forest.feature, forest.threshold, forest.right, forest.value)

@@ -14,14 +14,11 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from quantbench import __version__
 from quantbench.errors import QuantbenchError, StoreError, UnsupportedError
@@ -75,6 +72,12 @@ def model_of_table(made: type[GemmModel], slug: str, dtype: str, library: str) -
     with suppress(QuantbenchError):
         if kept.is_file():
             return made.load(kept)
+    # Imported here, because few commands fit a model.
+    from importlib.metadata import version
+
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     provenance = {
         "table": shown, "sha256": sha256, "package": f"aiconfigurator-core {version('aiconfigurator-core')}",
         "framework": library, "framework_version": release, "measured_on": slug,

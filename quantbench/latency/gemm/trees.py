@@ -2,7 +2,8 @@
 
 Entry points: `Forest` (trees grown by scikit-learn, evaluated by numpy), `VALUE_STEP`, `Member` (a cost model and its
 forests), `train_member`, `Measured` (training rows), `Growth`, `watched_columns`, `chunks`, `Float32Array`,
-`NAMED_COLUMNS`. Used by `ensemble`, `training`, `distilled`, `model`, `files`, `profile.fit` and tools.
+`NAMED_COLUMNS`. Used by `ensemble`, `training`, `distilled`, `model`, `files`, `public`, `latency.moe`,
+`profile.fit`, `explore.evaluator` and tools.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ CHUNK = 1024
 VALUE_STEP = 2.0**-9
 # Levels allowed beyond a balanced tree's: every level costs a pass over all rows and trees.
 _SPARE_DEPTH = 5
+_DEEPEST_BOOSTED = 8
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,39 @@ class Forest:
         return cls._flat(grown, scale=rate * trees)
 
     @classmethod
+    def boost_by_histogram(
+        cls, x: Float32Array, y: FloatArray, *, trees: int, leaves: int, rate: float, leaf: int, seed: int
+    ) -> Forest:
+        """Grows boosted trees of at most `leaves` leaves on binned features: ten times faster than `boost`, for which
+        it has the same scaling of leaf values."""
+        from sklearn.ensemble import HistGradientBoostingRegressor
+
+        grown = HistGradientBoostingRegressor(
+            max_iter=trees, max_leaf_nodes=leaves, learning_rate=rate, min_samples_leaf=leaf,
+            max_depth=_DEEPEST_BOOSTED, early_stopping=False, random_state=seed,
+        ).fit(x, y)  # fmt: skip
+        parts, start, roots = [], 0, []
+        for (predictor,) in grown._predictors:
+            nodes = predictor.nodes[_preorder(predictor.nodes)]
+            place = np.empty(len(nodes), dtype=np.int32)
+            place[_preorder(predictor.nodes)] = np.arange(len(nodes))
+            is_leaf = nodes["is_leaf"] == 1
+            right = start + np.where(is_leaf, np.arange(len(nodes)), place[nodes["right"]])
+            parts.append((nodes, is_leaf, right))
+            roots.append(start)
+            start += len(nodes)
+        nodes, is_leaf, right = (np.concatenate([part[i] for part in parts]) for i in range(3))
+        value = float(grown._baseline_prediction.ravel()[0]) + trees * nodes["value"]
+        return cls(
+            feature=np.where(is_leaf, 0, nodes["feature_idx"]).astype(np.int16),
+            threshold=np.where(is_leaf, np.inf, nodes["num_threshold"]).astype(np.float32),
+            right=right.astype(np.int32),
+            value=np.where(is_leaf, value, 0.0).astype(np.float16).astype(np.float32),
+            roots=np.array(roots, dtype=np.int32),
+            depth=max(1, *(int(part[0]["depth"].max()) for part in parts)),
+        )
+
+    @classmethod
     def _flat(cls, parts: list[Any], scale: float) -> Forest:
         starts = np.cumsum([0] + [t.node_count for t in parts])
         feature, threshold, right = [], [], []
@@ -155,7 +190,7 @@ class Forest:
             right=np.concatenate(right).astype(np.int32),
             value=value.astype(np.float32),
             roots=starts[:-1].astype(np.int32),
-            depth=max(t.max_depth for t in parts),
+            depth=max(1, *(t.max_depth for t in parts)),
         ).rounded()
 
     def rounded(self) -> Forest:
@@ -214,6 +249,17 @@ class Forest:
         return node
 
 
+def _preorder(nodes: npt.NDArray[Any]) -> IndexArray:
+    """Returns the order in which a node's left child follows it, of scikit-learn's binned trees."""
+    order, waiting = [], [0]
+    while waiting:
+        node = waiting.pop()
+        order.append(node)
+        if not nodes["is_leaf"][node]:
+            waiting += [int(nodes["right"][node]), int(nodes["left"][node])]
+    return np.array(order, dtype=np.intp)
+
+
 _FAR = 1.5  # cap on a kernel's log time above the fastest kernel's
 _WATCHED_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 64))
 _NARROWEST_CHOICE = 0.03
@@ -226,7 +272,8 @@ NAMED_COLUMNS = 4
 
 def _expected(weights: Array, of: Array) -> Array:
     """Returns the weighted mean over kernels, (rows,). Not a matrix product, whose rounding depends on other rows."""
-    return np.asarray(np.einsum("kr,kr->r", weights, np.broadcast_to(of, weights.shape)))
+    expected: Array = np.einsum("kr,kr->r", weights, np.broadcast_to(of, weights.shape))
+    return expected
 
 
 def watched_columns(shapes: Shapes) -> list[FloatArray]:
@@ -278,8 +325,9 @@ class Member:
     def weights(self, parts: Parts) -> Array:
         """Returns the probability that each kernel is chosen, (kernels, rows); columns sum to 1."""
         width = max(float(np.exp(Values(self.parameters)["choice"])[0]), _NARROWEST_CHOICE)
-        weights = np.exp(np.maximum((parts.log_time.min(axis=0) - parts.log_time) / width, NEGLIGIBLE))
-        return np.asarray(weights / weights.sum(axis=0))
+        weights: Array = np.exp(np.maximum((parts.log_time.min(axis=0) - parts.log_time) / width, NEGLIGIBLE))
+        total: Array = weights.sum(axis=0)
+        return weights / total
 
     def features(
         self,
@@ -291,11 +339,28 @@ class Member:
         reference: FloatArray | None,
         own: tuple[Shapes, Parts] | None = None,
     ) -> Float32Array:
-        """Returns the inputs of the forest, (rows, features).
+        """Returns the inputs of the forest, (rows, features): `columns`, and `reference` (rows,) as the last one."""
+        columns = self.columns(menu, shapes, log_us, parts, watched, own)
+        if reference is not None:
+            columns.append(reference)
+        out = np.empty((len(columns), parts.log_time.shape[1]), dtype=np.float32)
+        for i, column in enumerate(columns):
+            out[i] = column
+        return out.T
+
+    def columns(
+        self,
+        menu: Menu,
+        shapes: Shapes,
+        log_us: Array,
+        parts: Parts,
+        watched: list[FloatArray],
+        own: tuple[Shapes, Parts] | None = None,
+    ) -> list[Any]:
+        """Returns the inputs of the forest but for the reference, each (rows,) or a constant.
 
         log_us, parts: result of `physics`.
         watched: `watched_columns(shapes)`, shared by all members.
-        reference: residual of a reference, (rows,), the last column.
         own: terms and parts of the recorded kernels, (1, rows), if they are known.
         """
         of, at = own or (shapes, parts)
@@ -303,15 +368,19 @@ class Member:
         log_m, log_n, log_k = np.log2(shapes.batch * shapes.m), np.log2(shapes.n), np.log2(shapes.k)
         # The time of a small tile in very many waves can exceed single precision; such a tile is never chosen.
         per_time = weights * np.exp(np.maximum(-at.log_time, NEGLIGIBLE))
-        columns = [log_m, log_n, log_k, log_m + log_n, log_n + log_k, log_m + log_k, log_m + log_n + log_k, log_us]
+        columns: list[Any] = [log_m, log_n, log_k, log_m + log_n, log_n + log_k, log_m + log_k, log_m + log_n + log_k]
+        columns.append(log_us)
         priced = (at.arithmetic, at.memory, at.l2, at.write, at.reduction)
         columns += [_expected(per_time, part) for part in priced]
-        columns += [
+        means = (
             _expected(weights, of.split_k),
-            np.log(_expected(weights, of.waves)),
+            _expected(weights, of.waves),
             _expected(weights, of.fluid / of.waves),
             shapes.batch * shapes.m * shapes.n * _expected(weights / of.tiles, 1.0 / (16384.0 * of.area)),
-        ]
+        )
+        # Means of equal numbers: unrounded, a tree could tell 1 from the sum of the weights.
+        split_k, waves, fill, padding = (np.round(mean, 4) for mean in means)
+        columns += [split_k, np.log(waves), fill, padding]
         far = np.minimum(parts.log_time - parts.log_time.min(axis=0), _FAR)
         nearest = np.sort(far.T, axis=1)  # faster than np.partition for few columns
         columns += [nearest[:, min(1, len(far) - 1)], nearest[:, min(4, len(far) - 1)], *watched]
@@ -319,18 +388,10 @@ class Member:
             columns += [np.log2(shapes.batch), np.log2(shapes.m)]
         if self.layouts:
             columns.append(shapes.layout)
-        first_split = len(columns) + len(menu.tiles)
-        count = first_split + len(SPLITS) + (reference is not None)
-        out = np.full((count, far.shape[1]), _FAR, dtype=np.float32)
-        for i, column in enumerate(columns):
-            out[i] = column
-        for place, kernels in menu.of_tile:
-            out[len(columns) + place] = far[kernels].min(axis=0)
-        for place, kernels in menu.of_split:
-            out[first_split + place] = far[kernels].min(axis=0)
-        if reference is not None:
-            out[-1] = reference
-        return out.T
+        for groups, count in ((menu.of_tile, len(menu.tiles)), (menu.of_split, len(SPLITS))):
+            of_group = dict(groups)
+            columns += [far[of_group[i]].min(axis=0) if i in of_group else _FAR for i in range(count)]
+        return columns
 
     def correction(
         self, x: Float32Array, reference: FloatArray | None, *, named: bool = False

@@ -1,4 +1,4 @@
-"""Exports an aiconfigurator systems folder: YAML files, and Parquet tables of GEMMs, attention and NCCL.
+"""Exports an aiconfigurator systems folder: YAML files, and Parquet tables of GEMMs, attention, experts and NCCL.
 
 Entry point: `export`, called by the package's `export_profile`.
 
@@ -37,6 +37,7 @@ from quantbench.profile.exporters.options import (
 )
 from quantbench.profile.exporters.rates import achieved, link_rates
 from quantbench.profile.profile import Profile
+from quantbench.profile.table import Table
 from quantbench.workload import Attention
 from quantbench.workload.dtypes import DTYPES
 
@@ -49,6 +50,14 @@ _NCCL_VERSION = "quantbench"
 _NCCL_DTYPES = {"bf16": "half", "fp16": "half", "int8": "int8", "fp8": "fp8"}
 #: aiconfigurator's names of dtypes: common.GEMMQuantMode and common.FMHAQuantMode of aiconfigurator-core 0.12.0
 _GEMM_DTYPES = {"bf16": "bfloat16", "fp8": "fp8"}
+#: common.MoEQuantMode
+_MOE_DTYPES = {
+    "bf16": "bfloat16",
+    "fp8": "fp8",
+    "fp8_block": "fp8_block",
+    "nvfp4": "nvfp4",
+    "mxfp4": "w4a8_mxfp4_mxfp8",
+}
 _ATTENTION_DTYPES = {"bf16": "bfloat16"}
 #: dtype → name of its peak in the YAML file
 _PEAKS = {"bf16": "bfloat16_tc_flops", "int8": "int8_tc_flops", "fp8": "fp8_tc_flops"}
@@ -75,6 +84,7 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
         "gemm": _gemm_rows(profile, options, out),
         "context_attention": _attention_rows(profile, options, out, "context_attention"),
         "generation_attention": _attention_rows(profile, options, out, "generation_attention"),
+        "moe": _moe_rows(profile.tables["moe"], out),
         "nccl": _nccl_rows(profile, out),
     }
     tables = {kind: columns for kind, columns in tables.items() if columns["latency"]}
@@ -195,6 +205,23 @@ def _model_attention(dtype: str, *, prompts: bool) -> list[Attention]:
         for seq in _MODEL_SEQS
         if batch * seq <= most
     ]
+
+
+def _moe_rows(table: Table, out: Exported) -> Columns:
+    """Returns the table of experts, whose columns are those of the importer."""
+    known = np.isin(table["dtype"], list(_MOE_DTYPES))
+    out.leave_out("experts of a dtype that aiconfigurator has no name for", int((~known).sum()))
+    rows = table.where(known)
+    names = {
+        "num_tokens": "tokens", "hidden_size": "hidden", "inter_size": "expert_ffn", "topk": "top_k",
+        "num_experts": "num_experts", "moe_tp_size": "tp", "moe_ep_size": "ep", "distribution": "distribution",
+    }  # fmt: skip
+    return {
+        "op_name": ["moe"] * len(rows), "kernel_source": rows["provider"].tolist(),
+        "moe_dtype": [_MOE_DTYPES[dtype] for dtype in rows["dtype"].tolist()],
+        **{theirs: rows[ours].tolist() for theirs, ours in names.items()},
+        "latency": (rows["latency_us"] / 1e3).tolist(),
+    }  # fmt: skip
 
 
 def _nccl_rows(profile: Profile, out: Exported) -> Columns:
