@@ -147,8 +147,7 @@ def _entry(slug: str, values: dict[str, Any], documents: dict[str, str]) -> Entr
     architecture = architectures()[values["architecture"]]
     amd = architecture.name.startswith("gfx")
     cited = values["source"] if amd else {"compute_capability": "cuda", **values["source"]}
-    names = SOURCED + ("board_power_w",) * ("board_power_w" in values)
-    source = {name: _cite(cited.get(name, cited["default"]), documents) for name in names}
+    source = {name: _cite(cited.get(name, cited["default"]), documents) for name in SOURCED}
     source["smem_per_sm_bytes"] = source["smem_per_block_bytes"] = architecture.source["smem"]
     if "max_sm_clock_mhz" not in values:
         source["max_sm_clock_mhz"] = source["sm_clock_mhz"]

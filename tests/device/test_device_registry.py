@@ -53,7 +53,7 @@ def test_bandwidth_is_two_transfers_a_clock_on_every_pin(entry: Entry) -> None:
 
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_every_constant_names_a_document_with_its_year(entry: Entry) -> None:
-    assert entry.spec.source.keys() == set(SOURCED) | ({"board_power_w"} if entry.spec.board_power_w else set())
+    assert entry.spec.source.keys() == set(SOURCED)
     for field, source in entry.spec.source.items():
         titles = [title for title in DOCUMENTS.values() if source.startswith(title)]
         assert titles, f"{entry.spec.name} {field}: {source!r} is no known document"

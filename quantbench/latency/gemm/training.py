@@ -241,7 +241,7 @@ class Effort:
 
     @classmethod
     def of(cls, rows: int) -> Effort:
-        """Returns the default for this many rows. A fit to fewer than 150 varies with single rows: more are averaged."""
+        """Returns the default for this many rows. Below 150 a fit varies with single rows: more are averaged."""
         return cls(members=8) if rows < 150 else cls()
 
 
