@@ -279,14 +279,6 @@ def test_auto_takes_the_residual_of_a_shipped_model_of_the_family() -> None:
     )
 
 
-def test_a_format_without_kin_starts_from_the_gpus_own_figures_too() -> None:
-    device = lookup("h100-sxm5-80gb")
-    bf16 = [k for k in shipped_pool() if k.device == device.name and k.dtype == "bf16"]
-    with_own, without = (choose(device, "fp8", pool, family_out=False)[0] for pool in (bf16, []))
-    assert with_own.source == f"pooled over {device.name}"
-    assert np.abs(with_own.mean - without.mean).max() > 0.1
-
-
 def test_an_unknown_gpu_gets_a_wide_interval_that_says_so() -> None:
     found = GemmModel.best("t4-16gb", dtype="fp16").predict(4096, 4096, 4096)
     assert "nobody measured fp16 on t4-16gb" in found.note

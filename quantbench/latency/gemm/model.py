@@ -209,8 +209,8 @@ class GemmModel:
         library: whose kernels ran.
         launches: kernel that ran each row, None if unknown.
         prior: "auto" (best shipped parameters, and the residual of the shipped model of this GPU, or else of one of its
-            family, in this dtype), "family-out" (other GPU generations only), "none" (spec sheet only) or a sequence of
-            models.
+            family, in this dtype and library), "family-out" (other GPU generations only), "none" (spec sheet only) or a
+            sequence of models.
         sibling: table or model of another GPU, whose residual at the same shape becomes a feature; it helps if both
             GPUs run the same kernels.
         seed: the same rows and seed give the same model.
@@ -491,9 +491,11 @@ def _start(
     start, blind = choose(device, dtype, shipped_pool(), family_out=prior == "family-out")
     if prior == "family-out":
         return start, blind, None
-    shipped = shipped_model(device.name, dtype)
+    # A GPU's products in another format, or by another library, say little about these; a like GPU's say much.
+    shipped = shipped_model(device.name, dtype, resolve_library(device.name, dtype, library))
     if shipped is None and (shipped := _kin(device, dtype, library)) is not None:
         start = near([shipped.known()], same_gpu=False)
+    shipped = shipped or shipped_model(device.name, dtype)
     return start, blind, None if shipped is None else Reference(shipped.ensemble)
 
 

@@ -131,7 +131,8 @@ def fit_table(
     quick = summarize(fast.predict_us(*sizes), table.latency_us[test])
     held_out["fast_median_pct"] = round(quick.median_pct, 2)
     progress(1.0)
-    return replace(model, provenance={**provenance, "rows_fitted": model.rows, "held_out": held_out}, fast=fast)
+    told = {**model.provenance, "rows_fitted": model.rows, "held_out": held_out}
+    return replace(model, provenance={**provenance, **told}, fast=fast)
 
 
 def held_out_errors(model: GemmModel, latency_us: npt.NDArray[np.float64], *sizes: Any, **more: Any) -> dict[str, Any]:

@@ -194,9 +194,7 @@ def choose(device: DeviceSpec, dtype: str, known: Sequence[Known], *, family_out
         kin = [k for k in usable if k.family == family(device)]
         if kin:
             return near(kin, same_gpu=False), blind
-        # Launches, L2 and memory are the GPU's, whatever it multiplies.
-        same = [k for k in known if k.device == device.name and unit(device, k.dtype) == unit(device, dtype)]
-        others = usable + [k for k in same if k not in usable]
+        others = usable
     efficiency = np.eye(len(base.mean))[INDEX["efficiency"]]  # relative to what the power allows
     start = pooled(
         [replace(k, parameters=k.parameters - _powered(lookup(k.device), k.dtype) * efficiency) for k in others], base
