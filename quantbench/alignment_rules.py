@@ -27,6 +27,9 @@ _WHOLE_ROWS = 128
 # Names of the sides (m, n, k) of the forward GEMMs that TransformerShape.ops makes.
 _FORWARD = {
     "qkv": ("tokens", "qkv width / tp", "hidden"),
+    "latent_down": ("tokens", "q_rank + kv_rank + rope_dim", "hidden"),
+    "q_up": ("tokens", "heads · head_dim / tp", "q_rank or hidden"),
+    "kv_up": ("tokens", "heads · (head_dim - rope_dim + value_dim) / tp", "kv_rank"),
     "scores": ("seq", "seq", "head_dim"),
     "context": ("seq", "head_dim", "seq"),
     "proj": ("tokens", "hidden", "heads · head_dim / tp"),
@@ -34,6 +37,10 @@ _FORWARD = {
     "mlp_gate": ("tokens", "ffn / tp", "hidden"),
     "mlp_up_gate": ("tokens", "2 · ffn / tp", "hidden"),
     "mlp_down": ("tokens", "hidden", "ffn / tp"),
+    "shared_up": ("tokens", "shared_ffn / tp", "hidden"),
+    "shared_gate": ("tokens", "shared_ffn / tp", "hidden"),
+    "shared_up_gate": ("tokens", "2 · shared_ffn / tp", "hidden"),
+    "shared_down": ("tokens", "hidden", "shared_ffn / tp"),
     "logits": ("tokens", "vocab / tp", "hidden"),
 }
 

@@ -26,7 +26,10 @@ from quantbench.workload.dtypes import GEMM_DTYPES
 from quantbench.workload.ops import LAYOUTS
 from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 
-LINEAR_OPS = ("qkv", "proj", "mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down")
+LINEAR_OPS = (
+    "qkv", "latent_down", "q_up", "kv_up", "proj", "mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down",
+    "shared_up", "shared_gate", "shared_up_gate", "shared_down",
+)  # fmt: skip
 UNFUSED_OPS = ("scores", "softmax", "context")
 _ATTENTION_OPS = (*UNFUSED_OPS, "attention")
 _GROUPED_OPS = ("experts_up", "experts_up_gate", "experts_down")
@@ -195,7 +198,7 @@ class Held:
     """Sizes and options that no axis varies. 0 and "" select a default that depends on the device or the shape.
 
     attention: one of SWEPT_ATTENTIONS; `ops` overrides it.
-    experts, top_k, moe_ffn, ep: as of `TransformerShape`; experts = 0: an MLP, unless an axis is one of MOE_DIMS.
+    experts, top_k, moe_ffn, ep, dense_layers, …, value_dim: as of `TransformerShape`; experts = 0: an MLP, unless an axis is one of MOE_DIMS.
     tokens: tokens of each GPU's micro-batch, instead of seq · mbs.
     skew: exponent of a power law of the routing in hundredths, instead of `routing`.
     softmax: one of SOFTMAXES, used by predictions only (a sweep measures the provider's).
@@ -218,6 +221,12 @@ class Held:
     experts: int = 0
     top_k: int = 0
     moe_ffn: int = 0
+    dense_layers: int = 0
+    shared_ffn: int = 0
+    q_rank: int = 0
+    kv_rank: int = 0
+    rope_dim: int = 0
+    value_dim: int = 0
     tokens: int = 0
     ep: int = 1
     skew: int = 0
