@@ -41,6 +41,9 @@ _FORWARD = {
     "shared_gate": ("tokens", "shared_ffn / tp", "hidden"),
     "shared_up_gate": ("tokens", "2 · shared_ffn / tp", "hidden"),
     "shared_down": ("tokens", "hidden", "shared_ffn / tp"),
+    "experts_up": ("rows", "moe_ffn / tp", "hidden"),
+    "experts_up_gate": ("rows", "2 · moe_ffn / tp", "hidden"),
+    "experts_down": ("rows", "hidden", "moe_ffn / tp"),
     "logits": ("tokens", "vocab / tp", "hidden"),
 }
 
@@ -238,7 +241,7 @@ def broken_by_shape(shape: TransformerShape, *, library: str = "", backward: boo
     """
     found: dict[tuple[AlignmentRule, str, int, int], list[str]] = {}
     for op in shape.ops(backward=backward):
-        if not isinstance(work := op.workload, Gemm | Attention):
+        if not isinstance(work := op.workload, Gemm | GroupedGemm | Attention):
             continue
         if op.name == "logits" and isinstance(work, Gemm):
             work = replace(work, dtype=shape.attention_dtype, accumulate="")
@@ -263,7 +266,7 @@ def side_names(op: Op) -> dict[str, str]:
     >>> side_names(next(op for op in ops if op.label == "mlp_up.wgrad"))
     {'m': 'ffn / tp', 'n': 'hidden', 'k': 'tokens'}
     """
-    if op.name not in _FORWARD or op.workload.kind != "gemm":
+    if op.name not in _FORWARD or op.workload.kind not in ("gemm", "grouped_gemm"):
         return {}
     m, n, k = _FORWARD[op.name]
     if op.phase == "dgrad":

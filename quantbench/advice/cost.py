@@ -76,7 +76,7 @@ class OpCost:
 class ShapeCost:
     """Cost of all GEMM, softmax and attention ops of a shape, forward and backward, per micro-batch on one GPU.
 
-    Norms, activations, communication, the optimizer and recomputation are not counted.
+    Of a shape with experts it is that of a forward pass. Norms, activations, communication, the optimizer and recomputation are not counted.
     """
 
     shape: TransformerShape
@@ -115,8 +115,8 @@ class ShapeCost:
 
 
 def cost_of(shape: TransformerShape, times: RememberedTimes) -> ShapeCost:
-    """Predicts the time and the waste of every op of a shape."""
-    ops = shape.ops()
+    """Predicts the time and the waste of every op of a shape (`TransformerShape.modelled_ops`)."""
+    ops = shape.modelled_ops()
     times.ask(op.workload for op in ops)
     found = {
         op: edges(op, times.device, times.launch(op.workload), _peak_share(op.workload, times))

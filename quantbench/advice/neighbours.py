@@ -63,7 +63,7 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class _Timed:
-    """A timed shape. us: time per token and parameter. parts: share of each workload. move: see `Neighbour`."""
+    """A timed shape. us: GPU time per token and parameter. parts: share of each workload. move: see `Neighbour`."""
 
     shape: TransformerShape
     us: float
@@ -150,7 +150,7 @@ def fastest_first(shapes: Iterable[TransformerShape], times: RememberedTimes) ->
 def _times(
     shapes: Iterable[TransformerShape], times: RememberedTimes, base: TransformerShape
 ) -> dict[TransformerShape, _Timed]:
-    ops = {shape: shape.ops() for shape in shapes}
+    ops = {shape: shape.modelled_ops() for shape in shapes}
     times.ask(op.workload for own in ops.values() for op in own)
     return {shape: _time(shape, own, times, base) for shape, own in ops.items()}
 
@@ -164,7 +164,7 @@ def _time(shape: TransformerShape, ops: Sequence[Op], times: RememberedTimes, ba
     count = useful_parameters(shape, base.vocab)
     pairs = ((getattr(shape, name), getattr(base, name)) for name in ("hidden", "ffn", "layers"))
     move = max(abs(own / other - 1) for own, other in pairs)
-    return _Timed(shape, total_us / shape.tokens / count, count, parts, move)
+    return _Timed(shape, total_us * shape.tp / shape.tokens / count, count, parts, move)
 
 
 # Sort keys for changes of one dimension that are as fast as the fastest: the best alignment of the heads' rows; the

@@ -65,8 +65,8 @@ class TransformerShape:
     ep: GPUs that share out the experts, each with its own micro-batch.
     routing: distribution of the tokens over the experts, as of `MoE`; `ops` has the products of the busiest GPU.
     q_rank, kv_rank, rope_dim, value_dim: of latent attention (DeepSeek-V2, arXiv:2405.04434): ranks of queries (0: not
-        compressed) and of keys and values, width of a head's rotary part, which is in head_dim, and of its values. `ops`
-        has its products and not its attention. kv_rank = 0: usual attention.
+        compressed) and of keys and values, width of a head's rotary part, which is in head_dim, and of its values.
+        `ops` has its products and not its attention. kv_rank = 0: usual attention.
     fp8_recipe: key of `recipes.RECIPES`, by which gradients have their own dtypes, casts are counted and logits stay in
         16 bits; "" for one dtype everywhere and no casts.
 
@@ -218,8 +218,11 @@ class TransformerShape:
         layers = dense * self.layer_weights(dense=True) + sparse * self.layer_weights(active=active)
         return layers + self.vocab * self.hidden * (1 if self.tied else 2)
 
-    def forward_ops(self) -> tuple[Op, ...]:
-        """Returns the ops of a forward pass with the routed experts of a layer as one op, as they are modelled."""
+    def modelled_ops(self, *, backward: bool = True) -> tuple[Op, ...]:
+        """Returns the ops for which there are models: `ops`; with experts, those of a forward pass, a layer's routed
+        experts as one op."""
+        if not self.experts:
+            return self.ops(backward=backward)
         found = []
         for op in self.ops(backward=False):
             if op.name == "permute":
