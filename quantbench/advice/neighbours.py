@@ -18,6 +18,7 @@ from quantbench.latency.op_times import RememberedTimes
 from quantbench.planner.formulas import useful_parameters
 from quantbench.units import signed_percent
 from quantbench.workload import Op, TransformerShape
+from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.kinds import Compute
 
 # Shapes whose times differ by a smaller share count as equally fast, because no model here resolves less.
@@ -84,7 +85,8 @@ class Neighbours:
     ) -> None:
         self._source = times
         self._base = base
-        self._singles = alone(base, space) if space else {}
+        singles = alone(base, space) if space else {}
+        self._singles = {name: [one for one in shapes if _fits(one, times)] for name, shapes in singles.items()}
         self._joint = list(together(base, space)) if space else []
         found = {base, *self._joint, *(shape for shapes in self._singles.values() for shape in shapes)}
         self.tried = len(found) - 1
@@ -138,6 +140,12 @@ class Neighbours:
         return Neighbour(
             timed.shape, ratio - 1, ratio / factor - 1, ratio * factor - 1, timed.parameters, more, timed.move, nearest
         )
+
+
+def _fits(shape: TransformerShape, times: RememberedTimes) -> bool:
+    """Returns whether the weights of a shape with experts, spread over ep GPUs, leave memory on each."""
+    held = shape.parameters_per_gpu * DTYPES[shape.dtype].b_bytes
+    return not shape.experts or held < times.device.memory_bytes
 
 
 def fastest_first(shapes: Iterable[TransformerShape], times: RememberedTimes) -> list[TransformerShape]:

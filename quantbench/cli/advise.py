@@ -27,6 +27,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.latency.libraries import library_words
 from quantbench.units import latency, percent, signed_percent
+from quantbench.workload.dtypes import DTYPES
 
 if TYPE_CHECKING:
     from quantbench.advice import Advice, Advised, OpCost, Repair, ShapeCost, Space
@@ -236,7 +237,8 @@ def _header_lines(advice: Advice, assumed: Sequence[str]) -> Iterator[str]:
         dense = f", in {shape.dense_layers} of the layers {mlp}" if shape.dense_layers else ""
         shared = f" beside shared ones of {shape.shared_ffn}" if shape.shared_ffn else ""
         mlp = f"{shape.experts} experts of {shape.moe_ffn} on ep = {shape.ep}, top {shape.top_k}{shared}{dense}"
-        mlp += f" ({shape.active_parameters / 1e9:.3g} B active)"
+        held_gib = shape.parameters_per_gpu * DTYPES[shape.dtype].b_bytes / 2**30
+        mlp += f" ({shape.active_parameters / 1e9:.3g} B active; weights of {held_gib:.0f} GiB on a GPU)"
     batch = f"micro-batches of {shape.mbs} × {shape.seq} tokens on tp = {shape.tp}"
     yield device_line(advice.device)
     yield f"times: {advice.note}"

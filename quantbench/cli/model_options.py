@@ -30,7 +30,7 @@ from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 # Fields of a model that a grid takes over; not layers, because a point is one layer.
 _OF_A_MODEL = (
     "hidden", "heads", "kv_heads", "head_dim", "ffn", "gated", "gate_fused", "seq", "vocab", "softmax",
-    "experts", "top_k", "moe_ffn", "dense_layers", "shared_ffn", "q_rank", "kv_rank", "rope_dim", "value_dim",
+    "experts", "top_k", "moe_ffn", "shared_ffn", "q_rank", "kv_rank", "rope_dim", "value_dim",
 )  # fmt: skip
 # Options that `sweep_words` repeats after the axes and the sizes.
 _SAID_AGAIN = (

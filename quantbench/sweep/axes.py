@@ -198,7 +198,7 @@ class Held:
     """Sizes and options that no axis varies. 0 and "" select a default that depends on the device or the shape.
 
     attention: one of SWEPT_ATTENTIONS; `ops` overrides it.
-    experts, top_k, moe_ffn, ep, dense_layers, …, value_dim: as of `TransformerShape`; experts = 0: an MLP, unless an axis is one of MOE_DIMS.
+    experts, top_k, moe_ffn, ep, shared_ffn, q_rank, …: as of `TransformerShape`; experts = 0: an MLP, unless an axis is one of MOE_DIMS.
     tokens: tokens of each GPU's micro-batch, instead of seq · mbs.
     skew: exponent of a power law of the routing in hundredths, instead of `routing`.
     softmax: one of SOFTMAXES, used by predictions only (a sweep measures the provider's).
@@ -221,7 +221,6 @@ class Held:
     experts: int = 0
     top_k: int = 0
     moe_ffn: int = 0
-    dense_layers: int = 0
     shared_ffn: int = 0
     q_rank: int = 0
     kv_rank: int = 0
@@ -264,12 +263,15 @@ def with_defaults(held: Held, spec: DeviceSpec, dims: Collection[str] = ()) -> H
     return replace(held, **missing, dtype=dtype, attention=attention)
 
 
-def ops_at(axes: tuple[Axis, ...], values: tuple[int, ...], held: Held, who: str = "sweep") -> tuple[Op, ...]:
+def ops_at(
+    axes: tuple[Axis, ...], values: tuple[int, ...], held: Held, who: str = "sweep", *, modelled: bool = False
+) -> tuple[Op, ...]:
     """Returns the ops of one point.
 
     values: one value per axis.
     held: all other sizes, defaults filled in.
     who: command named in errors.
+    modelled: whether to return the routed experts of a layer as one op, as they are modelled.
 
     Raises InputError for an impossible point (heads that do not divide hidden, …).
     """
@@ -284,6 +286,10 @@ def ops_at(axes: tuple[Axis, ...], values: tuple[int, ...], held: Held, who: str
     for attention, core in (("flash", ("attention",)), ("unfused", UNFUSED_OPS)):
         names = {op for op in wanted if op in core or (attention == main and op not in _ATTENTION_OPS)}
         shape = _shape(point, held, who, attention)
+        if modelled and shape.experts and held.direction == "forward":
+            names |= {"experts"} if set(EXPERT_OPS) & set(wanted) and attention == main else set()
+            found += [op for op in shape.modelled_ops() if op.name in names]
+            continue
         found += [op for op in shape.ops(backward=held.direction != "forward") if op.name in names]
     if held.direction == "backward":
         found = [op for op in found if op.phase != "forward"]
@@ -302,7 +308,7 @@ def _shape(point: dict[str, int], held: Held, who: str, attention: str) -> Trans
     values: dict[str, Any] = {name: point.get(name, getattr(held, name)) for name in names - {"attention"}}
     if values["heads"] == 0:
         values["heads"] = _heads_for(values["hidden"], values["head_dim"], values["tp"], who)
-    values |= _expert_values(point, held) if values["experts"] else dict.fromkeys(("top_k", "moe_ffn"), 0)
+    values |= _expert_values(point, held) if values["experts"] else dict.fromkeys(("top_k", "moe_ffn", "shared_ffn"), 0)
     return TransformerShape(**values, attention=attention)
 
 

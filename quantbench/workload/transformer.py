@@ -213,6 +213,13 @@ class TransformerShape:
         """Those of `parameters` that one token meets."""
         return self._weights(active=True)
 
+    @property
+    def parameters_per_gpu(self) -> float:
+        """Those of `parameters` on one of tp · ep GPUs; what is not routed is copied to each of ep."""
+        matrices, sparse = 3 if self.gated else 2, self.layers - self.dense_layers
+        routed = sparse * self.experts * matrices * self.hidden * self.moe_ffn
+        return (self.parameters - routed + routed / self.ep) / self.tp
+
     def _weights(self, *, active: bool) -> int:
         dense, sparse = self.dense_layers, self.layers - self.dense_layers
         layers = dense * self.layer_weights(dense=True) + sparse * self.layer_weights(active=active)
