@@ -172,7 +172,9 @@ class Question:
         us = [f"{a:.0f} / {b:.0f} µs" for a, b in (self.measured_us, self.said_us)]
         ways = " or ".join(f"tp {one.tp} ep {one.ep}" for one in self.works)
         right = "right" if self.right else "wrong"
-        return f"{right}: {layer}{first.hidden}, {first.dtype}, {first.routing_words}: {ways}? {us[0]}, predicted {us[1]}"
+        return (
+            f"{right}: {layer}{first.hidden}, {first.dtype}, {first.routing_words}: {ways}? {us[0]}, predicted {us[1]}"
+        )
 
 
 def questions(table: MoETable, seed: int) -> list[Question]:
