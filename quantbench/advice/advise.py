@@ -156,7 +156,7 @@ def advise(
     return Advice(
         times.device, known.note, cost, _unmeasured(cost), _advised(search.best(top), cost, known),
         _advised(search.single(), cost, known), search.tried, within, repair,
-        _advised(search.against(others), cost, known), 
+        _advised(search.against(others), cost, known),
         broken_by_shape(shape, library=library, backward=not shape.experts), _missing(shape), _broken_blocks(shape),
     )  # fmt: skip
 

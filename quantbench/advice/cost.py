@@ -77,7 +77,8 @@ class OpCost:
 class ShapeCost:
     """Cost of all GEMM, softmax and attention ops of a shape, forward and backward, per micro-batch on one GPU.
 
-    Of a shape with experts it is that of a forward pass. Norms, activations, communication, the optimizer and recomputation are not counted.
+    Of a shape with experts it is that of a forward pass. Norms, activations, communication, the optimizer and
+    recomputation are not counted.
     """
 
     shape: TransformerShape

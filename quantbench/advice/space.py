@@ -1,8 +1,8 @@
 """Lists the shapes near a given one, and the nearest shapes that tensor parallelism can split.
 
 Entry points: `Space`, the limits of the search, and `DIMENSIONS`; `together` (varies hidden, heads, MLP width and
-layers) and `alone` (varies heads, MLP width, vocabulary, micro-batch, experts or their distribution), used by `neighbours`; `repaired`, which
-returns a `Repair`. Used by `advise`, the command `advise` and tools.
+layers) and `alone` (varies heads, MLP width, vocabulary, micro-batch, experts or their split), used by `neighbours`;
+`repaired`, which returns a `Repair`. Used by `advise`, the command `advise` and tools.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from quantbench.workload import TransformerShape
 
 #: dimensions that `keep` may name
 DIMENSIONS = (
-    "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "layers", "mbs", "experts", "top_k", "moe_ffn", "tp", "ep",
+    "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "layers", "mbs", "experts", "top_k", "moe_ffn", "tp",
+    "ep",
 )  # fmt: skip
 #: largest factor by which the width of experts may change, and the largest degree of expert parallelism tried
 _EXPERT_FACTOR, _MOST_EP = 4, 64

@@ -284,7 +284,8 @@ def _cost_lines(cost: ShapeCost, *, reasons: bool) -> Iterator[str | Table]:
         yield f"{others}, each wasting less than {percent(_WORTH_A_ROW)} ({together} together): {times}"
     hours = " GPU-h per 1T: that in GPU-hours over 10^12 tokens, of all tp GPUs." if reasons and bad else ""
     yield (
-        f"times: one layer forward{'' if cost.shape.experts else ' and backward'} (logits: of the model). wasted: extra time against a size just below "
+        f"times: one layer forward{'' if cost.shape.experts else ' and backward'} (logits: of the model). "
+        "wasted: extra time against a size just below "
         f"the edge.{hours} Norms, activations, communication, the optimizer and recomputation are not counted."
     )
 

@@ -198,7 +198,8 @@ class Held:
     """Sizes and options that no axis varies. 0 and "" select a default that depends on the device or the shape.
 
     attention: one of SWEPT_ATTENTIONS; `ops` overrides it.
-    experts, top_k, moe_ffn, ep, shared_ffn, q_rank, …: as of `TransformerShape`; experts = 0: an MLP, unless an axis is one of MOE_DIMS.
+    experts, top_k, moe_ffn, ep, shared_ffn, q_rank, …: as of `TransformerShape`; experts = 0: an MLP, unless
+        an axis is one of MOE_DIMS.
     tokens: tokens of each GPU's micro-batch, instead of seq · mbs.
     skew: exponent of a power law of the routing in hundredths, instead of `routing`.
     softmax: one of SOFTMAXES, used by predictions only (a sweep measures the provider's).

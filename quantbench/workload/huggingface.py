@@ -300,7 +300,7 @@ def _sliding_window(config: _Config, family: _Family) -> int:
     return config.optional(("sliding_window",)) or 0
 
 
-def _latent(config: _Config) -> dict[str, int]:
+def _latent(config: _Config) -> dict[str, Any]:
     """Returns the sizes of the heads, and of latent attention if the model has it."""
     if not config.get("kv_lora_rank"):
         return {"head_dim": config.optional(_HEAD_DIM) or 0}
@@ -311,7 +311,7 @@ def _latent(config: _Config) -> dict[str, int]:
     return {"head_dim": rope + nope, "q_rank": q_rank, "kv_rank": kv_rank, "rope_dim": rope, "value_dim": value}
 
 
-def _experts(config: _Config, family: _Family) -> dict[str, int]:
+def _experts(config: _Config, family: _Family) -> dict[str, Any]:
     """Returns the sizes of the experts and of the layers without; {} for a dense model."""
     experts = config.optional(_EXPERTS) or 1
     if experts == 1:

@@ -167,7 +167,7 @@ class Question:
         return float(np.log(self.said_us[0] / self.said_us[1]) - np.log(self.measured_us[0] / self.measured_us[1]))
 
     def __str__(self) -> str:
-        first, second = self.works
+        first = self.works[0]
         layer = f"{first.tokens} tokens, {first.num_experts} experts of {first.expert_ffn}, top {first.top_k}, hidden "
         us = [f"{a:.0f} / {b:.0f} µs" for a, b in (self.measured_us, self.said_us)]
         ways = " or ".join(f"tp {one.tp} ep {one.ep}" for one in self.works)
