@@ -216,6 +216,7 @@ def _of_gemm(gemm: Gemm, library: str, at_run_time: Sequence[str]) -> Iterator[_
 
 def _of_shape(shape: TransformerShape, library: str, *, backward: bool) -> Iterator[_Variant]:
     """Yields the transformer as it is, and with each dimension padded alone."""
+    backward = backward and not shape.experts  # whose gradients have no model
 
     def variant(changes: tuple[Change, ...], other: TransformerShape, more_bytes: int = 0) -> _Variant:
         broken = broken_by_shape(other, library=library, backward=backward)
@@ -223,7 +224,6 @@ def _of_shape(shape: TransformerShape, library: str, *, backward: bool) -> Itera
 
     base = variant((), shape)
     yield base
-    backward = backward and not shape.experts
     widths = ("vocab", "moe_ffn") if shape.experts else ("vocab", "ffn")
     sizes = {name: _padded_sizes(getattr(shape, name), shape.tp)[1:] for name in widths}
     sizes["head_dim"] = sorted({one.to for one in base.broken if one.name == "head_dim"})
