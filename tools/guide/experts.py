@@ -154,7 +154,8 @@ def _draw_rows(tables: dict[str, MoETable], path: Path, caption: str) -> None:
                 if work.distribution == "balanced" and work.tp == work.ep == 1 and work.rows_per_expert >= 1:
                     rates[2 ** round(np.log2(work.rows_per_expert))].append(work.flops / us / 1e6)
             _line(panels[0][0], name, {rows: median(own) for rows, own in sorted(rates.items())})
-        panels[0][0].set(xscale="log", xlabel="rows per expert (nearest power of two)", ylabel="TFLOP/s")
+        panels[0][0].set_xscale("log", base=2)
+        panels[0][0].set(xlabel="rows per expert (nearest power of two)", ylabel="TFLOP/s")
 
 
 def _draw_skew(tables: dict[str, MoETable], path: Path, caption: str) -> None:
@@ -167,7 +168,8 @@ def _draw_skew(tables: dict[str, MoETable], path: Path, caption: str) -> None:
                 if of.works[good].tokens >= _FEW_TOKENS and of.works[good].tp == 1:
                     ratios[of.works[good].ep].append(of.latency_us[bad] / of.latency_us[good])
             _line(panels[0][0], name, {ep: median(own) for ep, own in sorted(ratios.items())})
-        panels[0][0].set(xscale="log", xlabel="GPUs that share out the experts (ep)", ylabel="times as long")
+        panels[0][0].set_xscale("log", base=2)
+        panels[0][0].set(xlabel="GPUs that share out the experts (ep)", ylabel="times as long")
 
 
 def _draw_split(tables: dict[str, MoETable], path: Path, caption: str) -> None:
@@ -187,6 +189,8 @@ def _draw_split(tables: dict[str, MoETable], path: Path, caption: str) -> None:
 
 
 def _line(panel: object, name: str, points: dict[float, float]) -> None:
+    if not points:
+        return  # no such layers were measured there
     panel.plot(list(points), list(points.values()), "o-", color=COLOURS[name], markersize=3, linewidth=1, label=name)  # type: ignore[attr-defined]
 
 
