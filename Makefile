@@ -107,11 +107,13 @@ docs: install
 	$(BIN)/python -m tools.guide.experts docs
 	$(BIN)/python -m tools.advice_examples docs
 	$(BIN)/python -m tools.guide.front
+	$(BIN)/python -m tools.guide.explorer
 	$(BIN)/quantbench import aiconfigurator --system a100_sxm --table gemm --results build/tables
 	$(BIN)/quantbench profile blindspots build/tables/a100-sxm4-80gb/aic-* --for aiconfigurator --held-out --of max \
 		--docs docs/exporting.md
 	$(BIN)/python -m tools.planner_accuracy tests/data docs
 	$(BIN)/python -m mkdocs build --strict --quiet --config-file docs/site/mkdocs.yml
+	$(BIN)/python -m tools.guide.explorer build/site/explore.html
 
 # The profiles of GPUs that public tables are of: results/<gpu>/profile.json.
 shelf: install

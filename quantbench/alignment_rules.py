@@ -2,7 +2,7 @@
 
 Entry points: `RULES`, each an `AlignmentRule`; `broken_rules`, for one workload on one GPU, and `broken_by_shape`, for
 a transformer at its tensor-parallel degree, which return `Broken` objects; `side_names` and `misaligned_sides`. Used by
-`advice`, the commands `advise`, `check` and `pad`, tools and users' Python code.
+`advice`, the commands `check` and `pad`, tools and users' Python code.
 
 Effects. `crashes`: the library raises an error. `falls back`: it runs another, slower kernel, mostly without a message.
 `wastes`: it pads, and computes or copies what it throws away.

@@ -65,6 +65,19 @@ class Browser:
 
     def show(self, page: Path, width: int, height: int = 900, *, dark: bool = False, png: Path | None = None) -> Shown:
         """Load the page and look at it. png: also write a screenshot of all of it here."""
+        with self.tab(page, width, height, dark=dark) as tab:
+            shown = Shown(layout=tab.evaluate(OUTSIDE))
+            if png is not None:
+                tab.screenshot(png, whole=True)
+            for event in self._events:
+                self._sort(event, shown)
+        return shown
+
+    @contextmanager
+    def tab(
+        self, page: Path, width: int, height: int = 900, *, dark: bool = False, fragment: str = ""
+    ) -> Iterator[Tab]:
+        """Open the page in a tab of its own until the context ends; `Tab.shown` says what it complained of."""
         target = self._ask("Target.createTarget", url="about:blank")["targetId"]
         session = self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -74,21 +87,14 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._ask("Emulation.setEmulatedMedia", session, features=[scheme])
         self._events.clear()
-        self._ask("Page.navigate", session, url=page.resolve().as_uri())
+        self._ask("Page.navigate", session, url=page.resolve().as_uri() + fragment)
         while not any(event.get("method") == "Page.loadEventFired" for event in self._events):
             self._events.append(self._read())
+        tab = Tab(self, session)
         # Two frames: what is laid out late is laid out then.
-        wait = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
-        self._ask("Runtime.evaluate", session, expression=wait, awaitPromise=True)
-        found = self._ask("Runtime.evaluate", session, expression=OUTSIDE, returnByValue=True)
-        shown = Shown(layout=found["result"]["value"])
-        if png is not None:
-            image = self._ask("Page.captureScreenshot", session, captureBeyondViewport=True)["data"]
-            png.write_bytes(base64.b64decode(image))
-        for event in self._events:
-            self._sort(event, shown)
+        tab.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))")
+        yield tab
         self._ask("Target.closeTarget", targetId=target)
-        return shown
 
     @staticmethod
     def _sort(event: dict[str, Any], shown: Shown) -> None:
@@ -122,6 +128,35 @@ class Browser:
         line, _, self._buffer = self._buffer.partition(b"\0")
         message: dict[str, Any] = json.loads(line)
         return message
+
+
+@dataclass
+class Tab:
+    """One open page."""
+
+    browser: Browser
+    session: str
+
+    def evaluate(self, script: str) -> Any:
+        """The JSON value of a JavaScript expression; a promise is awaited."""
+        found = self.browser._ask(
+            "Runtime.evaluate", self.session, expression=script, awaitPromise=True, returnByValue=True
+        )
+        assert "exceptionDetails" not in found, str(found["exceptionDetails"])[:600]
+        return found["result"].get("value")
+
+    def screenshot(self, png: Path, *, whole: bool = False) -> None:
+        image = self.browser._ask("Page.captureScreenshot", self.session, captureBeyondViewport=whole)["data"]
+        png.write_bytes(base64.b64decode(image))
+
+    @property
+    def shown(self) -> Shown:
+        """What the page asked for and complained of so far."""
+        self.evaluate("0")
+        shown = Shown()
+        for event in self.browser._events:
+            self.browser._sort(event, shown)
+        return shown
 
 
 @contextmanager

@@ -1,26 +1,36 @@
-"""Writes the accuracy table of docs/planning.md: `python -m tools.planner_accuracy tests/data docs`.
+"""Writes the accuracy tables of docs/planning.md: `python -m tools.planner_accuracy tests/data docs`.
 
-Rows of the BigScience documents are split by whether the constants were fitted to them. No constant was fitted to the
-published runs. Run by maintainers after `tools.planner_fit`.
+First table: the BigScience documents, with the constants of their site, split by whether these were fitted to a row.
+Second table: published runs of other sites, each table predicted with factors fitted without it (`left out`) and with
+the shipped ones. `--bridge FILE` prints which rows of Megatron-Bridge's table the planner can express. Run by
+maintainers after `tools.planner_fit`.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
+from quantbench.importers.csv_table import CsvFile
 from quantbench.latency.model_times import BestTimes
 from quantbench.latency.op_times import TimesOf
 from quantbench.planner.calibration import Calibrations, shipped
-from quantbench.planner.row_results import RowResult, Summary, predict_rows, summarize
+from quantbench.planner.fitting import log_errors, observe, op_spreads
+from quantbench.planner.layout import PRECISIONS
+from quantbench.planner.row_results import RowResult, predict_rows, summarize
 from quantbench.planner.rows import read_table
 from tools.guide.markers import fill, table
+from tools.planner_fit import DOCUMENTS, LAST_DAY, PUBLISHED, SITE, documents, left_out, published
 
-TABLES = ("bloom_tables.csv", "published_layouts.csv")
 PAGE = "planning.md"
 _HEAD = ["rows", "number", "mean error", "median", "bias", "rank correlation", "inside the interval"]
+_LEFT_OUT_HEAD = [
+    "table", "stack", "runs", "mean error, left out", "bias, left out", "interval, either way", "inside", "mean error"
+]  # fmt: skip
 #: groups of the BigScience rows: (name, predicate of a result and the fitted row ids)
 _DOCUMENTS: tuple[tuple[str, Callable[[RowResult, set[str]], bool]], ...] = (
     ("documents, days fitted to", lambda r, fitted: r.row.row_id in fitted),
@@ -28,62 +38,77 @@ _DOCUMENTS: tuple[tuple[str, Callable[[RowResult, set[str]], bool]], ...] = (
     ("documents, all A100 rows", lambda r, fitted: bool(r.row.date)),
     ("documents, V100", lambda r, fitted: r.row.section.startswith("BNB")),
 )
-#: groups of published runs: (name, prefix of the section, GPU)
-_PUBLISHED = (
-    ("Megatron-LM 22 B to 1 T, A100", "Megatron-LM", "A100-80GB"),
-    ("MT-NLG 530 B, DeepSpeed, A100", "MT-NLG", "A100-80GB"),
-    ("MPT, FSDP, A100 80 GB", "MPT", "A100-80GB"),
-    ("MPT, FSDP, A100 40 GB", "MPT", "A100-40GB"),
-    ("MPT, FSDP, H100", "MPT", "H100"),
-)
 
 
-@dataclass(frozen=True)
-class Group:
-    """Accuracy of a group of rows. inside: share of measured times within the predicted interval."""
-
-    name: str
-    summary: Summary
-    inside: float
-
-
-def groups(data: Path, times: TimesOf, calibrations: Calibrations) -> Iterator[Group]:
-    """Yields the groups of both tables in the folder `data`."""
-    documents, published = (predict_rows(read_table(data / name), times, calibrations) for name in TABLES)
+def documents_table(data: Path, times: TimesOf, calibrations: Calibrations) -> str:
+    """Formats the accuracy on the BigScience documents as a Markdown table."""
+    results = predict_rows(read_table(data / DOCUMENTS), times, calibrations)
     fitted = {row_id for site in calibrations.sites.values() for row_id in site.provenance.get("rows_fitted", ())}
-    for name, keep in _DOCUMENTS:
-        yield _group(name, [r for r in documents if keep(r, fitted)])
-    for name, begins, gpu in _PUBLISHED:
-        yield _group(name, [r for r in published if r.row.section.startswith(begins) and r.row.gpu == gpu])
-
-
-def _group(name: str, results: list[RowResult]) -> Group:
-    counted = [r for r in results if r.error is not None]
-    spans = [(r.prediction.iteration.sec, r.row.sec_per_it or 0) for r in counted if r.prediction]
-    inside = [span.low <= measured <= span.high for span, measured in spans]
-    return Group(name, summarize(results), sum(inside) / len(inside) if inside else float("nan"))
-
-
-def accuracy_table(found: list[Group]) -> str:
-    """Formats the groups as a Markdown table."""
     rows = []
-    for group in found:
-        s = group.summary
+    for name, keep in _DOCUMENTS:
+        counted = [r for r in results if keep(r, fitted) and r.error is not None]
+        spans = [(r.prediction.iteration.sec, r.row.sec_per_it or 0) for r in counted if r.prediction]
+        inside = sum(span.low <= measured <= span.high for span, measured in spans) / max(1, len(spans))
+        s = summarize(counted)
         errors = [f"{s.mape:.1f} %", f"{s.median:.1f} %", f"{s.bias:+.1f} %"]
-        rows.append([group.name, str(s.rows), *errors, f"{s.spearman:.2f}", f"{group.inside:.0%}"])
+        rows.append([name, str(s.rows), *errors, f"{s.spearman:.2f}", f"{inside:.0%}"])
     return table(_HEAD, rows)
 
 
+def left_out_table(data: Path, times: TimesOf, calibrations: Calibrations) -> str:
+    """Formats the errors on published tables, each predicted with factors fitted without it, as a Markdown table."""
+    by_file = {name: published(data, times, calibrations, (name,)) for name in PUBLISHED}
+    observed = [one for runs in by_file.values() for one in runs]
+    own = [(c, row.sec_per_it or 0.0, SITE) for row, c in documents(data / DOCUMENTS, LAST_DAY)]
+    pooled = calibrations.pooled
+    errors = left_out([*observed, *observe(own, times)], dict(pooled.rest), lambda one: one.table)[: len(observed)]
+    stacks = {one.table: one.case.job.stack for one in observed} | {SITE: "deepspeed"}
+    alike = Counter(stacks.values())
+    extra = [pooled.scatter if alike[one.case.job.stack] > 1 else pooled.unknown_scatter for one in observed]
+    half = np.hypot(op_spreads(observed, errors), extra)
+    shipped_errors = np.array(
+        [log_errors([o], calibrations.pooled.of(o.case.job.stack, o.group[1]))[0] for o in observed]
+    )
+    names = np.array([one.table for one in observed])
+    groups = [(name, stacks[name], names == name) for name in dict.fromkeys(names.tolist())]
+    groups += [(f"all of {f}", "", np.isin(names, [o.table for o in runs])) for f, runs in by_file.items()]
+    rows = []
+    for name, stack, keep in groups:
+        off, inside = np.expm1(errors[keep]), (np.abs(errors) <= half)[keep].mean()
+        cells = [f"{100 * np.abs(off).mean():.1f} %", f"{100 * off.mean():+.1f} %"]
+        cells += [f"{np.exp(np.median(half[keep])):.2f}", f"{inside:.0%}"]
+        rows.append(
+            [name, stack, str(keep.sum()), *cells, f"{100 * np.abs(np.expm1(shipped_errors[keep])).mean():.1f} %"]
+        )
+    return table(_LEFT_OUT_HEAD, rows)
+
+
+def bridge_lines(path: Path) -> list[str]:
+    """Says which rows of Megatron-Bridge's table of pre-training runs the planner can express."""
+    file, found = CsvFile("planner_accuracy", path), Counter[str]()
+    for row in file.rows():
+        experts, precision = row.text("ep") not in ("", "n/a", "1"), row.text("precision").lower()
+        why = "mixture of experts" if experts else "" if precision in PRECISIONS else f"{precision} products"
+        found[f"release {row.text('release')}: {f'not expressible: {why}' if why else 'expressible'}"] += 1
+    return [f"{name}: {count} rows" for name, count in sorted(found.items())]
+
+
 def main() -> None:
-    """Writes the table into the page."""
+    """Writes the tables into the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", type=Path, help=f"folder with {' and '.join(TABLES)}")
+    parser.add_argument("data", type=Path, help=f"folder with {', '.join((DOCUMENTS, *PUBLISHED))}")
     parser.add_argument("docs", type=Path, help=f"folder with {PAGE}")
+    parser.add_argument("--bridge", type=Path, help="Megatron-Bridge's table of pre-training runs (CSV)")
     arguments = parser.parse_args()
-    page = arguments.docs / PAGE
-    found = accuracy_table(list(groups(arguments.data, BestTimes(), shipped())))
-    page.write_text(fill(page.read_text(encoding="utf-8"), {"accuracy": found}), encoding="utf-8")
-    print(found, end="")
+    page, times = arguments.docs / PAGE, BestTimes()
+    found = {
+        "accuracy": documents_table(arguments.data, times, shipped()),
+        "left-out": left_out_table(arguments.data, times, shipped()),
+    }
+    page.write_text(fill(page.read_text(encoding="utf-8"), found), encoding="utf-8")
+    print(*found.values(), sep="\n")
+    if arguments.bridge is not None:
+        print("\n".join(bridge_lines(arguments.bridge)))
 
 
 if __name__ == "__main__":

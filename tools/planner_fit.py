@@ -1,12 +1,9 @@
-"""Fits the planner's constants to a table of layouts and writes quantbench/planner/planner.json:
-`python -m tools.planner_fit tests/data/bloom_tables.csv --elsewhere tests/data/published_layouts.csv --before 02-25`.
+"""Fits the planner's factors and writes quantbench/planner/planner.json: `python -m tools.planner_fit tests/data`.
 
-Times: fits four constants by robust (soft L1) least squares of log errors, over the timed rows dated before `--before`.
-Memory: fits two constants likewise, over the rows of those days with a stated memory that is not noted as wrong. Later
-rows are not used.
-
-Published runs of other sites (`--elsewhere`) are not fitted; the 90 % quantile of their errors is the interval of sites
-without fitted constants. docs/planning.md explains why GEMM times have no factor.
+Stacks: `planner.fitting.fit_pooled` over all published tables; their intervals come from predicting each table, and
+each stack, without itself. Site: the rows of Jean Zay dated before `LAST_DAY` fit the factors that BigScience's
+documents can tell apart; memory over the rows of those days with a stated memory that is not noted as wrong. Later rows
+are not used. docs/planning.md explains why GEMM times have no factor there.
 """
 
 from __future__ import annotations
@@ -14,7 +11,8 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,67 +21,103 @@ import numpy as np
 import numpy.typing as npt
 
 import quantbench.planner
-from quantbench.errors import InputError
 from quantbench.latency.interconnect import same_site
 from quantbench.latency.model_times import BestTimes
 from quantbench.latency.op_times import TimesOf
-from quantbench.planner.calibration import MEMORY_RANGES, RANGES, Calibration, Calibrations
+from quantbench.planner.calibration import MEMORY_RANGES, Calibration, Calibrations, Pooled, architecture
 from quantbench.planner.constraints import is_possible
+from quantbench.planner.fitting import Observed, fit_pooled, log_errors, observe, scatter_beyond
 from quantbench.planner.memory import memory
-from quantbench.planner.predict import Prediction
-from quantbench.planner.row_results import predict_cases
+from quantbench.planner.row_results import predict_rows
 from quantbench.planner.rows import Case, TableRow, case_of, document_of, read_table, uncounted
 
 FloatArray = npt.NDArray[np.float64]
-Rows = Sequence[tuple[TableRow, Case]]
 
-# Repeated runs of one layout differ by this share (rows of the documents that were run twice). Larger errors have a
-# linear instead of a squared loss, so that unexplained rows do not dominate the fit.
+#: tables of published runs in the data folder
+DOCUMENTS, PUBLISHED = "bloom_tables.csv", ("published_training.csv", "published_layouts.csv")
+SITE_FACTORS = {
+    "tensor_factor": (1.0, 10.0), "layer_overhead_ms": (0.0, 50.0), "data_parallel_share": (0.01, 1.0),
+    "unaligned_share": (0.01, 16.0),
+}  # fmt: skip
+# Repeated runs of one layout differ by this share (rows of the documents that were run twice).
 _NOISE = 0.005
-# Coverage of the interval, as in the latency models.
-_COVERED = 0.9
-#: start of the fits: 5 ms are about 300 launches of 15 µs; half of the network and of the fp32 peak
-START = Calibration(1.5, 5.0, 0.5, 0.5, base_gib=4.0, activation_slack=0.1)
+#: start of the site's fit: 5 ms are about 300 launches of 15 µs; half of the network and of the fp32 peak
+_START = Calibration(1.5, 5.0, 0.5, 0.5, base_gib=4.0, activation_slack=0.1)
+SITE = "jean-zay-a100"
+#: rows of the documents dated from this day on are kept for the test
+LAST_DAY = "02-25"
 
 
-def _possible(rows: Sequence[TableRow], gpu: str) -> Rows:
-    """Returns the rows whose layouts can run, with their cases. gpu: GPU in the table to select ("": all)."""
-    cases = [(row, case_of(row)) for row in rows if not gpu or row.gpu == gpu]
+def table_of(row: TableRow) -> str:
+    """Returns the published table of a row: its own name of it, else its document and GPU."""
+    return row.table or f"{row.section.split(' ')[0]} {row.gpu}"
+
+
+def published(data: Path, times: TimesOf, constants: Calibrations, names: Sequence[str] = PUBLISHED) -> list[Observed]:
+    """Reads the timed rows of other sites from the tables `names`.
+
+    constants: choose unknown micro-batches, the fastest that fit.
+    """
+    rows = [row for name in names for row in read_table(data / name)]
+    found = [r for r in predict_rows(rows, times, constants) if r.error is not None and r.case is not None]
+    runs = [(r.case, r.row.sec_per_it or 0.0, table_of(r.row)) for r in found if r.case is not None]
+    return observe(runs, times, constants.pooled.of("", ""))
+
+
+def documents(path: Path, before: str) -> list[tuple[TableRow, Case]]:
+    """Returns the timed A100 rows of the BigScience documents dated before a day, with their cases."""
+    rows = [row for row in read_table(path) if row.date and row.date < before and row.gpu in ("", "A100-80GB")]
+    cases = [(row, case_of(row)) for row in rows if row.sec_per_it is not None and uncounted(row) is None]
     return [(row, case) for row, case in cases if is_possible(case.job, case.layout)]
 
 
-def timed_cases(rows: Sequence[TableRow], *, gpu: str = "") -> Rows:
-    """Returns the rows with a counted time and a possible layout, with their cases. gpu: GPU to select ("": all)."""
-    return _possible([row for row in rows if row.sec_per_it is not None and uncounted(row) is None], gpu)
+def left_out(observed: Sequence[Observed], rest: dict[str, float], key: Callable[[Observed], str]) -> FloatArray:
+    """Returns ln(predicted / measured) of each run, with effects fitted without the runs of the same `key`."""
+    errors = np.empty(len(observed))
+    for name in sorted({key(one) for one in observed}):
+        kept = [one for one in observed if key(one) != name]
+        pooled = fit_pooled(kept, rest)
+        for i, one in enumerate(observed):
+            if key(one) == name:
+                job = one.case.job
+                errors[i] = log_errors([one], pooled.of(job.stack, architecture(job.cluster.device)))[0]
+    return errors
 
 
-def _memory_cases(rows: Sequence[TableRow], gpu: str) -> Rows:
-    """Returns the rows with a stated memory that is not noted as wrong, with their cases."""
-    needed = ("mem_gb", "tp", "pp", "mbs", "gbs")
-    stated = [row for row in rows if all(getattr(row, name) is not None for name in needed)]
-    return _possible([r for r in stated if not r.source_error.startswith("Mem") and r.duplicate_of_line is None], gpu)
+def fit_stacks(observed: Sequence[Observed], rest: dict[str, float]) -> Pooled:
+    """Fits the effects, and the intervals of known and of unknown stacks."""
+    pooled = fit_pooled(observed, rest)
+    outside = [one for one in observed if one.table != SITE]
+    known = scatter_beyond(outside, left_out(observed, rest, lambda one: one.table)[: len(outside)])
+    unknown = scatter_beyond(outside, left_out(observed, rest, lambda one: one.case.job.stack)[: len(outside)])
+    return replace(pooled, scatter=known, unknown_scatter=max(known, unknown))
 
 
-def log_errors(cases: Rows, times: TimesOf, calibration: Calibration) -> FloatArray:
-    """Returns ln(predicted / measured) of the seconds per iteration, shape (cases,)."""
-    found = predict_cases([case for _, case in cases], times, Calibrations({}, calibration))
-    predicted = np.array([p.sec_per_it for p in found if isinstance(p, Prediction)])
-    return np.asarray(np.log(predicted) - np.log([row.sec_per_it or np.nan for row, _ in cases]))
-
-
-def fit_times(cases: Rows, times: TimesOf, start: Calibration = START) -> Calibration:
-    """Fits the four constants of the iteration time to `cases`; the others are those of `start`."""
-    return _least(lambda found: log_errors(cases, times, found), start, RANGES)
-
-
-def _fit_memory(cases: Rows, start: Calibration) -> Calibration:
-    """Fits the two constants of the memory to `cases`."""
+def fit_site(cases: Sequence[tuple[TableRow, Case]], observed: Sequence[Observed], times: TimesOf) -> Calibration:
+    """Fits the four factors of the documents' site, by robust least squares of log errors, and its memory."""
 
     def errors(found: Calibration) -> FloatArray:
-        predicted = [memory(case.job, case.layout, found).total_gib for _, case in cases]
-        return np.asarray(np.log(predicted) - np.log([row.mem_gb or np.nan for row, _ in cases]))
+        # unaligned_share changes op times, so the layers are computed again.
+        again = observe([(o.case, o.measured_s, o.table) for o in observed], times, found)
+        return log_errors(again, found)
 
-    return _least(errors, start, MEMORY_RANGES)
+    found = _least(errors, _START, SITE_FACTORS)
+    stated = [(row, case) for row, case in cases if row.mem_gb and not row.source_error.startswith("Mem")]
+
+    def memory_errors(found: Calibration) -> FloatArray:
+        predicted = [memory(case.job, case.layout, found).total_gib for _, case in stated]
+        return np.asarray(np.log(predicted) - np.log([row.mem_gb or np.nan for row, _ in stated]))
+
+    found = _least(memory_errors, found, MEMORY_RANGES)
+    again = observe([(o.case, o.measured_s, o.table) for o in observed], times, found)
+    scatter = float(np.quantile(np.abs(log_errors(again, found)), 0.9))
+    return replace(
+        found, scatter=scatter, memory_scatter=float(np.quantile(np.abs(memory_errors(found)), 0.9)),
+        provenance={
+            "documents": sorted({document_of(row) for row, _ in cases}), "stack": "deepspeed",
+            "fitted": [*SITE_FACTORS, *MEMORY_RANGES], "rows_fitted": [row.row_id for row, _ in cases],
+        },
+    )  # fmt: skip
 
 
 def _least(
@@ -102,79 +136,54 @@ def _least(
     return with_constants(found.x)
 
 
-def days_left_out(cases: Rows, times: TimesOf) -> dict[str, tuple[int, float]]:
-    """Cross-validates by day: returns (rows, mean absolute error in percent) with constants from the other days."""
-    found = {}
-    for day in sorted({row.date for row, _ in cases}):
-        kept, left = ([c for c in cases if (c[0].date == day) == out] for out in (False, True))
-        errors = np.expm1(log_errors(left, times, fit_times(kept, times)))
-        found[day] = (len(left), float(100 * np.abs(errors).mean()))
-    return found
+def fit(data: Path, before: str, start: Calibrations, times: TimesOf) -> Calibrations:
+    """Fits everything to the tables in the folder `data`. start: constants that choose unknown micro-batches."""
+    cases = documents(data / DOCUMENTS, before)
+    own = observe([(case, row.sec_per_it or 0.0, SITE) for row, case in cases], times)
+    site = fit_site(cases, own, times)
+    rest = {"unaligned_share": site.unaligned_share, **memory_of_others()}
+    observed = [*published(data, times, start), *own]
+    pooled = replace(
+        fit_stacks(observed, rest),
+        provenance={
+            "script": f"python -m tools.planner_fit {data.name}",
+            "tables": sorted({one.table for one in observed}), "runs": len(observed),
+            "files": dict(_digests(data / name for name in (DOCUMENTS, *PUBLISHED))),
+        },
+    )  # fmt: skip
+    rule = f"as at {SITE}: the same centre and software, nothing fitted to its own rows"
+    kin = {name: replace(site, scatter=pooled.unknown_scatter, provenance={"rule": rule}) for name in same_site(SITE)}
+    return Calibrations({SITE: site, **kin}, pooled)
 
 
-def _scatter(cases: Rows, times: TimesOf, calibration: Calibration) -> float:
-    """Returns the 90 % quantile of |ln(predicted / measured)|."""
-    return float(np.quantile(np.abs(log_errors(cases, times, calibration)), _COVERED))
+def memory_of_others() -> dict[str, float]:
+    """Returns the memory constants of other sites: CUDA's context, NCCL's buffers and cuBLAS's workspaces take 2 to 4
+    GiB, and allocators keep 5 to 20 % beyond the activations; no table of other sites states its memory."""
+    return {"base_gib": 3.0, "activation_slack": 0.1, "memory_scatter": 0.12}
 
 
-def fit(path: Path, elsewhere: Path, before: str, gpu: str, times: TimesOf | None = None) -> Calibrations:
-    """Fits all constants to the rows of the table `path` dated before `before`, and computes the scatter of published
-    runs of other sites (table `elsewhere`) without fitted constants. gpu: GPU to select."""
-    rows = [row for row in read_table(path) if row.date and row.date < before]
-    cases = timed_cases(rows, gpu=gpu)
-    sites = {case.job.cluster.name for _, case in cases}
-    if len(cases) < 2 * len(RANGES) or len(sites) != 1:
-        what = f"{len(cases)} timed rows before {before} of {len(sites)} clusters"
-        raise InputError("planner_fit", what, f"at least {2 * len(RANGES)} rows of one cluster")
-    source = times or BestTimes()
-    found = _fit_memory(_memory_cases(rows, gpu), fit_times(cases, source))
-    found = replace(found, scatter=_scatter(cases, source, found))
-    command = f"python -m tools.planner_fit {path.name} --elsewhere {elsewhere.name} --before {before} --gpu {gpu}"
-    provenance: dict[str, Any] = {
-        "script": command,
-        "table": _file(path),
-        "documents": sorted({document_of(row) for row, _ in cases}),
-        "fitted": [*RANGES, *MEMORY_RANGES],
-        "rows_fitted": [row.row_id for row, _ in cases],
-        "op_times": source(cases[0][1].job.cluster.device).note,
-    }
-    neutral = replace(found, tensor_factor=1.0, layer_overhead_ms=0.0, data_parallel_share=1.0)
-    published = timed_cases(read_table(elsewhere))
-    wide, (site,) = _scatter(published, source, neutral), sites
-    rule = (
-        "nothing fitted: collectives as alone, launches hidden, the network at its rate; unaligned_share, base_gib and "
-        f"activation_slack as at {site}; scatter that of {len(published)} published runs"
-    )
-    neutral = replace(neutral, scatter=wide, provenance={"rule": rule, "published": _file(elsewhere)})
-    rule = f"as at {site}: the same centre and software, nothing fitted to its own rows"
-    kin = {name: replace(found, scatter=wide, provenance={"rule": rule}) for name in same_site(site)}
-    return Calibrations({site: replace(found, provenance=provenance), **kin}, neutral)
+def _digests(paths: Iterable[Path]) -> Iterable[tuple[str, str]]:
+    return ((path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in paths)
 
 
-def _file(path: Path) -> dict[str, str]:
-    return {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+def write(found: dict[str, Any]) -> Path:
+    target = Path(quantbench.planner.__path__[0]) / "planner.json"
+    text = json.dumps(found, indent=1, ensure_ascii=False)
+    # Lists and objects of plain values take one line each.
+    text = re.sub(r"[\[{]\n[^\[\]{}]*[\]}]", lambda leaf: re.sub(r"\s*\n\s*", " ", leaf[0]), text)
+    target.write_text(text + "\n", encoding="utf-8")
+    return target
 
 
 def main() -> None:
     """Fits the constants and writes planner.json."""
+    from quantbench.planner.calibration import shipped
+
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("table", type=Path)
-    parser.add_argument("--elsewhere", type=Path, help="published runs of other sites, for intervals")
-    parser.add_argument("--before", default="02-25", help="rows dated from this day on are kept for the test")
-    parser.add_argument("--gpu", default="A100-80GB", help="only rows of this GPU")
-    parser.add_argument("--days", action="store_true", help="write nothing: each day's error when it is left out")
+    parser.add_argument("data", type=Path, help="folder with the tables")
     arguments = parser.parse_args()
-    if arguments.days:
-        rows = [row for row in read_table(arguments.table) if row.date and row.date < arguments.before]
-        for day, (count, error) in days_left_out(timed_cases(rows, gpu=arguments.gpu), BestTimes()).items():
-            print(f"{day}: {count} rows, {error:.2f} % off with constants from the other days")
-        return
-    if arguments.elsewhere is None:
-        parser.error("--elsewhere is needed to write the constants")
-    found = fit(arguments.table, arguments.elsewhere, arguments.before, arguments.gpu)
-    target = Path(quantbench.planner.__path__[0]) / "planner.json"
-    target.write_text(json.dumps(found.to_json(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    print(f"wrote {target}")
+    found = fit(arguments.data, LAST_DAY, shipped(), BestTimes())
+    print(f"wrote {write(found.to_json())}")
 
 
 if __name__ == "__main__":

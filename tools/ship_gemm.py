@@ -109,7 +109,8 @@ def _published_model(table: PublishedTable) -> GemmModel:
     model = _fit(table, np.arange(len(table))) if few else judged
     test = split.test[:_BLIND_ROWS]
     held_out = held_out_errors(judged, table.latency_us[test], **table.take(test))
-    return replace(model, provenance={**table.provenance, "rows_fitted": model.rows, "held_out": held_out})
+    of = {**model.provenance, **table.provenance, "rows_fitted": model.rows, "held_out": held_out}
+    return replace(model, provenance=of)
 
 
 def _done(file: Path, sha256: str) -> bool:

@@ -145,7 +145,7 @@ def advise(
     if times.device.peak(shape.dtype) is None:
         have = ", ".join(sorted(times.device.peak_tflops))
         raise InputError("advise", f"dtype = {shape.dtype!r} on {times.device.name}", f"one of {have}")
-    share = shipped().elsewhere.unaligned_share
+    share = shipped().unaligned_share
     known = RememberedTimes(times, softmax=shape.softmax, unaligned_share=share, kernels=kernels)
     within = space or Space()
     others: list[TransformerShape] = []

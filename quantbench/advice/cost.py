@@ -1,8 +1,8 @@
 """Predicts each op's time in a transformer shape on one GPU, and the time lost by crossing `edges`.
 
 Entry points: `cost_of`, which returns a `ShapeCost` of `OpCost` objects, each with the `EdgeWaste` of its edges;
-`latency_per_run`, `ratio_factor`, the type `Shares` and the constant `LOWER_BOUND`. Used by `advise`, `neighbours`,
-`report` and the command `advise`.
+`latency_per_run`, `ratio_factor`, the type `Shares` and the constants `LOWER_BOUND` and `WIDER`. Used by `advise`,
+`neighbours`, `pad`, `report`, `explore.page` and the command `advise`.
 """
 
 from __future__ import annotations

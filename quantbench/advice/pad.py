@@ -1,8 +1,8 @@
 """Decides whether padding a dimension of a GEMM or of a transformer saves time, and prices the copies and the memory.
 
 Entry points: `padding_verdict`, which returns a `PaddingVerdict` of `Padding` objects with their `Change`s; `compare`,
-for times that are known; `capacity` of experts; the constant `NOISE`. Used by the command `pad`, by `tools.accuracy.padding` and by users'
-Python code.
+for times that are known; `capacity` of experts; the constant `NOISE`. Used by the command `pad`, by
+`tools.accuracy.padding` and by users' Python code.
 
 Weights, the vocabulary, ffn and head_dim are padded once, when the model is built; they cost memory and arithmetic.
 Tokens are padded at run time, and so is any side of a GEMM that the caller names: its tensor is copied in every call,
@@ -180,7 +180,7 @@ def padding_verdict(
         softmax, variants = "", list(_of_gemm(subject, library, at_run_time))
     else:
         softmax, variants = subject.softmax, list(_of_shape(subject, asked, backward=backward))
-    share = shipped().elsewhere.unaligned_share
+    share = shipped().unaligned_share
     known = RememberedTimes(times or ModelTimes(device, library=asked), softmax=softmax, unaligned_share=share)
     known.ask(work for variant in variants for work in variant.runs)
     base, *padded = variants
@@ -302,7 +302,7 @@ def _whole_experts(shape: TransformerShape) -> list[int]:
 
 
 def capacity(shape: TransformerShape) -> tuple[int, float]:
-    """Returns a capacity per expert, whole blocks of _ROUND rows above the mean, and the share of the rows beyond it."""
+    """Returns a capacity per expert, whole blocks of _ROUND rows above the mean, and the share of rows beyond it."""
     layer = shape.experts_of(shape.tokens)
     rows = cdiv(ceil(layer.rows_per_expert), _ROUND) * _ROUND
     beyond = sum(max(0, own - rows) for own in layer.tokens_per_expert)

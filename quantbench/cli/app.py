@@ -22,6 +22,7 @@ COMMANDS = {
     "predict": "Predict a sweep's result on any known GPU.",
     "advise": "Cost and waste of a shape; better shapes.",
     "pad": "Is padding worth it: to what, at what cost.",
+    "explore": "Write a page with sliders over shapes.",
     "plan": "Rank layouts of a training job over GPUs.",
     "comm": "Measure collectives under torchrun.",
     "check": "Find cliffs and causes; test rules of thumb.",

@@ -20,7 +20,7 @@ from quantbench.device.here import warnings_for
 from quantbench.device.nvml import Absent, Limits
 from quantbench.device.spec import DeviceSpec, DeviceState
 
-_DTYPES = ("fp16", "bf16", "tf32", "fp32", "fp8", "int8")
+_DTYPES = ("fp16", "bf16", "tf32", "fp32", "fp8", "nvfp4", "mxfp4", "int8")
 
 
 @command

@@ -17,6 +17,7 @@ from quantbench.cli.options import argument, command, gpu_option, json_option, o
 from quantbench.cli.output import check_file, output, print_json, print_result, show
 from quantbench.device import lookup
 from quantbench.errors import InputError
+from quantbench.files import write_file
 
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
@@ -168,10 +169,17 @@ def _write(
         show(console, (*missing, f"\nNext: quantbench check {summaries[0].folder}"))
 
 
+#: columns of --rows, as `planner.rows` reads them
+_LAYOUT_COLUMNS = (
+    "row_id", "gpu", "gpus", "layers", "hidden", "heads", "seq", "vocab", "dp", "tp", "pp", "mbs", "gbs", "sec_per_it",
+)  # fmt: skip
+
+
+@import_.command("nemo-log")
 @import_.command("megatron-log")
 @command
 def import_megatron_log(
-    files: list[Path] = argument("Logs of Megatron-LM or Megatron-DeepSpeed (.gz and .xz too)."),
+    files: list[Path] = argument("Logs of Megatron-LM, Megatron-DeepSpeed or NeMo (.gz and .xz too)."),
     gpu: str = gpu_option(),
     gpus: int = option(0, "Number of GPUs, if not in the log.", min=0),
     tp: int = option(0, "Tensor-parallel degree, if not in the log.", min=0),
@@ -179,6 +187,7 @@ def import_megatron_log(
     mbs: int = option(0, "Micro-batch size, if not in the log.", min=0),
     seq: int = option(0, "Sequence length, if not in the log.", min=0),
     plot: Path | None = option(None, "Draw tokens per second by layout over GPUs here (PNG)."),
+    rows: Path | None = option(None, "Write a table of layouts for plan --rows and --fit here (CSV)."),
     results: Path = results_option(),
     run_id: str | None = option(None, "Name of the run, for one file."),
     as_json: bool = json_option(),
@@ -194,7 +203,9 @@ def import_megatron_log(
     if plot is not None:
         check_file("import megatron-log --plot", plot, suffix=".png")
     given = {name: value for name, value in {"gpus": gpus, "tp": tp, "pp": pp, "mbs": mbs}.items() if value}
-    summaries, folders = [], []
+    if rows is not None:
+        check_file("import megatron-log --rows", rows, suffix=".csv")
+    summaries, folders, cells = [], [], []
     for path in files:
         found = read_log(path)
         if seq:
@@ -203,8 +214,12 @@ def import_megatron_log(
         summary = summarize(name, found, given)
         summaries.append(summary)
         folders.append(write_training(results, spec.name, name, path, found, summary))
+        cells.append({**found.arguments, **asdict(summary), "row_id": name, "gpu": spec.name})
     if plot is not None:
         draw_throughput(summaries, plot)
+    if rows is not None:
+        table = [",".join("" if row.get(c) is None else str(row[c]) for c in _LAYOUT_COLUMNS) for row in cells]
+        write_file("import megatron-log --rows", rows, "\n".join((",".join(_LAYOUT_COLUMNS), *table, "")))
     lines = []
     for summary, folder in zip(summaries, folders, strict=True):
         lines += [f"{summary.name}: {count} lines left out: {reason}" for reason, count in summary.left_out.items()]

@@ -2,8 +2,9 @@
 
 Entry points: `ShapeOptions` (one value per size), which `chosen_model` converts to a shape, used by `plan`;
 `StepOptions`, also with head_dim, mbs and tp, used by `advise` and `pad`; `GridOptions` (a size may be a range), which
-`held_and_dims` converts to fixed sizes and axes, used by `predict` and `sweep`; `size_option`, which declares one size;
-`assumed_words` and `sweep_words`, which list assumptions and sizes for the output.
+`held_and_dims` converts to fixed sizes and axes, used by `predict` and `sweep`; `ModelOptions`, which they share, and
+`named_model`, both used by `explore`; `size_option`, which declares one size; `assumed_words` and `sweep_words`, which
+list assumptions and sizes for the output.
 
 Defaults come from the preset or configuration, then from the device.
 """
@@ -24,6 +25,7 @@ from quantbench.errors import InputError, UnsupportedError, require_choice
 from quantbench.files import read_json, reason
 from quantbench.sweep.axes import DIMS, EXPERT_OPS, GEMM_DIMS, MODEL_DIMS, UNFUSED_OPS, Held
 from quantbench.workload import TransformerShape
+from quantbench.workload.dtypes import GEMM_DTYPES
 from quantbench.workload.recipes import RECIPES
 from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 
@@ -57,7 +59,7 @@ class ModelOptions:
     config: Path | None = _model(None, "A Hugging Face config.json.")
     kv_heads: int = _model(0, "Key/value heads (0: the model's, else as many as heads).", min=0)
     gated: bool = _model(False, "Gated MLP: a gate projection beside the up projection.")
-    dtype: str = _model("", "Number format: fp16, bf16, fp32, tf32, fp8 or int8 (default: the device's usual one).")
+    dtype: str = _model("", f"Number format: {', '.join(GEMM_DTYPES)} (default: the device's usual one).")
     attention: str = _model(
         "", "flash (one kernel) or unfused (scores, softmax, context); default: the model's, else flash."
     )

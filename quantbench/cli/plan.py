@@ -23,6 +23,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.latency.interconnect import Cluster, cluster, reference_cluster
 from quantbench.latency.libraries import library_words
+from quantbench.planner.calibration import STACKS, Calibration, Calibrations, load_site, shipped
 from quantbench.planner.formulas import parameters
 from quantbench.planner.layout import RECOMPUTATIONS, Job, Layout, padded_vocab, partition_of
 from quantbench.workload import TransformerShape
@@ -46,11 +47,22 @@ _layout = partial(option, panel="Layout (comma separated lists)")
 class PlanOptions(ShapeOptions):
     """The options of `plan` as typed; 0, "" and None stand for the default."""
 
+    untied: bool = option(False, "Separate matrices for embedding and logits.", panel="Model")
     optimizer: str = option("", "Optimizer: fused_adam, adam or adam_8bit (default: fused_adam).", panel="Model")
     gpus: int | None = _machines(None, "Number of GPUs.", min=1)
     gpu: str = gpu_option("", _MACHINES)
     library: str = library_option(_MACHINES)
     profile: Path | None = _machines(None, "Profile of the GPU (JSON file); its times replace the models'.")
+    stack: str = _machines(
+        "", "Software: megatron, nemo, torchtitan, fsdp, deepspeed, eager (default: the site's, else megatron)."
+    )
+    site: Path | None = _machines(None, "Factors of your site (JSON file, from --fit); they replace the stack's.")
+    straggler_spread: float | None = _machines(
+        None,
+        "Spread of the nodes' speeds, as a share (default: the stack's); a job waits for the slowest.",
+        min=0,
+        max=0.2,
+    )
     cluster: str = _machines("", "Known system: jean-zay-a100, dgx-a100, … (default: the GPU's reference system).")
     gpus_per_node: int = _machines(0, "GPUs per node (0: the system's).", min=0)
     node_gbit_per_s: float = _machines(
@@ -59,14 +71,22 @@ class PlanOptions(ShapeOptions):
     link_gb_per_s: float = _machines(0, "Bus bandwidth of all-reduce inside a node, GB/s (0: the system's).", min=0)
     gbs: int | None = _machines(None, "Global batch size, sequences.", min=1)
     rampup_step: int = _machines(0, "Increment of the batch-size ramp-up, sequences (0: no ramp-up).", min=0)
-    dp_overlap: float = _machines(0.0, "Share of data-parallel traffic that overlaps with computation.", min=0, max=1)
+    dp_overlap: float | None = _machines(
+        None, "Share of data-parallel traffic that overlaps with computation (default: the stack's).", min=0, max=1
+    )
     dp: str = _layout("", "Data-parallel degrees (default: all).")
     tp: str = _layout("", "Tensor-parallel degrees (default: all).")
     pp: str = _layout("", "Pipeline-parallel degrees (default: all).")
     mbs: str = _layout("", "Micro-batch sizes, sequences (default: all).")
     interleave: str = _layout("", "Model chunks per pipeline stage (default: all).")
     zero: str = _layout("", "ZeRO stages, 0 to 3 (default: all).")
-    recompute: str = _layout("", "Activation recomputation: full, selective, none (default: all).")
+    recompute: str = _layout(
+        "", "Activation recomputation: full, selective, none (default: all); full:4 for 4 layers of each stage."
+    )
+    cp: str = _layout("", "Context-parallel degrees (default: 1).")
+    cp_gather: bool = _layout(False, "Context parallelism gathers keys and values before attention (default: a ring).")
+    cp_contiguous: bool = _layout(False, "Contiguous chunks of the sequence, uneven under a causal mask.")
+    shards: int = _layout(0, "GPUs over which ZeRO shards; fewer than all means replicas, HSDP (0: all).", min=0)
     sequence_parallel: bool | None = _layout(
         None, "Only layouts with sequence parallelism, or only without (default: both)."
     )
@@ -74,12 +94,21 @@ class PlanOptions(ShapeOptions):
     params: float = _search(0, "Target number of parameters (0: the model's).", min=0)
     tolerance: float = _search(0.03, "Largest relative deviation from --params.", min=0, max=0.5)
     aspect: str = _search("125:205", "Range of hidden / layers, from:to.")
-    head_dim: str = _search("64:256", "Range of head_dim, from:to.")
+    head_dim: str = option(
+        "",
+        "Width of a head (default: hidden / heads); with --shape-search a range, from:to (default: 64:256).",
+        panel="Model",
+    )
     as_typed: bool = option(False, "With --rows: leave known typing errors uncorrected.")
 
     @cached_property
     def _model(self) -> tuple[TransformerShape, tuple[str, ...]]:
-        return chosen_model(_WHO, self, self.where().device, needed=("hidden", "heads", "layers", "vocab"))
+        shape, words = chosen_model(_WHO, self, self.where().device, needed=("hidden", "heads", "layers", "vocab"))
+        if self.untied:
+            shape = replace(shape, tied=False)
+        if self.head_dim and ":" not in self.head_dim:
+            shape = replace(shape, head_dim=integers("--head-dim", self.head_dim)[0])
+        return shape, words
 
     def shape(self) -> TransformerShape:
         """Returns the model: a preset or configuration with the typed sizes, or the typed sizes alone."""
@@ -91,14 +120,43 @@ class PlanOptions(ShapeOptions):
         per_tp = integers("--tp", self.tp) or (self.where().gpus_per_node,)
         padded = any(padded_vocab(shape.vocab, tp) != shape.vocab for tp in per_tp)
         usual = (("mbs", "mbs = 1"), ("zero", "ZeRO-1"), ("recompute", "full recomputation")) if one_layout else ()
-        after = (
-            ("optimizer", "fused Adam"), ("dp_overlap", "no overlap of data-parallel traffic with computation"),
-            ("cluster", f"{self.where().name} as its system"),
-        )  # fmt: skip
+        after = (("optimizer", "fused Adam"), ("cluster", f"{self.where().name} as its system"))
         vocab = [f"vocab {shape.vocab} padded to multiples of 128 · tp"] if padded else []
+        site = self.where().name if not self.used_stack else ""
+        stack = [] if self.stack or self.site else [f"software of {site}" if site else f"--stack {self.used_stack}"]
+        overlaps = "overlapping" if self.overlap else "not overlapping"
+        stack += [f"data-parallel traffic {overlaps} with computation"] if self.dp_overlap is None else []
         models = self.profile is None
         whose = [library_words(self.where().device.name, shape.dtype, self.library, _WHO)] if models else []
-        return (*words, *vocab, *(word for name, word in (*usual, *after) if not getattr(self, name)), *whose)
+        return (*words, *vocab, *(word for name, word in (*usual, *after) if not getattr(self, name)), *stack, *whose)
+
+    @cached_property
+    def calibrations(self) -> Calibrations:
+        """The shipped factors, or those of --site."""
+        found = shipped() if self.site is None else replace(shipped(), chosen=load_site(self.site))
+        if self.stack:
+            require_choice(_WHO, "--stack", self.stack, tuple(STACKS))
+        return found
+
+    @cached_property
+    def used_stack(self) -> str:
+        """--stack, or that of --site; "" if the cluster's own factors are used, else megatron."""
+        if self.stack or self.calibrations.chosen is not None:
+            chosen = self.calibrations.chosen
+            return self.stack or str(chosen.provenance.get("stack", "") if chosen else "")
+        return "" if self.where().name in self.calibrations.sites else "megatron"
+
+    @property
+    def overlap(self) -> float:
+        """--dp-overlap, or what is usual for the stack."""
+        if self.dp_overlap is not None:
+            return self.dp_overlap
+        return float(self.used_stack in STACKS and STACKS[self.used_stack].overlaps)
+
+    def calibration(self, job: Job, stack: str | None = None) -> Calibration:
+        """Returns the factors for a job. stack: another stack than the job's."""
+        found = self.calibrations.of(job.cluster, job.stack if stack is None else stack)
+        return found if self.straggler_spread is None else replace(found, straggler_spread=self.straggler_spread)
 
     @cached_property
     def times(self) -> TimesOf:
@@ -134,11 +192,11 @@ class PlanOptions(ShapeOptions):
         device = lookup(gpu) if gpu else None
         found = cluster(self.cluster, device) if self.cluster or device is None else reference_cluster(device)
         if self._profile is not None:
-            from quantbench.planner.calibration import shipped, with_measured_links
+            from quantbench.planner.calibration import with_measured_links
 
             collectives = self._profile.tables["collective"]
             measured = zip(collectives.workloads(), collectives["latency_us"].tolist(), strict=True)
-            fitted = shipped().of(found).fitted
+            fitted = self.calibrations.of(found, self.stack).fitted
             found = with_measured_links(found, measured, str(self.profile), between_nodes=not fitted)
         for name, rate in (("--node-gbit-per-s", self.node_gbit_per_s), ("--link-gb-per-s", self.link_gb_per_s)):
             if isinf(rate):
@@ -155,27 +213,39 @@ class PlanOptions(ShapeOptions):
                 raise InputError(_WHO, f"no --{name}", f"--{name}, {_WHAT_IT_IS[name]}")
         return Job(
             self.shape(), self.where(), gpus or self.gpus or 0, self.gbs or 0, optimizer=self.optimizer or "fused_adam",
-            dp_overlap=self.dp_overlap, rampup_step=self.rampup_step,
+            dp_overlap=self.overlap, rampup_step=self.rampup_step, stack=self.used_stack,
         )  # fmt: skip
 
     def space(self) -> Space:
         from quantbench.planner.search import Space
 
-        kinds = tuple(self.recompute.split(",")) if self.recompute else RECOMPUTATIONS
+        kinds, layers = self._recomputation(RECOMPUTATIONS)
         return Space(
             dp=integers("--dp", self.dp), tp=integers("--tp", self.tp), pp=integers("--pp", self.pp),
             mbs=integers("--mbs", self.mbs), interleave=integers("--interleave", self.interleave),
             zero=integers("--zero", self.zero, low=0, high=3) or (0, 1, 2, 3), recompute=kinds,
-            sequence_parallel=self.sequence_parallel, uneven=self.allow_uneven,
+            sequence_parallel=self.sequence_parallel, uneven=self.allow_uneven, recompute_layers=layers,
+            cp=integers("--cp", self.cp) or (1,), cp_ring=not self.cp_gather, cp_balanced=not self.cp_contiguous,
+            shards=self.shards,
         )  # fmt: skip
 
+    def _recomputation(self, default: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
+        """Returns the kinds of recomputation, and the layers of each stage that are recomputed (0: all)."""
+        words = [word.partition(":") for word in self.recompute.split(",")] if self.recompute else []
+        layers = {text for _, colon, text in words if colon}
+        if len(layers) > 1 or any(colon and (kind != "full" or not text.isdecimal()) for kind, colon, text in words):
+            raise InputError(_WHO, f"--recompute {self.recompute}", "kinds, and one full:N with a number of layers")
+        return tuple(kind for kind, _, _ in words) or default, int(layers.pop()) if layers else 0
+
     def layout(self) -> Layout:
-        tp, pp = self._one("tp"), self._one("pp")
-        dp = self._one("dp", default=max(1, self.gpus // (tp * pp)) if self.gpus else 0)
+        tp, pp, cp = self._one("tp"), self._one("pp"), self._one("cp", default=1)
+        dp = self._one("dp", default=max(1, self.gpus // (tp * pp * cp)) if self.gpus else 0)
+        kinds, layers = self._recomputation(("full",))
         found = Layout(
             dp=dp, tp=tp, pp=pp, mbs=self._one("mbs", default=1), interleave=self._one("interleave", default=1),
-            zero=self._one("zero", default=1, low=0), recompute=self.recompute or "full",
-            sequence_parallel=bool(self.sequence_parallel),
+            zero=self._one("zero", default=1, low=0), recompute=kinds[0], recompute_layers=layers,
+            sequence_parallel=bool(self.sequence_parallel), cp=cp, cp_ring=not self.cp_gather,
+            cp_balanced=not self.cp_contiguous, shards=self.shards,
         )  # fmt: skip
         return replace(found, partition=partition_of(self.shape().layers, pp, uneven=self.allow_uneven))
 
@@ -203,7 +273,7 @@ class PlanOptions(ShapeOptions):
             )
             if getattr(self, name)
         }  # fmt: skip
-        for name in ("dp", "tp", "pp", "mbs", "interleave", "zero"):
+        for name in ("dp", "tp", "pp", "cp", "mbs", "interleave", "zero"):
             values = integers(f"--{name}", getattr(self, name), low=0)
             if len(values) > 1:
                 raise InputError(f"{_WHO} --rows", f"--{name} {getattr(self, name)}", "one value for rows without it")
@@ -216,19 +286,24 @@ class PlanOptions(ShapeOptions):
         for name, choices in (("attention", ATTENTIONS), ("softmax", SOFTMAXES)):
             if getattr(self, name):
                 cells[name] = require_choice(_WHO, f"--{name}", getattr(self, name), choices)
-        if "recompute" in cells:
+        if self.recompute:
+            (cells["recompute"], *_), cells["recompute_layers"] = self._recomputation(())
             require_choice(_WHO, "recompute", cells["recompute"], RECOMPUTATIONS)
+        if self.head_dim:
+            cells["head_dim"] = integers("--head-dim", self.head_dim)[0]
+        if self.untied:
+            cells["tied"] = False
         return Given(
             cells=cells, cluster=self.cluster, gpu=self.gpu, gpus_per_node=self.gpus_per_node or None,
             node_gb_per_s=self.node_gbit_per_s / _BITS_PER_BYTE or None, link_gb_per_s=self.link_gb_per_s or None,
-            dp_overlap=self.dp_overlap, as_typed=self.as_typed,
+            dp_overlap=self.dp_overlap, stack=self.stack, as_typed=self.as_typed,
         )  # fmt: skip
 
     def shape_space(self) -> ShapeSpace:
         from quantbench.planner.search import ShapeSpace
 
         low, high = _range("--aspect", self.aspect)
-        narrow, wide = _range("--head-dim", self.head_dim)
+        narrow, wide = _range("--head-dim", self.head_dim or "64:256")
         if not isfinite(self.params):
             raise InputError(f"{_WHO} --shape-search", f"--params {self.params}", "a finite number of parameters")
         return ShapeSpace(
@@ -243,6 +318,10 @@ def plan(
     shape_search: bool = _search(False, "Also vary hidden size, heads and layers."),
     rows: Path | None = option(None, "CSV table of layouts to predict row by row (columns as in bloom_tables.csv)."),
     check: bool = option(False, "Check one layout, or with --rows a table; exit code 1 if anything is wrong."),
+    fit: Path | None = option(None, "CSV table of your site's runs: fit the factors to it and write them to --output."),
+    output: Path = option(Path("site.json"), "File for --fit.", "--output", "-o"),
+    memory: bool = option(False, "Show the memory of the best layouts by part."),
+    page: Path | None = option(None, "Write the ranking as an HTML page: time against memory, parts of the best."),
     top: int = option(20, "Number of results to print.", min=1),
     as_json: bool = json_option(),
 ) -> None:
@@ -252,21 +331,26 @@ def plan(
 
     if shape_search and (rows is not None or check):
         raise InputError(_WHO, f"--shape-search with {'--check' if check else '--rows'}", "one of them")
-    searched = ("params", "tolerance", "aspect", "head_dim")
+    searched = ("params", "tolerance", "aspect")
     for needed, used, names in (
         ("--rows", rows is not None, ("as_typed",)),
         ("--shape-search", shape_search, searched),
     ):
         if not used and (words := typed_words(arguments, names)):
             raise InputError(_WHO, f"{words[0]} without {needed}", f"{needed} with it")
-    if rows is not None:
+    if page is not None and (fit is not None or rows is not None or check or shape_search):
+        raise InputError(_WHO, "--page with another mode", "a search over layouts")
+    if fit is not None:
+        found, answer, lines = plan_run.fit_table(arguments, fit, output)
+    elif rows is not None:
         mode = plan_run.check_table if check else plan_run.predict_table
         found, answer, lines = mode(arguments, rows)
     elif check:
-        found, answer, lines = plan_run.check_layout(arguments)
+        found, answer, lines = plan_run.check_layout(arguments, memory=memory)
+    elif shape_search:
+        found, answer, lines = plan_run.search_shapes(arguments, top)
     else:
-        search = plan_run.search_shapes if shape_search else plan_run.search_layouts
-        found, answer, lines = search(arguments, top)
+        found, answer, lines = plan_run.search_layouts(arguments, top, memory=memory, page=page)
     print_result(as_json, lambda: {**provenance(sys.argv[1:]), **answer()}, lines)
     if found:
         raise typer.Exit(1)

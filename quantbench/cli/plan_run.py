@@ -1,15 +1,18 @@
 """Runs the modes of `quantbench plan`.
 
-Entry points: `search_layouts`, `search_shapes`, `check_layout`, `predict_table`, `check_table`. Used by the command
+Entry points: `search_layouts`, `search_shapes`, `check_layout`, `predict_table`, `check_table`,
+`fit_table`. Used by the command
 `plan`. Each returns whether the exit code is 1, a function that builds the JSON object, and the lines and tables of the
 text output.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +20,14 @@ from rich.table import Table
 from rich.text import Text
 
 from quantbench.cli.options import typed_words
-from quantbench.cli.output import StyledLine, plain_table
+from quantbench.cli.output import StyledLine, check_file, plain_table
 from quantbench.cli.plan import PlanOptions
-from quantbench.planner.calibration import Calibration, shipped
-from quantbench.planner.constraints import Violation, violations
+from quantbench.errors import InputError
+from quantbench.files import write_file
+from quantbench.latency.op_times import OpTimes
+from quantbench.planner.calibration import STACKS, Calibration, site_json
+from quantbench.planner.constraints import Violation, is_possible, violations
+from quantbench.planner.fitting import fit_site, observe
 from quantbench.planner.folklore import Judged, judge_folklore
 from quantbench.planner.formulas import parameters
 from quantbench.planner.layer_time import Span
@@ -31,6 +38,7 @@ from quantbench.planner.row_checks import check_rows
 from quantbench.planner.row_results import WORTH_A_WORD, RowResult, Summary, misses, predict_rows, summarize
 from quantbench.planner.rows import read_table
 from quantbench.planner.search import Found, ShapeFound, search, shape_search
+from quantbench.report.plan_page import write_plan_page
 from quantbench.store.environment import installed_versions, relevant_environment
 from quantbench.units import percent
 
@@ -41,24 +49,29 @@ _VERDICTS = {"holds": "green", "costs time": "yellow", "fails": "red", "note": "
 # Options that the suggested next command repeats, in this order.
 _SAID_AGAIN = (
     "model", "config", "hidden", "heads", "kv_heads", "ffn", "layers", "seq", "vocab", "dtype", "gpus", "gpu",
-    "profile", "cluster", "gpus_per_node", "node_gbit_per_s", "link_gb_per_s", "gbs", "optimizer",
-    "attention", "softmax", "rampup_step", "dp_overlap", "gated", "dropout",
+    "profile", "stack", "site", "straggler_spread", "cluster", "gpus_per_node", "node_gbit_per_s", "link_gb_per_s",
+    "gbs", "optimizer",
+    "attention", "softmax", "rampup_step", "dp_overlap", "gated", "dropout", "untied", "head_dim", "cp_gather",
+    "cp_contiguous", "shards",
 )  # fmt: skip
-# A layout above this share of the memory limit may fail if allocations happen in another order and fragment more.
-_NEARLY_FULL = 0.95
 
 
 # --- search ----------------------------------------------------------------------------------------------------------
 
 
-def search_layouts(arguments: PlanOptions, top: int) -> ModeResult:
-    """Ranks every layout of a job."""
+def search_layouts(arguments: PlanOptions, top: int, *, memory: bool = False, page: Path | None = None) -> ModeResult:
+    """Ranks every layout of a job. page: HTML file to write."""
     job, space = arguments.job(), arguments.space()
     begun = time.perf_counter()
-    times, calibration = arguments.times(job.cluster.device), shipped().of(job.cluster)
+    times, calibration = arguments.times(job.cluster.device), arguments.calibration(job)
     found = search(job, times, calibration, space)
     elapsed_s = time.perf_counter() - begun
     judged, assumed = judge_folklore(job, found), arguments.assumed()
+    if page is not None and found.ranked:
+        title = f"{parameters(job.shape) / 1e9:.1f} B parameters on {job.gpus} × {job.cluster.device.name}"
+        write_plan_page(
+            page, title, found.ranked, limit_bytes(job), _header_lines(job, calibration, times.note, assumed)
+        )
 
     def answer() -> dict[str, Any]:
         return {
@@ -76,16 +89,24 @@ def search_layouts(arguments: PlanOptions, top: int) -> ModeResult:
             said += f". The smallest is {layout} with {needed.total_gib:.0f} GiB: more GPUs, or a smaller model"
         yield said
         if found.ranked:
-            yield from _ranking_lines(arguments, job, found, judged, top)
+            yield _layouts_table(found.ranked[:top])
+            if memory:
+                yield _memory_table(found.ranked[:top], calibration)
+            yield from _stack_lines(arguments, job, found.ranked[0], times)
+            yield from _ranking_lines(found, judged)
+            if page is not None:
+                yield f"page: {page}"
+            yield _next_line(arguments, found.ranked[0].layout)
 
     return not found.ranked, answer, lines()
 
 
-def _ranking_lines(
-    arguments: PlanOptions, job: Job, found: Found, judged: Sequence[Judged], top: int
-) -> Iterator[StyledLine | Table]:
+def _ranking_lines(found: Found, judged: Sequence[Judged]) -> Iterator[StyledLine | Table]:
     fastest = found.ranked[0]
-    yield _layouts_table(found.ranked[:top], limit_bytes(job))
+    safe = found.safest
+    if fastest.tight:
+        room = f"the fastest with room to spare is {safe.layout}, {_seconds(safe.iteration.sec, '–')} s" if safe else ""
+        yield f"The fastest is within 5 % of the memory limit and may fail; {room or 'none has more room'}"
     yield "\nThe fastest layout's iteration, by what takes the time:"
     for name, s in sorted(fastest.iteration.parts.items(), key=lambda part: -part[1]):
         if s >= 0.001 * fastest.sec_per_it:
@@ -96,26 +117,73 @@ def _ranking_lines(
         yield "  ", (j.verdict, _VERDICTS[j.verdict]), f" {j.rule.text} ({j.rule.source}): {j.finding}"
         if j.verdict != "holds":
             yield f"      {j.rule.weakness}"
-    layout = fastest.layout
+
+
+def _next_line(arguments: PlanOptions, layout: Layout) -> str:
+    """Returns the command that checks a layout."""
     degrees = f"--dp {layout.dp} --tp {layout.tp} --pp {layout.pp} --mbs {layout.mbs} --zero {layout.zero}"
     degrees += f" --interleave {layout.interleave}" if layout.interleave > 1 else ""
     degrees += " --sequence-parallel" if layout.sequence_parallel else ""
+    degrees += f" --cp {layout.cp}" if layout.cp > 1 else ""
     degrees += " --allow-uneven" if arguments.allow_uneven else ""
     typed = " ".join(typed_words(arguments, _SAID_AGAIN))
-    yield f"\nNext: quantbench plan --check {typed} {degrees} --recompute {layout.recompute}"
+    layers = f":{layout.recompute_layers}" if layout.recompute_layers else ""
+    return f"\nNext: quantbench plan --check {typed} {degrees} --recompute {layout.recompute}{layers}"
 
 
-def _layouts_table(ranked: Sequence[Prediction], limit: float) -> Table:
-    """Tabulates layouts, the fastest first. limit: usable memory of a GPU, bytes."""
-    numbers = ("DP", "TP", "PP", "MBS", "intlv", "ZeRO", "recomp", "SP", "sec/it", "TFLOPs", "MFU", "GiB", "bubble")
+def _stack_lines(arguments: PlanOptions, job: Job, best: Prediction, times: OpTimes) -> Iterator[str]:
+    """Says how long the best layout takes with other software."""
+    if arguments.site is not None:
+        return
+    others = []
+    for stack in STACKS:
+        overlap = job.dp_overlap if arguments.dp_overlap is not None else float(STACKS[stack].overlaps)
+        other = replace(job, stack=stack, dp_overlap=overlap)
+        if stack != job.stack and is_possible(other, best.layout):
+            found = Planner(other, times, arguments.calibration(other)).predict(best.layout)
+            others.append(f"{stack} {100 * (found.sec_per_it / best.sec_per_it - 1):+.0f} %")
+    yield f"The same layout with other software: {', '.join(others)}"
+
+
+def _memory_table(ranked: Sequence[Prediction], calibration: Calibration) -> Table:
+    """Tabulates the memory of the fullest GPU by part, GiB."""
+    parts = [name for name in asdict(ranked[0].memory) if name != "stage"]
+    within = percent(math.expm1(calibration.memory_scatter))
+    caption = f"GiB on the fullest GPU; nine in ten runs are within {within}"
+    table = plain_table(("layout", ">stage", *(f">{name}" for name in parts), ">total"), caption=caption)
+    for p in ranked:
+        values = (getattr(p.memory, name) / GIB for name in parts)
+        cells = (*(f"{value:.1f}" for value in values), f"{p.memory.total_gib:.1f}")
+        table.add_row(str(p.layout), str(p.memory.stage), *cells)
+    return table
+
+
+def _layouts_table(ranked: Sequence[Prediction]) -> Table:
+    """Tabulates layouts, the fastest first."""
+    numbers = (
+        "DP",
+        "TP",
+        "PP",
+        "CP",
+        "MBS",
+        "intlv",
+        "ZeRO",
+        "recomp",
+        "SP",
+        "sec/it",
+        "TFLOPs",
+        "MFU",
+        "GiB",
+        "bubble",
+    )
     table = plain_table((*(f">{name}" for name in numbers), "look at first"))
     for p in ranked:
-        layout, full = p.layout, p.memory.total > _NEARLY_FULL * limit
+        layout = p.layout
         table.add_row(
-            str(layout.dp), str(layout.tp), str(layout.pp), str(layout.mbs), str(layout.interleave), str(layout.zero),
-            _RECOMPUTE[layout.recompute], "yes" if layout.sequence_parallel else "",
+            str(layout.dp), str(layout.tp), str(layout.pp), str(layout.cp), str(layout.mbs), str(layout.interleave),
+            str(layout.zero), _RECOMPUTE[layout.recompute], "yes" if layout.sequence_parallel else "",
             _seconds(p.iteration.sec, "–"), f"{p.tflops:.0f}", percent(p.mfu),
-            Text(f"{p.memory.total / GIB:.0f}", style="yellow" if full else ""), percent(p.iteration.bubble_share),
+            Text(f"{p.memory.total / GIB:.0f}", style="yellow" if p.tight else ""), percent(p.iteration.bubble_share),
             p.iteration.bound, style="bold" if p.sec_per_it == ranked[0].sec_per_it else "",
         )  # fmt: skip
     return table
@@ -125,7 +193,7 @@ def search_shapes(arguments: PlanOptions, top: int) -> ModeResult:
     """Ranks shapes with about the same number of parameters."""
     job, space = arguments.job(), arguments.shape_space()
     begun = time.perf_counter()
-    times, calibration = arguments.times(job.cluster.device), shipped().of(job.cluster)
+    times, calibration = arguments.times(job.cluster.device), arguments.calibration(job)
     found = shape_search(job, times, calibration, space, arguments.space())
     elapsed_s = time.perf_counter() - begun
     assumed = arguments.assumed()
@@ -204,13 +272,13 @@ def _seconds(sec: Span, between: str) -> str:
 # --- one layout ------------------------------------------------------------------------------------------------------
 
 
-def check_layout(arguments: PlanOptions) -> ModeResult:
+def check_layout(arguments: PlanOptions, *, memory: bool = False) -> ModeResult:
     """Checks one layout against every rule, and predicts its time and memory."""
     layout = arguments.layout()
-    job = arguments.job(gpus=arguments.gpus or layout.dp * layout.tp * layout.pp)
+    job = arguments.job(gpus=arguments.gpus or layout.gpus)
     broken = violations(job, layout)
     strict = any(v.constraint.strict for v in broken)
-    times, calibration = arguments.times(job.cluster.device), shipped().of(job.cluster)
+    times, calibration = arguments.times(job.cluster.device), arguments.calibration(job)
     prediction = None if strict else Planner(job, times, calibration).predict(layout)
     assumed = arguments.assumed(one_layout=True)
 
@@ -226,7 +294,9 @@ def check_layout(arguments: PlanOptions) -> ModeResult:
         }
 
     header = _header_lines(job, calibration, times.note, assumed)
-    lines = (*header, *_layout_lines(layout, broken, prediction, limit_bytes(job)))
+    lines: list[StyledLine | Table] = [*header, *_layout_lines(layout, broken, prediction, limit_bytes(job))]
+    if memory and prediction is not None:
+        lines.append(_memory_table([prediction], calibration))
     return strict or (prediction is not None and not prediction.fits), answer, lines
 
 
@@ -240,6 +310,8 @@ def _layout_lines(
         yield "  ", ("impossible", "red") if v.constraint.strict else ("costs time", "yellow"), f" {v}"
     if prediction is not None:
         p, fits = prediction, ("fits", "") if prediction.fits else ("does not fit", "red")
+        if p.fits and p.tight:
+            fits = ("fits, but within 5 % of the limit: it may fail", "yellow")
         yield f"  memory {p.memory.total_gib:.1f} of {limit / GIB:.1f} GiB: ", fits
         yield (
             f"  {_seconds(p.iteration.sec, ' to ')} s per iteration, {p.tflops:.0f} TFLOPs per GPU, "
@@ -254,12 +326,12 @@ def _layout_lines(
 
 def predict_table(arguments: PlanOptions, path: Path) -> ModeResult:
     """Predicts every row of a table and compares it with its measured time."""
-    results = predict_rows(read_table(path), arguments.times, shipped(), arguments.given())
+    results = predict_rows(read_table(path), arguments.times, arguments.calibrations, arguments.given())
     summary, missed = summarize(results), misses(results)
 
     def answer() -> dict[str, Any]:
         return {
-            "file": str(path), "calibrations": shipped().to_json(), "rows": [r.to_json() for r in results],
+            "file": str(path), "calibrations": arguments.calibrations.to_json(), "rows": [r.to_json() for r in results],
             "summary": asdict(summary),
             "missed_by_more_than_8_percent": [{**r.to_json(), "known": known} for r, known in missed],
         }  # fmt: skip
@@ -314,9 +386,43 @@ def _or_dash(value: float | None) -> str:
     return "–" if value is None else f"{value:g}"
 
 
+def fit_table(arguments: PlanOptions, path: Path, output: Path) -> ModeResult:
+    """Fits the factors of a site to a table of its runs, and writes them."""
+    check_file("plan --fit", output, suffix=".json")
+    results = predict_rows(read_table(path), arguments.times, arguments.calibrations, arguments.given())
+    cases = [(r.case, r.row.sec_per_it or 0.0) for r in results if r.error is not None and r.case is not None]
+    if len({(case.job.cluster.device.name, case.job.stack) for case, _ in cases}) > 1:
+        raise InputError("plan --fit", f"{path.name} has rows of several GPUs or stacks", "one site with one stack")
+    prior = arguments.calibration(cases[0][0].job) if cases else arguments.calibrations.pooled.of("", "")
+    fit = fit_site(observe([(case, s, path.name) for case, s in cases], arguments.times, prior), prior)
+    before = 100 * sum(abs(r.error or 0.0) for r in results if r.case) / max(1, len(cases))
+    write_file("plan --fit", output, json.dumps(site_json(fit.calibration), indent=1) + "\n")
+    known = fit.calibration.provenance
+
+    def lines() -> Iterator[str]:
+        yield f"fitted to {len(cases)} of {len(results)} rows of {path.name}: {fit.calibration}"
+        yield (
+            f"mean error {before:.1f} % with the stack's factors, {known['leave_one_out_mean_error_pct']:.1f} % with "
+            "each row left out of the fit"
+        )
+        if fit.undetermined:
+            yield f"not determined by these rows, close to the stack's values: {', '.join(fit.undetermined)}"
+        for a, b in fit.confounded:
+            yield f"not told apart, only their joint effect is known: {a} and {b}"
+        yield f"wrote {output}"
+        yield f"\nNext: quantbench plan --site {output} …"
+
+    answer = {
+        "file": str(path),
+        "site": site_json(fit.calibration),
+        "left_out_errors_pct": [100 * e for e in fit.errors],
+    }
+    return False, lambda: answer, lines()
+
+
 def check_table(arguments: PlanOptions, path: Path) -> ModeResult:
     """Finds impossible rows and contradictory cells of a table."""
-    found = check_rows(read_table(path), arguments.times, shipped())
+    found = check_rows(read_table(path), arguments.times, arguments.calibrations)
     findings = [{"row_id": f.row.row_id, "line": f.row.line, "kind": f.kind, "message": f.message} for f in found]
     wrong = len({f.row.row_id for f in found})
     said = f"{wrong} rows of {path.name} have something wrong" if found else f"nothing is wrong in {path.name}"

@@ -96,7 +96,7 @@ def predict_sweep(
     resolve_library(spec.name, held.dtype, library, "predict")
     grid = parse_grid(dims, held, spec, "predict")
     loose = arguments.skip_impossible or grid.loose
-    share = shipped().elsewhere.unaligned_share
+    share = shipped().unaligned_share
     times = RememberedTimes(ModelTimes(spec, library), softmax=held.softmax, unaligned_share=share)
     found = forecast(grid.axes, held, times, skip_impossible=loose)
     ops = {op.op.name for op in found.ops}

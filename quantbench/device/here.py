@@ -1,7 +1,7 @@
 """Selects the device in use, a GPU or one CPU core, and provides its spec, state and warnings.
 
 Entry points: `current`, `monitor`, `open_nvml`, `warnings_for`, `default_dtype`, `default_attention`. Used through
-`quantbench.device` by the commands, `sweep`, `timing`, `planner`, `pytest_plugin` and tools.
+`quantbench.device` by the commands, `sweep`, `timing`, `planner`, `explore`, `pytest_plugin` and tools.
 
 QUANTBENCH_DEVICE selects the device: `cpu`, `cuda` or `cuda:<number>`. Without it, torch's current GPU is used, or the
 CPU if there is no GPU.

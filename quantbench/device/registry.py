@@ -2,7 +2,7 @@
 
 Entry points: `lookup`, `known`; `entries`, which returns `Entry` objects; `architectures`, which returns `Architecture`
 objects. Used by `matching`, and through `quantbench.device` by `latency`, `planner`, `profile`, `analysis`,
-`importers`, tools and the commands that take a GPU's name.
+`importers`, `explore`, tools and the commands that take a GPU's name.
 """
 
 import re

@@ -210,6 +210,13 @@ TABLES: dict[str, _Kind] = {
     "context_attention": _Kind(
         "attention", "context_attention_perf", _CACHED_COLUMNS, partial(_attention, kind="context")
     ),
+    "nccl": _Kind("comm", "nccl_perf", ("op_name", "nccl_dtype", "num_gpus", "message_size", "latency"), _collective),
+    "encoder_attention": _Kind(
+        "encoder_attention", "encoder_attention_perf", _ATTENTION_COLUMNS, partial(_attention, kind="encoder")
+    ),
+    "generation_attention": _Kind(
+        "attention", "generation_attention_perf", _CACHED_COLUMNS, partial(_attention, kind="generation")
+    ),
     "moe": _Kind("moe", "moe_perf", _MOE_COLUMNS, _moe),
     **{
         kind: _Kind("comm", f"wideep_{kind}_perf", _DEEPEP_COLUMNS, _expert_exchange, _phases)
@@ -219,13 +226,6 @@ TABLES: dict[str, _Kind] = {
         kind: _Kind("comm", f"{kind}_perf", _EXCHANGE_COLUMNS, _expert_exchange, _named_phase)
         for kind in ("moe_a2a", "trtllm_alltoall")
     },
-    "nccl": _Kind("comm", "nccl_perf", ("op_name", "nccl_dtype", "num_gpus", "message_size", "latency"), _collective),
-    "encoder_attention": _Kind(
-        "encoder_attention", "encoder_attention_perf", _ATTENTION_COLUMNS, partial(_attention, kind="encoder")
-    ),
-    "generation_attention": _Kind(
-        "attention", "generation_attention_perf", _CACHED_COLUMNS, partial(_attention, kind="generation")
-    ),
 }
 #: tables that are imported by default
 DEFAULT_KINDS = ("gemm", "context_attention", "nccl")

@@ -1,4 +1,4 @@
-"""Reads the iterations (time, loss, TFLOPs, …) of training logs of Megatron-LM and Megatron-DeepSpeed.
+"""Reads the iterations (time, loss, TFLOPs, …) of training logs of Megatron-LM, Megatron-DeepSpeed and NeMo.
 
 Entry points: `read_log`, used by the command `import`; its result `Iterations`, the names `COLUMNS` and the limit
 `LARGEST_LOG_BYTES`, used by `training_run`, which summarizes.
@@ -6,6 +6,8 @@ Entry points: `read_log`, used by the command `import`; its result `Iterations`,
 An iteration is a line of `|`-separated fields; the field order varies by release:
 
 `[default7]: iteration 2/ 250000 | consumed samples: 384 | … | elapsed time per iteration (ms): 5350.0 | … |`
+
+NeMo's lines have the same form: `Training epoch 0, iteration 9/99 | … | train_step_timing in s: 2.83 | … |`.
 
 Lines may be truncated, or contain interleaved output of two ranks. A field counts only if a `|` follows it, so
 truncated numbers are discarded.
@@ -35,12 +37,16 @@ _WHO = "import megatron-log"
 LARGEST_LOG_BYTES = 2**38
 _LONGEST_LINE_BYTES = 2**24
 _BLOCK_BYTES = 2**19
-_MARK = b"elapsed time per iteration"
+_MARK = re.compile(rb"elapsed time per iteration|train_step_timing in s")
 _START = re.compile(rb"iteration +(\d+)/ *\d+ \|")
 # By name in the log: the column, and the divisor that converts the value to the column's unit.
 _FIELDS = {
     b"elapsed time per iteration (ms)": ("elapsed_s", 1e3),
     b"elapsed time per iteration (s)": ("elapsed_s", 1.0),
+    b"train_step_timing in s": ("elapsed_s", 1.0),
+    b"global_batch_size": ("gbs", 1.0),
+    b"reduced_train_loss": ("loss", 1.0),
+    b"consumed_samples": ("consumed_samples", 1.0),
     b"consumed samples": ("consumed_samples", 1.0),
     b"consumed tokens": ("consumed_tokens", 1.0),
     b"global batch size": ("gbs", 1.0),
@@ -186,9 +192,9 @@ def _blocks(stream: BinaryIO) -> Iterator[bytes]:
 def _rows(block: bytes, left_out: Counter[str]) -> Iterator[list[float]]:
     """Yields the iterations in a block as rows of COLUMNS; counts other lines with a time in left_out."""
     position = 0
-    while (mark := block.find(_MARK, position)) >= 0:
-        first = block.rfind(b"\n", 0, mark) + 1
-        position = block.find(b"\n", mark)
+    while found := _MARK.search(block, position):
+        first = block.rfind(b"\n", 0, found.start()) + 1
+        position = block.find(b"\n", found.start())
         position = len(block) if position < 0 else position
         # A line may hold interleaved output of two ranks, so every match of _START begins an iteration.
         starts = list(_START.finditer(block, first, position))

@@ -1,7 +1,7 @@
 """Predicts fused attention latencies with a cost model and a Gaussian process for its residual.
 
-Entry points: `AttentionModel` and `FEWEST_ROWS`, the rows that a fit needs; `shipped_slugs` and `shipped_json`, used by
-`tools.ship_attention`. Used by `model_times`, by `profile` and by tools.
+Entry points: `AttentionModel` and `FEWEST_ROWS`, the rows that a fit needs; `learner_features`; `shipped_slugs` and
+`shipped_json`, used by `tools.ship_attention`. Used by `model_times`, by `profile`, `explore` and by tools.
 
 A fit selects the kernel family (its tiles, whether it packs query heads) and the parameters with the lowest loss, and
 keeps the Gaussian process if that lowers the cross-validated error. Priors come from the shipped models (`knowledge`).
@@ -27,6 +27,7 @@ from quantbench.latency.attention_cost_model import (
     SPREAD,
     START,
     AttentionShapes,
+    Blocks,
     KernelFamily,
     Physics,
     Terms,
@@ -329,10 +330,9 @@ def _fit_physics(
     return Physics(device, best, parameters)
 
 
-def _features(physics: Physics, shapes: AttentionShapes, terms: Terms) -> FloatArray:
+def learner_features(device: DeviceSpec, shapes: AttentionShapes, blocks: Blocks, terms: Terms) -> FloatArray:
     """Returns the inputs of the Gaussian process, (n, 9): shape, predicted time, waves and their fill."""
-    blocks = cut(physics.family, shapes)
-    per_sm = blocks.rows / physics.device.sm_count
+    per_sm = blocks.rows / device.sm_count
     filling = terms.waves / per_sm
     group = shapes.heads / shapes.kv_heads
     return np.column_stack(
@@ -348,6 +348,10 @@ def _features(physics: Physics, shapes: AttentionShapes, terms: Terms) -> FloatA
             2.0 * shapes.causal,
         ]
     )
+
+
+def _features(physics: Physics, shapes: AttentionShapes, terms: Terms) -> FloatArray:
+    return learner_features(physics.device, shapes, cut(physics.family, shapes), terms)
 
 
 def _fit_learner(

@@ -1,8 +1,8 @@
 """Computes attention times from the blocks that each kernel family divides its work into.
 
-Entry points: `cut` and `times`, which compute the `Terms` of a time from `AttentionShapes`; `Physics`, `peak_tflops`,
-`KernelFamily`, `assumed_family`; the tables `FAMILIES`, `PARAMETERS`, `START` and `SPREAD`. Used by `attention`, which
-fits the parameters, and tools; `profile` uses `AttentionShapes`.
+Entry points: `cut` and `times`, which compute the `Blocks` and the `Terms` of a time from `AttentionShapes`; `Physics`,
+`peak_tflops`, `KernelFamily`, `assumed_family`; the tables `FAMILIES`, `PARAMETERS`, `START` and `SPREAD`. Used by
+`attention`, which fits the parameters, `explore.evaluator` and tools; `profile` uses `AttentionShapes`.
 
 latency = launch + ‖compute, memory‖₃ (increased if a long kernel throttles) + padding copies of misaligned heads +
 writing keys and values, if the measured time includes that. compute runs the row blocks in waves of one per SM,
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -209,29 +209,33 @@ class AttentionShapes:
         seq_q, seq_k = self.seq_q.astype(float), self.seq_k.astype(float)
         pairs = np.where(self.causal, seq_q * (seq_q + 1) / 2, seq_q * seq_k)
         forward = 4.0 * self.batch * self.heads * pairs * self.head_dim
-        return np.asarray(forward * np.where(self.backward, _BACKWARD_FLOPS, 1.0))
+        flops: FloatArray = forward * np.where(self.backward, _BACKWARD_FLOPS, 1.0)
+        return flops
 
     @cached_property
     def query_bytes(self) -> FloatArray:
         """Bytes of q, equal to those of o."""
-        return np.asarray(float(element_bytes(self.dtype)) * self.batch * self.heads * self.seq_q * self.head_dim)
+        size: Any = float(element_bytes(self.dtype)) * self.batch * self.heads * self.seq_q * self.head_dim
+        return cast(FloatArray, size)
 
     @cached_property
     def key_bytes(self) -> FloatArray:
         """Bytes of k and v together."""
-        one = float(element_bytes(self.dtype)) * self.batch * self.kv_heads * self.seq_k * self.head_dim
-        return np.asarray(2.0 * one)
+        size: Any = float(element_bytes(self.dtype)) * self.batch * self.kv_heads * self.seq_k * self.head_dim
+        return cast(FloatArray, 2.0 * size)
 
     @cached_property
     def min_bytes(self) -> FloatArray:
         """Minimum device memory traffic of each shape in bytes, as `Attention.min_bytes`."""
         row_stats = 4.0 * self.batch * self.heads * self.seq_q
         query, key = 2.0 * self.query_bytes, self.key_bytes
-        return np.asarray(np.where(self.backward, 2.0, 1.0) * (query + key) + row_stats)
+        total: FloatArray = np.where(self.backward, 2.0, 1.0) * (query + key) + row_stats
+        return total
 
     @property
     def misaligned(self) -> BoolArray:
-        return np.asarray(self.head_dim % _ALIGNED_ELEMENTS != 0)
+        misaligned: BoolArray = self.head_dim % _ALIGNED_ELEMENTS != 0
+        return misaligned
 
     @property
     def sites(self) -> IntArray:

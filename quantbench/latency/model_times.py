@@ -1,7 +1,8 @@
 """Predicts op times of one GPU with the shipped latency models, or their priors if none is shipped.
 
-Entry points: `ModelTimes`, used by the commands `advise` and `predict`; `BestTimes`, used by the command `plan`;
-`best_gemm_model`, used by the command `predict`; `require_reach`, used by `profile.answers`. Tools use both classes.
+Entry points: `ModelTimes`, used by `advice.pad` and the commands `advise` and `predict`; `BestTimes`, used by the
+command `plan`; `best_gemm_model`, used by `explore` and the command `predict`; `require_reach`, used by
+`profile.answers`. Tools use both classes.
 
 `ModelTimes` selects the model of each dtype and extrapolates to batches larger than the models support. GEMMs, softmax,
 attention and experts have models; norms, residual additions, activations, embeddings, optimizer and communication have

@@ -4,8 +4,8 @@ Entry points: `OpTimes`, the protocol (`TimesOf` makes one); `RememberedTimes`, 
 softmax fallback and unaligned batched GEMMs, which the wrapped `OpTimes` does not; `RooflineTimes` (spec sheet only),
 `roofline_us` and `copy_us`; the results `OpEstimate` and `ShapeEstimate`; `total`, `as_run`, `with_casts`,
 `correlation_of`, `peak_share`, `assumed_tile`; the constants `CORRELATION`, `UNMEASURED_COMMON` and `UNALIGNED_NOTE`.
-Used by `model_times`, by `planner`, `advice`, `sweep`, `analysis`, `profile`, `importers` and `report`, by tools and by
-the commands that predict.
+Used by `model_times`, by `planner`, `advice`, `sweep`, `analysis`, `profile`, `importers`, `report` and `explore`, by
+tools and by the commands that predict.
 
 The protocol is implemented by `model_times` and by `profile.profile`.
 """

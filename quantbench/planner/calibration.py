@@ -1,16 +1,19 @@
-"""Loads the planner's fitted constants of each site, and replaces a cluster's stated link speeds by measured ones.
+"""Loads the planner's fitted factors by software stack and GPU, or by site, and measured links of a cluster.
 
-Entry points: `shipped`, which reads planner.json and returns the `Calibrations`, one `Calibration` per site; their
-limits `RANGES` and `MEMORY_RANGES`; `with_measured_links`. Used by the other modules of this package, by the commands
-`plan` and `predict`, by `advice.advise`, and by `tools.planner_fit`, which fits the constants.
+Entry points: `shipped`, which reads planner.json and returns the `Calibrations`, whose `of` gives the `Calibration` of
+a job; `load_site` and `site_json`, a site's own file; `STACKS`, the known software; the limits `RANGES` and
+`MEMORY_RANGES`; `Pooled` with its `Term` effects, and what `fitting` shares with it: `architecture`, `kernels_of`,
+`terms`, `composed`; `with_measured_links`. Used by the other modules of this package, by the commands `plan` and
+`predict`, by `advice.advise`, by `advice.pad`, and by tools.
 
-Each site (its machines and software) has four constants for the time of an iteration and two for memory. At a site
-without fitted constants, collectives take as long as in isolation, kernel launches cost no extra time and the network
-runs at its stated rate.
+A factor of a stack on a GPU is the product of effects: of all runs, of the stack's kind of kernels, of the stack, of
+the GPU's architecture and of both together. `fitting` fits them with partial pooling, so that a stack or GPU without
+runs gets the factors of its relatives. A site (its machines and software) has factors of its own.
 
 History of the format:
 1  first version.
 2  `tensor_factor` replaces `compute_factor` and `fault_tensor_factor`: GEMMs run as fast as in isolation.
+3  `effects` by stack and GPU replace `elsewhere`; factors of computation, elementwise passes and exposed gathers.
 """
 
 from __future__ import annotations
@@ -22,21 +25,32 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
+from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.interconnect import Cluster, Link
 from quantbench.units import percent
 from quantbench.workload import Collective, Workload
 
 _WHO = "planner.json"
-_FORMAT, _VERSION = "quantbench-planner", 2
+_FORMAT, _VERSION = "quantbench-planner", 3
+_SITE_FORMAT, _SITE_VERSION = "quantbench-planner-site", 1
 #: constants of the iteration time: name → (lowest, highest) plausible value
 RANGES = {
-    "tensor_factor": (1.0, 10.0),
+    "compute_factor": (0.5, 3.0),
+    "attention_factor": (0.3, 5.0),
+    "elementwise_factor": (0.5, 10.0),
+    "tensor_factor": (0.05, 10.0),
     "layer_overhead_ms": (0.0, 50.0),
+    "step_overhead_ms": (0.0, 2000.0),
     "data_parallel_share": (0.01, 1.0),
+    "exposed_share": (0.0, 1.0),
+    "hop_us": (0.0, 1000.0),
+    "congestion": (0.0, 2.0),
+    "straggler_spread": (0.0, 0.2),
     "unaligned_share": (0.01, 16.0),
 }
 #: constants of the memory, likewise
@@ -46,17 +60,54 @@ _FEWEST_SIZES = 2
 
 
 @dataclass(frozen=True)
-class Calibration:
-    """Planner constants of one site. (`latency.gemm.cliffs.Calibration` is part of a GEMM model.)
+class Stack:
+    """Software that trains a model.
 
-    tensor_factor: time of a tensor-parallel collective during training over its isolated time. It is above 1 because
-        GPUs wait for the slowest of them and for the hosts.
+    kernels: kind of its elementwise kernels: fused, compiled (torch.compile) or eager.
+    overlaps: whether it overlaps data-parallel traffic with computation by default.
+    fsdp: whether its ZeRO-3 is PyTorch's FSDP.
+    stages_with_zero: whether it combines ZeRO-2 and 3 with pipeline stages.
+    """
+
+    text: str
+    kernels: str
+    overlaps: bool = True
+    fsdp: bool = False
+    stages_with_zero: bool = False
+
+
+STACKS = {
+    "megatron": Stack("Megatron-LM with its fused kernels and distributed optimizer", "fused"),
+    "nemo": Stack("NeMo or Megatron-Bridge: Megatron with Transformer Engine and overlapped collectives", "fused"),
+    "torchtitan": Stack("torchtitan: FSDP2 with torch.compile", "compiled", fsdp=True, stages_with_zero=True),
+    "fsdp": Stack("PyTorch FSDP with torch.compile", "compiled", fsdp=True),
+    "deepspeed": Stack("Megatron-DeepSpeed", "fused", overlaps=False),
+    "eager": Stack("PyTorch FSDP or DDP without torch.compile", "eager", fsdp=True),
+}
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Factors of training at one site, or of one software stack on one GPU. (`latency.gemm.cliffs.Calibration` is part
+    of a GEMM model.)
+
+    compute_factor: time of products and attention in training over that in short runs; clocks fall under load.
+    attention_factor: further factor of attention's kernels over those that the latency model was fitted to.
+    elementwise_factor: bytes that elementwise kernels and norms move over those of ideal fused passes.
+    tensor_factor: time of a tensor-parallel collective that shows over its isolated time. It is above 1 if GPUs wait
+        for the slowest of them and for the hosts, and below if the collective overlaps with products.
     layer_overhead_ms: time of launches and small kernels per layer and micro-batch, forward and backward.
+    step_overhead_ms: fixed time per iteration: gradient norm, launches of the optimizer, synchronisation, logging.
     data_parallel_share: share of the bandwidth of a node's network adapters that data-parallel traffic reaches.
+    exposed_share: share of the overlapped gathers of ZeRO's weights that computation waits for.
+    hop_us: latency of a step of a ring between nodes.
+    congestion: loss of that bandwidth per doubling of the nodes.
+    straggler_spread: spread of the nodes' speeds; a job waits for the slowest.
     unaligned_share: rate of batched GEMMs with rows not aligned to 16 bytes, as a share of the GPU's fp32 peak.
     base_gib: memory of a process for context, communicators, buckets and workspaces, GiB.
     activation_slack: memory that the caching allocator holds beyond the activations, as a share of them.
-    scatter: 90 % quantile of |ln(predicted / measured)|; widens intervals but does not change predictions.
+    memory_scatter: 90 % quantile of |ln(predicted / measured memory)|.
+    scatter: widens the interval of times to 90 % coverage, as a share of ln time; changes no prediction.
     """
 
     tensor_factor: float
@@ -66,10 +117,20 @@ class Calibration:
     base_gib: float
     activation_slack: float
     scatter: float = 0.0
+    compute_factor: float = 1.0
+    attention_factor: float = 1.0
+    elementwise_factor: float = 1.0
+    exposed_share: float = 0.0
+    step_overhead_ms: float = 0.0
+    hop_us: float = 20.0
+    congestion: float = 0.0
+    straggler_spread: float = 0.0
+    memory_scatter: float = 0.1
     provenance: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, (low, high) in {**RANGES, **MEMORY_RANGES, "scatter": (0.0, 2.0)}.items():
+        limits = {**RANGES, **MEMORY_RANGES, "scatter": (0.0, 2.0), "memory_scatter": (0.0, 2.0)}
+        for name, (low, high) in limits.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
                 raise InputError(_WHO, f"{name} = {value!r}", f"a number from {low} to {high}")
@@ -81,29 +142,117 @@ class Calibration:
 
     def __str__(self) -> str:
         return (
-            f"collectives take {self.tensor_factor:.2f} times as long as alone, {self.layer_overhead_ms:.1f} ms are "
-            f"added per layer and micro-batch, data-parallel traffic gets {percent(self.data_parallel_share)} of the "
-            f"network; nine in ten times are within {percent(math.expm1(self.scatter))}"
+            f"products × {self.compute_factor:.2f}, attention × {self.compute_factor * self.attention_factor:.2f}, "
+            f"elementwise bytes × {self.elementwise_factor:.1f}, tensor-parallel collectives × "
+            f"{self.tensor_factor:.2f}, {self.layer_overhead_ms:.2f} ms per layer and micro-batch, "
+            f"{self.step_overhead_ms:.0f} ms per iteration, "
+            f"{percent(self.data_parallel_share)} of the network (less {percent(self.congestion)} per doubling of "
+            f"nodes), {percent(self.exposed_share)} of overlapped gathers show, {self.hop_us:.0f} µs a hop, node "
+            f"speeds spread by {100 * self.straggler_spread:.1f} %; nine in ten times are within "
+            f"{percent(math.expm1(self.scatter))}"
         )
+
+
+class Term(NamedTuple):
+    """Effect on the logarithm of a factor. key: "" (all runs), a kind of kernels, a stack, an architecture, both as
+    `stack@architecture`, or a site."""
+
+    factor: str
+    key: str
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """Factors by stack and GPU.
+
+    means: prior mean of a factor, by kind of kernels (or "" for all kinds).
+    effects: fitted effect on ln factor by `Term`.
+    scatter, unknown_scatter: `Calibration.scatter` of the known stacks, and of unknown ones.
+    rest: constants that do not differ between stacks.
+    """
+
+    means: Mapping[str, Mapping[str, float]]
+    effects: Mapping[Term, float]
+    scatter: float
+    unknown_scatter: float
+    rest: Mapping[str, float]
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def of(self, stack: str, architecture: str) -> Calibration:
+        """Returns the factors of a stack ("": unknown) on a GPU architecture."""
+        values = {
+            factor: composed(
+                factor, means, (self.effects.get(t, 0.0) for t in terms(factor, stack, architecture)), stack
+            )
+            for factor, means in self.means.items()
+        }
+        seen = any(term.key == stack for term in self.effects) if stack else False
+        where = f"{stack or 'an unknown stack'} on {architecture}"
+        rule = f"for {where}, pooled over {len(self.provenance.get('tables', ()))} published tables"
+        scatter = self.scatter if seen else self.unknown_scatter
+        return Calibration(**values, **self.rest, scatter=scatter, provenance={"rule": rule})
+
+
+def architecture(device: DeviceSpec) -> str:
+    """Returns the architecture name under which effects are pooled: the first part of the GPU's name."""
+    return device.name.split("-")[0]
+
+
+def kernels_of(stack: str) -> str:
+    """Returns the kind of kernels of a stack; of unknown ones, PyTorch's own."""
+    return STACKS[stack].kernels if stack in STACKS else "eager"
+
+
+def terms(factor: str, stack: str, architecture: str) -> tuple[Term, ...]:
+    """Returns the effects that make up a factor."""
+    keys = ("", kernels_of(stack), stack, architecture, f"{stack}@{architecture}")
+    return tuple(Term(factor, key) for key in dict.fromkeys(keys))
+
+
+def composed(factor: str, means: Mapping[str, float], effects: Iterable[float], stack: str) -> float:
+    """Returns a factor: its prior mean times exp(sum of effects), within its limits."""
+    mean = means.get(kernels_of(stack), means.get("", 1.0))
+    low, high = RANGES[factor]
+    return min(max(mean * math.exp(sum(effects)), low), high)
 
 
 @dataclass(frozen=True)
 class Calibrations:
-    """Planner constants by site (name of a cluster), and those for all other sites (`elsewhere`)."""
+    """Planner constants by stack and GPU, and by site (name of a cluster). chosen: overrides all others."""
 
     sites: Mapping[str, Calibration]
-    elsewhere: Calibration
+    pooled: Pooled
+    chosen: Calibration | None = None
 
-    def of(self, cluster: Cluster) -> Calibration:
-        return self.sites.get(cluster.name, self.elsewhere)
+    def of(self, cluster: Cluster, stack: str = "") -> Calibration:
+        """Returns the constants of a cluster's site, if it has any and no other stack is named; else those of the stack
+        on the cluster's GPU."""
+        if self.chosen is not None:
+            return self.chosen
+        site = self.sites.get(cluster.name)
+        if site is not None and stack in ("", site.provenance.get("stack", "deepspeed")):
+            return site
+        return self.pooled.of(stack, architecture(cluster.device))
+
+    @property
+    def unaligned_share(self) -> float:
+        return float(self.pooled.rest["unaligned_share"])
 
     def to_json(self) -> dict[str, Any]:
         """Returns the content of planner.json."""
+        pooled = self.pooled
+        effects: dict[str, dict[str, float]] = defaultdict(dict)
+        for term, value in pooled.effects.items():
+            effects[term.factor][term.key] = round(value, 4)
         return {
             "format": _FORMAT,
             "version": _VERSION,
             "sites": {name: asdict(site) for name, site in self.sites.items()},
-            "elsewhere": asdict(self.elsewhere),
+            "pooled": {
+                **{name: getattr(pooled, name) for name in ("means", "scatter", "unknown_scatter", "rest")},
+                "effects": effects,
+                "provenance": pooled.provenance,
+            },
         }
 
     @classmethod
@@ -113,15 +262,33 @@ class Calibrations:
             raise InputError(_WHO, repr(data)[:80], f"{_FORMAT} version {_VERSION}")
         try:
             sites = {name: Calibration(**values) for name, values in data["sites"].items()}
-            return cls(sites, Calibration(**data["elsewhere"]))
+            pooled = dict(data["pooled"])
+            effects = {Term(f, key): value for f, by in pooled.pop("effects").items() for key, value in by.items()}
+            return cls(sites, Pooled(effects=effects, **pooled))
         except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(_WHO, str(error), "sites and elsewhere with their constants") from None
+            raise InputError(_WHO, str(error), "sites and pooled effects with their constants") from None
 
 
 @cache
 def shipped() -> Calibrations:
     """Returns the constants in the package's planner.json."""
     return Calibrations.from_json(json.loads((files("quantbench.planner") / "planner.json").read_text("utf-8")))
+
+
+def site_json(site: Calibration) -> dict[str, Any]:
+    """Returns the content of a site's file."""
+    return {"format": _SITE_FORMAT, "version": _SITE_VERSION, **asdict(site)}
+
+
+def load_site(path: Path) -> Calibration:
+    """Reads a site's file, as `plan --fit` writes it. Raises InputError for anything else."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if (data.pop("format", None), data.pop("version", None)) == (_SITE_FORMAT, _SITE_VERSION):
+            return Calibration(**data)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise InputError("--site", f"{path}: {error}", "a file that plan --fit wrote") from None
+    raise InputError("--site", str(path), f"{_SITE_FORMAT} version {_SITE_VERSION}, as plan --fit writes it")
 
 
 def with_measured_links(

@@ -1,6 +1,7 @@
 """Checks layouts against the divisibility and framework rules of Megatron-DeepSpeed.
 
-Entry points: `violations` and `strict_violations`, which return `Violation` objects; `is_possible`; `OF_SOFTWARE`. Used
+Entry points: `violations` and `strict_violations`, which return `Violation` objects; `is_possible`; `chunk_layers`;
+`OF_SOFTWARE`. Used
 by `search`, `row_checks`, `row_results`, the command `plan` and tools. A layout that breaks a strict rule cannot run;
 breaking another costs time.
 
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from quantbench.megatron import softmax_objections
+from quantbench.planner.calibration import STACKS
 from quantbench.planner.layout import ALIGNED_ELEMENTS, Job, Layout, padded_vocab
 from quantbench.units import percent
 from quantbench.workload import Softmax
@@ -40,23 +42,25 @@ class Violation:
 
 
 _HEADS = Constraint("hidden % heads", "hidden % heads == 0")
-_GPUS = Constraint("gpus", "dp * tp * pp == gpus")
+_GPUS = Constraint("gpus", "dp * tp * pp * cp == gpus")
 _BATCH = Constraint("gbs", "gbs % (mbs * dp) == 0")
 _STAGES = Constraint("stages", "layers % pp == 0 (or layers + 2 with embeddings counted as layers)")
-_INTERLEAVE = Constraint("interleave", "layers % (pp * interleave) == 0 and micro-batches % pp == 0")
+_INTERLEAVE = Constraint("interleave", "layers (+ 2) % (pp * interleave) == 0 and micro-batches % pp == 0")
 _DIVISIBLE = tuple(Constraint(f"{name} % tp", f"{name} % tp == 0") for name in ("heads", "ffn", "hidden"))
 _KV_HEADS = Constraint("kv_heads", "kv_heads % tp == 0 or tp % kv_heads == 0")
 _NODE = Constraint("tp in a node", "tp <= gpus per node")
 _SEQUENCE = Constraint("sequence parallel", "seq % tp == 0 with sequence parallelism")
-_ZERO = Constraint("ZeRO with stages", "zero <= 1 with pp > 1")
+_CONTEXT = Constraint("context parallel", "seq % (2 * cp * tp) == 0, seq % (cp * tp) == 0 if chunks are contiguous")
+_SHARDS = Constraint("ZeRO shards", "(dp * cp) % shards == 0 with ZeRO")
+_ZERO = Constraint("ZeRO with stages", "zero <= 1 with pp > 1, unless the stack combines them (torchtitan)")
 _RAMPUP = Constraint("ramp-up", "batch-size step % (mbs * dp) == 0")
 _VOCAB = Constraint("vocab", "vocab % (128 * tp) == 0", strict=False)
 _ALIGNED = Constraint("head_dim % 8", "head_dim % 8 == 0", strict=False)
 _SOFTMAX = Constraint("fused softmax", "16 < seq <= 16384, seq % 4 == 0, (heads / tp * mbs) % 4 == 0", strict=False)
 _BUBBLE = Constraint("bubble", "micro-batches >= 4 * pp", strict=False)
 CONSTRAINTS = (
-    _HEADS, _GPUS, _BATCH, _STAGES, _INTERLEAVE, *_DIVISIBLE, _KV_HEADS, _NODE, _SEQUENCE, _ZERO, _RAMPUP, _VOCAB,
-    _ALIGNED, _SOFTMAX, _BUBBLE,
+    _HEADS, _GPUS, _BATCH, _STAGES, _INTERLEAVE, *_DIVISIBLE, _KV_HEADS, _NODE, _SEQUENCE, _CONTEXT, _SHARDS, _ZERO,
+    _RAMPUP, _VOCAB, _ALIGNED, _SOFTMAX, _BUBBLE,
 )  # fmt: skip
 #: names of strict rules specific to one framework; other frameworks run layouts that break them
 OF_SOFTWARE = frozenset(rule.name for rule in (_BATCH, _INTERLEAVE, _NODE, _ZERO, _RAMPUP))
@@ -83,10 +87,11 @@ def _strictly_broken(job: Job, layout: Layout) -> Iterator[tuple[Constraint, str
     if shape.head_dim * shape.heads != shape.hidden and shape.hidden % shape.heads:
         choice = _multiples(shape.hidden, shape.heads)
         yield _HEADS, f"hidden {shape.hidden} is no multiple of heads {shape.heads}; take hidden = {choice}"
-    if dp * tp * pp != job.gpus:
-        fits = job.gpus % (tp * pp) == 0
-        change = f"dp = {job.gpus // (tp * pp)} uses them all" if fits else f"tp · pp must divide {job.gpus}"
-        yield _GPUS, f"dp {dp} · tp {tp} · pp {pp} = {dp * tp * pp} GPUs, and there are {job.gpus}; {change}"
+    if layout.gpus != job.gpus:
+        rest, cp = tp * pp * layout.cp, f" · cp {layout.cp}" if layout.cp > 1 else ""
+        names = f"tp · pp{' · cp' if cp else ''}"
+        change = f"{names} must divide {job.gpus}" if job.gpus % rest else f"dp = {job.gpus // rest} uses them all"
+        yield _GPUS, f"dp {dp} · tp {tp} · pp {pp}{cp} = {layout.gpus} GPUs, and there are {job.gpus}; {change}"
     left_over = job.gbs % (mbs * dp)
     if left_over:
         text = f"gbs {job.gbs} is no multiple of mbs {mbs} · dp {dp} = {mbs * dp} ({left_over} left over)"
@@ -113,9 +118,18 @@ def _strictly_broken(job: Job, layout: Layout) -> Iterator[tuple[Constraint, str
     if layout.sequence_parallel and shape.seq % tp:
         text = f"sequence parallelism needs seq {shape.seq} divisible by tp {tp}"
         yield _SEQUENCE, f"{text}; take seq = {_multiples(shape.seq, tp)}"
-    if layout.zero > 1 and pp > 1:
-        text = f"ZeRO-{layout.zero} shards what pipeline stages accumulate over micro-batches, and DeepSpeed refuses it"
-        yield _ZERO, f"{text} with pp {pp}; take zero = 1, or pp = 1"
+    chunks = (2 if layout.cp_balanced else 1) * layout.cp * (tp if layout.sequence_parallel else 1)
+    if layout.cp > 1 and shape.seq % chunks:
+        text = f"seq {shape.seq} cannot be cut into {chunks} chunks for cp {layout.cp}"
+        yield _CONTEXT, f"{text}; take seq = {_multiples(shape.seq, chunks)}"
+    if layout.replicas % layout.sharded_over or (layout.shards and not layout.zero):
+        text = f"ZeRO-{layout.zero} over {layout.shards} of {layout.replicas} data-parallel GPUs"
+        yield _SHARDS, f"{text}; take a divisor of {layout.replicas}, and ZeRO 1 to 3"
+    stack = STACKS.get(job.stack)
+    if layout.zero > 1 and pp > 1 and not (stack is not None and stack.stages_with_zero):
+        text = f"ZeRO-{layout.zero} shards what pipeline stages accumulate over micro-batches, and"
+        text += f" {job.stack or 'DeepSpeed'} refuses it with pp {pp}"
+        yield _ZERO, f"{text}; take zero = 1, pp = 1, or a stack that combines them (torchtitan)"
     step = job.rampup_step
     if step % (dp * mbs):
         text = f"the batch grows by {step} samples, no multiple of mbs {mbs} · dp {dp} = {dp * mbs}"
@@ -138,16 +152,22 @@ def _stages(layers: int, layout: Layout) -> str:
     return what if counted % pp else ""
 
 
+def chunk_layers(layers: int, layout: Layout) -> int:
+    """Returns the layers to divide into chunks: with the embeddings if the partition counts them; 0 if uneven."""
+    return {"layers": layers, "embedding": layers + 2, "uneven": 0}[layout.partition]
+
+
 def _interleave(layers: int, layout: Layout, micro_batches: int) -> str:
     """Returns why the layout's stages cannot be interleaved; "" if they can."""
     pp, chunks = layout.pp, layout.interleave
     if pp == 1:
         return f"interleave {chunks} without pipeline stages; take interleave = 1"
-    if layout.partition != "layers" or layers % (pp * chunks):
-        return (
-            f"{layers} layers cannot be cut into {pp} stages of {chunks} equal chunks; take an interleave that divides "
-            f"{layers // pp}"
-        )
+    counted = chunk_layers(layers, layout)
+    if not counted or counted % (pp * chunks):
+        each = counted // pp
+        what = f"{layers} layers{' and 2 embeddings' if counted > layers else ''}"
+        change = f"an interleave that divides {each}" if each > 1 else "interleave = 1"
+        return f"{what} cannot be cut into {pp} stages of {chunks} equal chunks; take {change}"
     if micro_batches % pp:
         return (
             f"interleaving runs micro-batches in groups of pp {pp}, and there are {micro_batches}; take a gbs or mbs "

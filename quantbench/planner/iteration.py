@@ -1,6 +1,6 @@
 """Predicts the time of one training iteration from layer times, the pipeline schedule, traffic and the optimizer step.
 
-Entry point: `iteration`, which returns an `Iteration`. Used by `predict`.
+Entry point: `iteration`, which returns an `Iteration`. Used by `predict` and `fitting`.
 
 Schedule: 1F1B (Narayanan et al., 2019 and 2021). Each micro-batch takes one slot per stage, forward and backward. The
 slowest stage sets the pace. Filling and draining the pipeline costs one slot of each other stage, divided by the number
@@ -32,7 +32,10 @@ _STEP_VOLUME = {0: 2, 1: 2, 2: 1, 3: 0}
 _MICRO_BATCH_VOLUME = {0: 0, 1: 0, 2: 1, 3: 3}
 # Parameters per gradient bucket, except with ZeRO-3 (default of DeepSpeed's reduce_bucket_size).
 _BUCKET_PARAMETERS = 5e8
-# DeepSpeed's overlap_comm is true for stage 3 and false otherwise (deepspeed.ai, DeepSpeed Configuration JSON).
+# Share of overlapped reductions that shows over that of gathers: nothing waits for them, but they take SMs and memory
+# bandwidth. Assumed, not fitted.
+_REDUCTIONS_WAIT = 0.25
+# DeepSpeed's overlap_comm is true for stage 3 (deepspeed.ai, DeepSpeed Configuration JSON), and FSDP prefetches.
 _ZERO3_OVERLAP = 1.0
 
 
@@ -45,11 +48,13 @@ class Iteration:
     recompute: recomputed forward passes.
     vector: elementwise kernels.
     overhead: fitted overhead per layer.
-    tensor: tensor-parallel collectives.
+    tensor: tensor-parallel collectives and context-parallel traffic.
     logits: embedding, logits and loss, if the slowest stage holds them.
     point_to_point: transfers between stages.
     bubble: idle time while the pipeline fills and drains.
-    data_parallel: data-parallel traffic that is not overlapped.
+    optimizer: optimizer step, with its fixed overhead.
+    data_parallel: data-parallel traffic that shows in the time.
+    stragglers: waiting for the slowest node.
     """
 
     sec: Span
@@ -64,6 +69,7 @@ class Iteration:
     bubble: float
     data_parallel: float
     optimizer: float
+    stragglers: float
 
     @property
     def bubble_share(self) -> float:
@@ -81,7 +87,7 @@ class Iteration:
             "pipeline bubble": self.bubble,
             "network": self.data_parallel + self.point_to_point,
             "recomputation": self.recompute,
-            "launches and stragglers": self.overhead,
+            "launches and stragglers": self.overhead + self.stragglers,
             # In a pipeline the logits delay the other stages; without one they are ordinary work.
             "logits": self.logits if self.bubble else 0.0,
             "memory bandwidth": self.vector + self.optimizer,
@@ -92,39 +98,45 @@ class Iteration:
 
 def iteration(job: Job, layout: Layout, layer_times: LayerTimes, calibration: Calibration) -> Iteration:
     """Predicts one iteration of `job` in `layout`, which must break no strict rule."""
-    time = layer_times.at(layout.tp, layout.mbs, sequence_parallel=layout.sequence_parallel)
+    time = layer_times.at(layout.per_layer).fitted(calibration)
     count = layout.micro_batches(job.gbs)
     kinds = stage_kinds(job.shape.layers, layout.pp, layout.partition)
     heaviest = max(stage_parameters(job, layout, kind) for kind in kinds)
     hop = point_to_point_s(job, layout) * layout.interleave
-    layer = time.by_recompute[layout.recompute]
-    slots = [_slot(kind, layer, time, hop) for kind in kinds]
+    again = time.repeated(layout.recompute)
+    slots = [_slot(kind, layout, again, time, hop) for kind in kinds]
     pace, slowest = max(zip(slots, kinds, strict=True), key=lambda pair: pair[0].mid)
     fill = exactly(0.0)
     for span, kind in zip(slots, kinds, strict=True):
         fill += span.times(kind.count)
     fill = Span(fill.low - pace.low, fill.mid - pace.mid, fill.high - pace.high).times(1 / layout.interleave)
 
-    step_s = _STEP_BYTES * heaviest / (layout.dp if layout.zero >= 1 else 1) / job.elementwise_bytes_per_s
+    step_s = calibration.step_overhead_ms * 1e-3
+    step_s += _STEP_BYTES * heaviest / (layout.sharded_over if layout.zero >= 1 else 1) / job.elementwise_bytes_per_s
     room = pace.mid * (count if layout.zero >= 2 else 1)
-    network = exposed_s(job, layout, data_parallel_s(job, layout, calibration, heaviest, count), room)
+    traffic = data_parallel_s(job, layout, calibration, heaviest, count)
+    network = exposed_s(job, layout, calibration, traffic, room, count)
     network += tied_embedding_s(job, layout, calibration, embedding_parameters(job.shape, layout.tp))
+    total = pace.times(count) + fill + exactly(network + step_s)
+    nodes = layout.gpus / job.cluster.gpus_per_node
+    waiting = calibration.straggler_spread * math.sqrt(2 * math.log(nodes)) if nodes > 1 else 0.0
 
     own = slowest.layers * count
     ends = (time.logits.mid if slowest.last else 0.0) + (time.embedding if slowest.first else 0.0)
     return Iteration(
-        sec=(pace.times(count) + fill + exactly(network + step_s)).widened(calibration.scatter),
-        products=time.products.mid * own,
-        attention=time.core.mid * own,
-        recompute=(layer.mid - time.by_recompute["none"].mid) * own,
-        vector=time.vector * own,
+        sec=total.times(1 + waiting).widened(calibration.scatter),
+        products=(time.products[0].mid + time.products[1].mid) * own,
+        attention=(time.core[0].mid + time.core[1].mid) * own,
+        recompute=again.mid * layout.recomputed(slowest.layers) * count,
+        vector=sum(time.vector) * own,
         overhead=time.overhead * own,
-        tensor=time.reduces * own,
+        tensor=(time.reduces + time.context) * own,
         logits=ends * count,
         point_to_point=hop * _sides(slowest) * count,
         bubble=fill.mid,
         data_parallel=network,
         optimizer=step_s,
+        stragglers=waiting * total.mid,
     )
 
 
@@ -133,8 +145,10 @@ def _sides(kind: StageKind) -> int:
     return 2 - kind.first - kind.last
 
 
-def _slot(kind: StageKind, layer: Span, time: LayerTime, hop: float) -> Span:
-    span = layer.times(kind.layers) + exactly(hop * _sides(kind) + (time.embedding if kind.first else 0.0))
+def _slot(kind: StageKind, layout: Layout, again: Span, time: LayerTime, hop: float) -> Span:
+    """Returns the time of a stage per micro-batch. again: recomputation of a layer."""
+    span = time.once.times(kind.layers) + again.times(layout.recomputed(kind.layers))
+    span += exactly(hop * _sides(kind) + (time.embedding if kind.first else 0.0))
     return span + time.logits if kind.last else span
 
 
@@ -148,8 +162,8 @@ def point_to_point_s(job: Job, layout: Layout) -> float:
     if layout.pp == 1:
         return 0.0
     shape, cluster = job.shape, job.cluster
-    sent = layout.mbs * shape.seq * shape.hidden * element_bytes(shape.dtype) / layout.tp
-    if layout.tp * layout.dp >= cluster.gpus_per_node:
+    sent = layout.mbs * shape.seq * shape.hidden * element_bytes(shape.dtype) / layout.tp / layout.cp
+    if layout.tp * layout.replicas >= cluster.gpus_per_node:
         return NODE_LATENCY_S + sent / (cluster.gpu_gb_per_s * 1e9)
     return cluster.intra_node(2).time_s(sent)
 
@@ -162,19 +176,39 @@ def data_parallel_s(
     stage_parameters: parameters of a stage on one GPU.
     micro_batches: micro-batches per iteration.
     """
-    if layout.dp == 1:
-        return 0.0
+    gradient_bytes = stage_parameters * element_bytes(job.shape.dtype)
     volume = _STEP_VOLUME[layout.zero] + _MICRO_BATCH_VOLUME[layout.zero] * micro_batches
-    ring_bytes = volume * stage_parameters * element_bytes(job.shape.dtype) * (layout.dp - 1) / layout.dp
+    each = job.shape.layers if layout.zero == 3 else math.ceil(stage_parameters / _BUCKET_PARAMETERS)
+    found = _ring_s(job, layout, calibration, layout.sharded_over, 1, volume * gradient_bytes, volume * each)
+    if layout.sharded_over < layout.replicas:
+        # HSDP reduces each shard over the groups, once per step.
+        groups, shard_bytes = layout.replicas // layout.sharded_over, gradient_bytes / layout.sharded_over
+        found += _ring_s(job, layout, calibration, groups, layout.sharded_over, 2 * shard_bytes, 2 * each)
+    return found
+
+
+def _ring_s(
+    job: Job, layout: Layout, calibration: Calibration, ranks: int, stride: int, ring_bytes: float, collectives: float
+) -> float:
+    """Returns the seconds of collectives over rings of `ranks` data-parallel GPUs, every `stride`-th of them.
+
+    ring_bytes: bytes of the buffers of all passes.
+    collectives: number of passes.
+    """
+    if ranks == 1:
+        return 0.0
     cluster = job.cluster
-    in_node = min(layout.dp, max(1, cluster.gpus_per_node // layout.tp))
-    if in_node == layout.dp:
-        return cluster.intra_node(layout.dp).time_s(ring_bytes)
+    ring_bytes *= (ranks - 1) / ranks
+    in_node = min(ranks, max(1, cluster.gpus_per_node // (layout.tp * stride)))
+    if in_node == ranks:
+        return cluster.intra_node(ranks).time_s(ring_bytes)
     rings = cluster.gpus_per_node / in_node
     # Each collective of a ring passes every node in turn.
-    each = job.shape.layers if layout.zero == 3 else math.ceil(stage_parameters / _BUCKET_PARAMETERS)
-    hops = volume * each * (layout.dp / in_node - 1)
-    return hops * NODE_LATENCY_S + rings * ring_bytes / (cluster.node_gb_per_s * 1e9 * calibration.data_parallel_share)
+    nodes = ranks / in_node
+    share = calibration.data_parallel_share / (1 + calibration.congestion * math.log2(nodes))
+    return collectives * (nodes - 1) * calibration.hop_us * 1e-6 + rings * ring_bytes / (
+        cluster.node_gb_per_s * 1e9 * share
+    )
 
 
 def tied_embedding_s(job: Job, layout: Layout, calibration: Calibration, embedding_parameters: int) -> float:
@@ -182,12 +216,23 @@ def tied_embedding_s(job: Job, layout: Layout, calibration: Calibration, embeddi
     if layout.pp == 1 or not job.shape.tied:
         return 0.0
     sent = embedding_parameters * element_bytes(job.shape.dtype)
-    if layout.tp * layout.dp >= job.cluster.gpus_per_node:
+    if layout.tp * layout.replicas >= job.cluster.gpus_per_node:
         return sent / (job.cluster.gpu_gb_per_s * 1e9 * calibration.data_parallel_share)
     return job.cluster.intra_node(2).time_s(sent)
 
 
-def exposed_s(job: Job, layout: Layout, traffic_s: float, room_s: float) -> float:
-    """Returns the seconds of traffic left after overlap. room_s: computation that can overlap with the traffic, s."""
-    share = _ZERO3_OVERLAP if layout.zero == 3 else job.dp_overlap
-    return traffic_s - min(share * traffic_s, room_s)
+def exposed_s(
+    job: Job, layout: Layout, calibration: Calibration, traffic_s: float, room_s: float, micro_batches: int
+) -> float:
+    """Returns the seconds of traffic that show in the time.
+
+    That is what does not overlap, and a share of the overlapped gathers of weights, which computation waits for. It
+    does not wait for reductions of gradients, but these slow it down. Both saturate: overlapped traffic is bounded by
+    the computation.
+
+    room_s: computation that can overlap with the traffic, s.
+    """
+    overlap = _ZERO3_OVERLAP if layout.zero == 3 else job.dp_overlap
+    gathers = {0: 0.0, 1: 1 / 2, 2: 1 / (1 + micro_batches), 3: 2 / 3}[layout.zero]
+    waits = calibration.exposed_share * (gathers + _REDUCTIONS_WAIT * (1 - gathers))
+    return traffic_s - (1 - waits) * min(overlap * traffic_s, room_s)

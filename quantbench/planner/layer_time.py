@@ -1,7 +1,7 @@
 """Computes the time of one layer, embedding and logits per micro-batch, on one GPU of a tensor-parallel group.
 
 Entry points: `LayerTimes`, and the types `LayerTime` and `Span` (a time with its interval; `exactly` makes one
-without). Used by `iteration`, `predict` and the command `plan`.
+without). Used by `iteration`, `predict`, `fitting` and the command `plan`.
 
 Times of GEMMs, softmax and attention come from an `OpTimes`. Bandwidth-bound kernels (norms, biases, activations,
 dropout, residuals) are counted in bytes. All-reduces use the cluster's links.
@@ -13,10 +13,12 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
+from quantbench.latency.interconnect import NODE_LATENCY_S
 from quantbench.latency.op_times import OpTimes, as_run
 from quantbench.planner.calibration import Calibration
-from quantbench.planner.layout import Job, padded_vocab
+from quantbench.planner.layout import Job, LayerKey, padded_vocab
 from quantbench.planner.memory import MASK_BYTES
 from quantbench.workload import Op, TransformerShape
 from quantbench.workload.dtypes import element_bytes
@@ -54,96 +56,134 @@ def exactly(seconds: float) -> Span:
 
 @dataclass(frozen=True)
 class LayerTime:
-    """Seconds per micro-batch on one GPU, one forward and one backward pass.
+    """Seconds per micro-batch on one GPU; pairs are (forward, backward).
 
-    products, core, vector: of a layer, its weight GEMMs, attention GEMMs with softmax, and bandwidth-bound kernels.
-    reduces: tensor-parallel collectives of a layer.
-    overhead: fitted overhead per layer.
-    by_recompute: total of a layer including recomputation, by kind of recomputation.
+    products, core: of a layer, its weight GEMMs, and attention's GEMMs with softmax.
+    vector: bandwidth-bound kernels of a layer.
+    core_dropout: dropout on attention probabilities, a part of `vector`, each way.
+    reduces: tensor-parallel collectives of a layer, both ways.
+    context: context-parallel traffic of a layer, both ways.
+    overhead: overhead per layer.
     logits: logits and loss.
     embedding: lookup and its gradient.
     """
 
-    products: Span
-    core: Span
-    vector: float
+    products: tuple[Span, Span]
+    core: tuple[Span, Span]
+    vector: tuple[float, float]
+    core_dropout: float
     reduces: float
+    context: float
     overhead: float
-    by_recompute: Mapping[str, Span]
     logits: Span
+    loss: float
     embedding: float
+
+    def fitted(self, c: Calibration) -> LayerTime:
+        """Returns the times in training: those of single ops and ideal passes, times the factors of `c`."""
+        core = c.compute_factor * c.attention_factor
+        return LayerTime(
+            products=(self.products[0].times(c.compute_factor), self.products[1].times(c.compute_factor)),
+            core=(self.core[0].times(core), self.core[1].times(core)),
+            vector=(self.vector[0] * c.elementwise_factor, self.vector[1] * c.elementwise_factor),
+            core_dropout=self.core_dropout * c.elementwise_factor,
+            reduces=self.reduces * c.tensor_factor,
+            context=self.context,
+            overhead=c.layer_overhead_ms * 1e-3,
+            logits=self.logits.times(c.compute_factor) + exactly(self.loss * c.elementwise_factor),
+            loss=self.loss * c.elementwise_factor,
+            embedding=self.embedding * c.elementwise_factor,
+        )
+
+    @cached_property
+    def once(self) -> Span:
+        """Seconds of a layer without recomputation."""
+        rest = sum(self.vector) + self.reduces + self.context + self.overhead
+        return self.products[0] + self.products[1] + self.core[0] + self.core[1] + exactly(rest)
+
+    def repeated(self, recompute: str) -> Span:
+        """Returns the seconds of a layer's recomputation."""
+        if recompute == "full":
+            again = self.vector[0] + self.reduces / 2 + self.context / 3
+            return self.products[0] + self.core[0] + exactly(again)
+        return self.core[0] + exactly(self.core_dropout) if recompute == "selective" else exactly(0.0)
 
 
 class LayerTimes:
-    """Cache of the layer times of a job, by tensor parallelism, micro-batch size and sequence parallelism."""
+    """Cache of the layer times of a job, by the part of a layout that they depend on (`Layout.per_layer`)."""
 
     def __init__(self, job: Job, times: OpTimes, calibration: Calibration) -> None:
-        self._job, self._times, self._calibration = job, times, calibration
-        self._divided: dict[tuple[int, int], tuple[TransformerShape, tuple[Op, ...]]] = {}
-        self._known: dict[tuple[int, int, bool], LayerTime] = {}
+        self._job, self._times, self._unaligned = job, times, calibration.unaligned_share
+        self._divided: dict[tuple[int, int, int], tuple[TransformerShape, tuple[Op, ...]]] = {}
+        self._known: dict[LayerKey, LayerTime] = {}
 
-    def at(self, tp: int, mbs: int, *, sequence_parallel: bool = False) -> LayerTime:
-        """Returns the times on one of `tp` GPUs for micro-batches of `mbs` samples."""
-        key = (tp, mbs, sequence_parallel)
+    def at(self, key: LayerKey) -> LayerTime:
+        """Returns the times on one GPU; `LayerTime.fitted` gives those in training."""
         if key not in self._known:
             self.prepare([key])
         return self._known[key]
 
-    def prepare(self, keys: Iterable[tuple[int, int, bool]]) -> None:
-        """Computes the times for many keys (tp, mbs, sequence_parallel) in one batched query."""
+    def prepare(self, keys: Iterable[LayerKey]) -> None:
+        """Computes the times for many keys in one batched query."""
         wanted = [key for key in dict.fromkeys(keys) if key not in self._known]
-        works = self.workloads((tp, mbs) for tp, mbs, _ in wanted)
+        works = self.workloads(wanted)
         seconds = {}
         for work, source in zip(works, self._times.estimates(works), strict=True) if works else ():
             us = as_run(
-                work, source, self._times.device,
-                softmax=self._job.shape.softmax, unaligned_share=self._calibration.unaligned_share,
-            )  # fmt: skip
+                work, source, self._times.device, softmax=self._job.shape.softmax, unaligned_share=self._unaligned
+            )
             seconds[work] = Span(us.low_us, us.latency_us, us.high_us).times(1e-6)
-        for tp, mbs, parallel in wanted:
-            self._known[tp, mbs, parallel] = self._layer(tp, mbs, parallel, seconds)
+        for key in wanted:
+            self._known[key] = self._layer(key, seconds)
 
-    def workloads(self, degrees: Iterable[tuple[int, int]]) -> list[Compute]:
-        """Returns the distinct workloads of the layers at these (tp, mbs)."""
+    def workloads(self, keys: Iterable[LayerKey]) -> list[Compute]:
+        """Returns the distinct workloads of the layers at these keys."""
         found: dict[Compute, None] = {}
-        for tp, mbs in degrees:
-            if (tp, mbs) not in self._divided:
-                shape = divided(self._job.shape, tp, mbs)
-                self._divided[tp, mbs] = shape, shape.ops()
-            found.update((op.workload, None) for op in self._divided[tp, mbs][1])
+        for key in keys:
+            found.update((op.workload, None) for op in self._ops(key)[1])
         return list(found)
 
-    def _layer(self, tp: int, mbs: int, sequence_parallel: bool, seconds: Mapping[Compute, Span]) -> LayerTime:
-        shape, ops = self._divided[tp, mbs]
+    def _ops(self, key: LayerKey) -> tuple[TransformerShape, tuple[Op, ...]]:
+        """Returns the layer on one GPU with whole sequences, and its ops with the tokens that the GPU holds."""
+        degrees = key.tp, key.mbs, key.cp
+        if degrees not in self._divided:
+            shape = divided(self._job.shape, key.tp, key.mbs)
+            ops = shape.ops()
+            if key.cp > 1:
+                # Linear layers see the GPU's tokens; attention is divided below.
+                part = replace(shape, seq=shape.seq // key.cp).ops()
+                ops = tuple(a if a.name in _CORE else b for a, b in zip(ops, part, strict=True))
+            self._divided[degrees] = shape, ops
+        return self._divided[degrees]
+
+    def _layer(self, key: LayerKey, seconds: Mapping[Compute, Span]) -> LayerTime:
+        shape, ops = self._ops(key)
         spans: dict[tuple[str, bool], Span] = defaultdict(lambda: Span(0.0, 0.0, 0.0))
         for op in ops:
             part = "core" if op.name in _CORE else "logits" if op.name == "logits" else "products"
-            spans[part, part != "logits" and op.phase == "forward"] += seconds[op.workload]
+            time = seconds[op.workload]
+            # Ring attention gives every GPU two chunks, one early and one late, so that causal work is even; contiguous
+            # chunks leave the last GPU the most.
+            uneven = 2 - 1 / key.cp if shape.causal and not key.cp_balanced else 1.0
+            spans[part, op.phase == "forward"] += time.times(uneven / key.cp) if part == "core" else time
         bytes_per_s = self._job.elementwise_bytes_per_s
-        vector_forward, vector_backward = _vector_bytes(shape, sequence_parallel)
-        dropout_s = _core_dropout_bytes(shape) / bytes_per_s
-        forward_s, backward_s = vector_forward / bytes_per_s + dropout_s, vector_backward / bytes_per_s + dropout_s
-        # Megatron runs two all-reduces forward and two backward (with sequence parallelism: gathers and scatters of
-        # the same volume).
-        vector, reduces = forward_s + backward_s, 4 * self._reduce_s(shape)
-        overhead = self._calibration.layer_overhead_ms * 1e-3
-        products_forward, core_forward = spans["products", True], spans["core", True]
-        products, core = products_forward + spans["products", False], core_forward + spans["core", False]
-        once = products + core + exactly(vector + reduces + overhead)
+        own = replace(shape, seq=shape.seq // key.cp)
+        forward, backward = _vector_bytes(own, key.sequence_parallel)
+        dropout_s = _core_dropout_bytes(shape) / key.cp / bytes_per_s
         return LayerTime(
-            products=products,
-            core=core,
-            vector=vector,
-            reduces=reduces,
-            overhead=overhead,
-            by_recompute={
-                "full": once + products_forward + core_forward + exactly(forward_s + reduces / 2),
-                "selective": once + core_forward + exactly(dropout_s),
-                "none": once,
-            },
-            logits=spans["logits", False] + exactly(_loss_bytes(shape) / bytes_per_s),
+            products=(spans["products", True], spans["products", False]),
+            core=(spans["core", True], spans["core", False]),
+            vector=(forward / bytes_per_s + dropout_s, backward / bytes_per_s + dropout_s),
+            core_dropout=dropout_s,
+            # Megatron runs two all-reduces forward and two backward (with sequence parallelism: gathers and scatters of
+            # the same volume).
+            reduces=4 * self._reduce_s(own),
+            context=self._context_s(shape, key, spans["core", True].mid),
+            overhead=0.0,
+            logits=spans["logits", True] + spans["logits", False],
+            loss=_loss_bytes(own) / bytes_per_s,
             # Lookup and gradient accumulation move each element of a row about four times.
-            embedding=4 * shape.tokens * shape.hidden * element_bytes(shape.dtype) / bytes_per_s,
+            embedding=4 * own.tokens * own.hidden * element_bytes(own.dtype) / bytes_per_s,
         )
 
     def _reduce_s(self, shape: TransformerShape) -> float:
@@ -152,8 +192,26 @@ class LayerTimes:
         cluster = self._job.cluster
         bus_bytes = 2 * (shape.tp - 1) / shape.tp * shape.tokens * shape.hidden * element_bytes(shape.dtype)
         if shape.tp <= cluster.gpus_per_node:
-            return self._calibration.tensor_factor * cluster.intra_node(shape.tp).time_s(bus_bytes)
+            return cluster.intra_node(shape.tp).time_s(bus_bytes)
         return bus_bytes / (cluster.gpu_gb_per_s * 1e9)
+
+    def _context_s(self, shape: TransformerShape, key: LayerKey, core_forward_s: float) -> float:
+        """Returns the exposed seconds of context-parallel traffic: keys and values once forward; forward again and
+        their gradients backward. A ring overlaps each step with attention on the chunk at hand, a gather does not."""
+        if key.cp == 1:
+            return 0.0
+        width = 2 * shape.kv_heads_per_gpu * shape.head_dim * element_bytes(shape.attention_dtype)
+        sent = shape.tokens / key.cp * (key.cp - 1) * width
+        cluster = self._job.cluster
+        if key.tp * key.cp <= cluster.gpus_per_node:
+            once = cluster.intra_node(key.cp).time_s(sent)
+        else:
+            once = (key.cp - 1) * NODE_LATENCY_S + sent / (cluster.gpu_gb_per_s * 1e9)
+        if not key.cp_ring:
+            return 3 * once
+        # One of cp steps has nothing to overlap with; backward computes 2.5 times as much (five products for two).
+        room = core_forward_s * (key.cp - 1) / key.cp
+        return max(once - room, 0.0) + max(2 * once - 2.5 * room, 0.0)
 
 
 def divided(shape: TransformerShape, tp: int, mbs: int) -> TransformerShape:

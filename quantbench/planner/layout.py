@@ -1,14 +1,15 @@
 """Defines the training job, its parallel layout and the split of layers into pipeline stages.
 
-Entry points: `Job`, `Layout`, `partition_of`, `stage_kinds` (`StageKind`), `padded_vocab`; the constants `PRECISIONS`,
-`RECOMPUTATIONS` and `ALIGNED_ELEMENTS`. Used by the other modules of this package, by `advice.space`, by the command
-`plan` and by `cli.model_options`.
+Entry points: `Job`, `Layout` and its `LayerKey`, `partition_of`, `stage_kinds` (`StageKind`), `padded_vocab`; the
+constants `PRECISIONS`, `RECOMPUTATIONS` and `ALIGNED_ELEMENTS`. Used by the other modules of this package, by
+`advice.space`, by the command `plan`, by `cli.model_options` and by `tools.planner_accuracy`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from quantbench.errors import InputError, require_choice, require_int
 from quantbench.latency.interconnect import Cluster
@@ -37,6 +38,7 @@ class Job:
     dp_overlap: share of data-parallel traffic that overlaps with computation (0 in DeepSpeed's pipeline engine, which
         reduces after the flush).
     rampup_step: samples by which the batch grows at the start of training; 0 for a constant batch.
+    stack: software, one of `calibration.STACKS`, or "" if unknown.
     """
 
     shape: TransformerShape
@@ -46,6 +48,7 @@ class Job:
     optimizer: str = "fused_adam"
     dp_overlap: float = 0.0
     rampup_step: int = 0
+    stack: str = ""
 
     def __post_init__(self) -> None:
         require_int("plan", "gpus", self.gpus, high=2**24)
@@ -60,6 +63,7 @@ class Job:
     def key(self) -> tuple[object, ...]:
         return (
             self.shape, self.cluster.key, self.gpus, self.gbs, self.optimizer, self.dp_overlap, self.rampup_step,
+            self.stack,
         )  # fmt: skip
 
     @property
@@ -68,17 +72,32 @@ class Job:
         return self.cluster.device.memory_gb_per_s * 1e9 * _BANDWIDTH_SHARE
 
 
+class LayerKey(NamedTuple):
+    """Part of a layout that the time of a layer depends on; fields as in `Layout`."""
+
+    tp: int
+    mbs: int
+    sequence_parallel: bool = False
+    cp: int = 1
+    cp_ring: bool = True
+    cp_balanced: bool = True
+
+
 @dataclass(frozen=True)
 class Layout:
     """Parallel layout of a training job.
 
-    dp, tp, pp: degrees of data, tensor and pipeline parallelism.
+    dp, tp, pp, cp: degrees of data, tensor, pipeline and context parallelism.
     mbs: samples per micro-batch.
     interleave: model chunks per stage (1: plain 1F1B).
     zero: ZeRO stage: 0 shards nothing over dp, 1 optimizer states, 2 also gradients, 3 also weights.
     recompute: full, selective (scores, softmax and context only) or none.
     sequence_parallel: whether norms and dropout are also divided over tp.
     partition: split of layers into stages, one of PARTITIONS.
+    recompute_layers: layers of each stage that are recomputed; 0 means all.
+    shards: GPUs over which ZeRO shards; 0 means all data- and context-parallel ones, fewer are replicated (HSDP).
+    cp_ring: whether keys and values go around a ring that overlaps with attention, or are gathered before it.
+    cp_balanced: whether each GPU has an early and a late chunk of the sequence, which evens out causal attention.
     """
 
     dp: int
@@ -90,13 +109,44 @@ class Layout:
     recompute: str = "full"
     sequence_parallel: bool = False
     partition: str = "layers"
+    recompute_layers: int = 0
+    shards: int = 0
+    cp: int = 1
+    cp_ring: bool = True
+    cp_balanced: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("dp", "tp", "pp", "mbs", "interleave"):
+        for name in ("dp", "tp", "pp", "mbs", "interleave", "cp"):
             require_int("layout", name, getattr(self, name), high=2**24)
+        for name in ("recompute_layers", "shards"):
+            require_int("layout", name, getattr(self, name), low=0, high=2**24)
         require_int("layout", "zero", self.zero, low=0, high=3)
         require_choice("layout", "recompute", self.recompute, RECOMPUTATIONS)
         require_choice("layout", "partition", self.partition, PARTITIONS)
+
+    @property
+    def gpus(self) -> int:
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def replicas(self) -> int:
+        """GPUs that hold the same weights before ZeRO: the ranks of the data-parallel traffic."""
+        return self.dp * self.cp
+
+    @property
+    def sharded_over(self) -> int:
+        """GPUs over which ZeRO shards."""
+        return self.shards or self.replicas
+
+    @property
+    def per_layer(self) -> LayerKey:
+        return LayerKey(self.tp, self.mbs, self.sequence_parallel, self.cp, self.cp_ring, self.cp_balanced)
+
+    def recomputed(self, layers: int) -> int:
+        """Returns the recomputed layers of a stage of `layers`."""
+        if self.recompute == "none":
+            return 0
+        return min(self.recompute_layers, layers) if self.recompute_layers else layers
 
     def micro_batches(self, gbs: int) -> int:
         """Returns the micro-batches of each pipeline per iteration, counting a partial last one."""
@@ -104,10 +154,15 @@ class Layout:
 
     def __str__(self) -> str:
         parts = [f"DP{self.dp} TP{self.tp} PP{self.pp} MBS{self.mbs}"]
+        if self.cp > 1:
+            parts.append(
+                f"CP{self.cp}" + ("" if self.cp_ring else " gathered") + ("" if self.cp_balanced else " uneven")
+            )
         if self.interleave > 1:
             parts.append(f"interleave {self.interleave}")
-        parts.append(f"ZeRO-{self.zero}")
-        parts.append({"full": "recompute", "selective": "selective", "none": "no recompute"}[self.recompute])
+        parts.append(f"ZeRO-{self.zero}" + (f" over {self.shards}" if self.shards else ""))
+        layers = f" {self.recompute_layers} layers" if self.recompute_layers else ""
+        parts.append({"full": "recompute", "selective": "selective", "none": "no recompute"}[self.recompute] + layers)
         if self.sequence_parallel:
             parts.append("SP")
         return " ".join(parts)

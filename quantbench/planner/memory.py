@@ -1,8 +1,8 @@
 """Predicts the memory of the fullest GPU: weights, gradients, optimizer states, activations, logits, overheads.
 
 Entry points: `memory`, which returns a `Memory`; `limit_bytes`, what a GPU can hold; `embedding_parameters` and
-`stage_parameters`; the constants `GIB` and `MASK_BYTES`. Used by the other modules of this package, the command `plan`
-and `tools.planner_fit`.
+`stage_parameters`; the constants `GIB` and `MASK_BYTES`. Used by the other modules of this package, by
+`report.plan_page`, by the command `plan` and by `tools.planner_fit`.
 
 Activations follow Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022, sections 4
 and 5, extended to any MLP width, gate and number of key/value heads. Sizes are bytes and shown in GiB: a GPU sold with
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
-from quantbench.planner.calibration import Calibration
+from quantbench.planner.calibration import STACKS, Calibration
 from quantbench.planner.layout import Job, Layout, StageKind, padded_vocab, stage_kinds
 from quantbench.workload import TransformerShape
 from quantbench.workload.dtypes import element_bytes
@@ -90,19 +90,28 @@ def stage_parameters(job: Job, layout: Layout, kind: StageKind) -> int:
 def _stage(job: Job, layout: Layout, calibration: Calibration, kind: StageKind, stage: int) -> Memory:
     shape, w = job.shape, element_bytes(job.shape.dtype)
     count = stage_parameters(job, layout, kind)
-    shards = layout.dp
-    weights = w * count / (shards if layout.zero >= 3 else 1)
-    gradients = w * count / (shards if layout.zero >= 2 else 1)
+    shards = layout.sharded_over
+    # FSDP shards the fp32 weights and gradients that the optimizer counts, and casts what it gathers.
+    casts = layout.zero >= 3 and job.stack in STACKS and STACKS[job.stack].fsdp
+    weights = 0.0 if casts else w * count / (shards if layout.zero >= 3 else 1)
+    gradients = 0.0 if casts else w * count / (shards if layout.zero >= 2 else 1)
     optimizer = _STATE_BYTES[job.optimizer] * count / (shards if layout.zero >= 1 else 1)
-    activations = kind.layers * _kept_per_layer(job, layout) * in_flight(layout, stage, layout.micro_batches(job.gbs))
+    again = layout.recomputed(kind.layers)
+    kept = again * _kept_per_layer(job, layout) + (kind.layers - again) * _layer_activations(
+        job, layout, with_core=True
+    )
+    activations = kept * in_flight(layout, stage, layout.micro_batches(job.gbs))
     working = 0.0
     if layout.recompute == "full":
         working += _layer_activations(job, layout, with_core=True)
     elif layout.recompute == "selective":
         working += _core_activations(job, layout)
+    if layout.zero >= 3:
+        # Weights of the layer at hand and of the next, gathered ahead, and the gradients of one.
+        working += 3 * w * shape.layer_weights(layout.tp)
     if kind.last:
         # fp16 logits, their fp32 copy and the gradient.
-        logits = layout.mbs * shape.seq * padded_vocab(shape.vocab, layout.tp) / layout.tp
+        logits = layout.mbs * shape.seq / layout.cp * padded_vocab(shape.vocab, layout.tp) / layout.tp
         working += logits * (w + _FP32 + _FP32)
     slack = calibration.activation_slack * (activations + working)
     return Memory(weights, gradients, optimizer, activations, working, slack, calibration.base_gib * GIB, stage)
@@ -118,20 +127,20 @@ def in_flight(layout: Layout, stage: int, micro_batches: int) -> float:
 
 
 def _kept_per_layer(job: Job, layout: Layout) -> float:
-    """Returns the bytes that one layer keeps per micro-batch until its backward pass."""
+    """Returns the bytes that a recomputed layer keeps per micro-batch until its backward pass."""
     if layout.recompute == "full":
         shape = job.shape
-        kept = layout.mbs * shape.seq * shape.hidden * element_bytes(shape.dtype)
+        kept = layout.mbs * shape.seq / layout.cp * shape.hidden * element_bytes(shape.dtype)
         return kept / (layout.tp if layout.sequence_parallel else 1)
-    return _layer_activations(job, layout, with_core=layout.recompute == "none")
+    return _layer_activations(job, layout, with_core=False)
 
 
 def _layer_activations(job: Job, layout: Layout, *, with_core: bool) -> float:
     """Returns the activation bytes that a layer's backward pass reads: s·b·h·(10 + 24/t) for a GPT layer, plus core."""
     shape, w = job.shape, element_bytes(job.shape.dtype)
-    tokens = layout.mbs * shape.seq
+    tokens = layout.mbs * shape.seq / layout.cp
     # Inputs of two norms, of qkv and of the MLP; two dropout masks.
-    whole = float(tokens * shape.hidden * (4 * w + (2 * MASK_BYTES if shape.dropout else 0)))
+    whole = tokens * shape.hidden * (4 * w + (2 * MASK_BYTES if shape.dropout else 0))
     width = shape.heads * shape.head_dim
     kv_width = max(shape.kv_heads, layout.tp) * shape.head_dim
     mlp = (3 if shape.gated else 2) * shape.ffn
@@ -144,7 +153,7 @@ def _layer_activations(job: Job, layout: Layout, *, with_core: bool) -> float:
 def _core_activations(job: Job, layout: Layout) -> float:
     """Returns the bytes of the attention core: softmax output, dropout mask and output; row statistics if fused."""
     shape, w = job.shape, element_bytes(job.shape.dtype)
-    rows = layout.mbs * shape.heads / layout.tp * shape.seq
+    rows = layout.mbs * shape.heads / layout.tp * shape.seq / layout.cp
     if shape.attention == "flash":
         return rows * _FP32
     return rows * shape.seq * (w + (w + MASK_BYTES if shape.dropout else 0))

@@ -1,7 +1,7 @@
 """Predicts time, memory, TFLOPs and MFU for layouts of one job, and encodes them for `plan --json`.
 
 Entry points: `Planner`, which returns a `Prediction` per layout; `job_to_json` and `provenance`. Used by `search`,
-`row_results`, `row_checks`, `folklore`, the command `plan` and tools.
+`row_results`, `row_checks`, `folklore`, `report.plan_page`, the command `plan` and tools.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from quantbench.planner.memory import GIB, Memory, limit_bytes, memory
 from quantbench.store.environment import installed_versions, relevant_environment
 
 _FORMAT, _VERSION = "quantbench-plan", 1
+# A layout above this share of the memory limit may fail.
+_NEARLY_FULL = 0.95
 _RATES = ("tflops", "mfu", "tokens_per_s", "days_per_trillion_tokens", "gpu_hours_per_trillion_tokens")
 
 
@@ -30,6 +32,7 @@ class Prediction:
     tflops: TFLOP/s per GPU, including recomputation (Megatron's formula for GPT layers).
     mfu: FLOPs without recomputation over the GPU's peak.
     fits: whether the memory is within the limit.
+    tight: whether the memory is so close to the limit that the run may fail, if allocations happen in another order.
     not_counted: activities that take further time in a real run; the times are lower bounds.
     """
 
@@ -40,6 +43,7 @@ class Prediction:
     mfu: float
     tokens_per_s: float
     fits: bool
+    tight: bool
     not_counted: tuple[str, ...]
 
     @property
@@ -50,7 +54,7 @@ class Prediction:
     @property
     def gpu_hours_per_trillion_tokens(self) -> float:
         """GPU-hours to train on 1e12 tokens at this rate."""
-        return self.days_per_trillion_tokens * 24 * self.layout.dp * self.layout.tp * self.layout.pp
+        return self.days_per_trillion_tokens * 24 * self.layout.gpus
 
     @property
     def sec_per_it(self) -> float:
@@ -67,6 +71,7 @@ class Prediction:
             "not_counted": list(self.not_counted),
             "mem_gb": self.memory.total_gib,
             "fits": self.fits,
+            "tight": self.tight,
             "bubble_share": self.iteration.bubble_share,
             "bound": self.iteration.bound,
             "seconds": self.iteration.parts,
@@ -85,16 +90,13 @@ class Planner:
         self._model_flops = model_flops(job.shape, job.gbs)
         self._limit_bytes = limit_bytes(job)
         self._peak_flops = (job.cluster.device.peak(job.shape.dtype) or float("nan")) * 1e12
-        # Activities outside the iteration, and effects inside it without a fitted constant.
-        site = () if calibration.layer_overhead_ms else ("launches", "stragglers")
-        self._not_counted = ("data loading", "checkpoints", "evaluation", "restarts", *site)
+        self._not_counted = ("data loading", "checkpoints", "evaluation", "restarts")
 
     def predict(self, layout: Layout, needed: Memory | None = None) -> Prediction:
         """Predicts a layout that breaks no strict rule. needed: memory of the layout, if already computed."""
         needed = needed or memory(self.job, layout, self.calibration)
         found = iteration(self.job, layout, self.layers, self.calibration)
         seconds = found.sec.mid * self.job.gpus
-        zero3 = ("weight gathers of ZeRO-3 that outlast the computation",) if layout.zero == 3 else ()
         return Prediction(
             layout=layout,
             iteration=found,
@@ -103,7 +105,8 @@ class Planner:
             mfu=self._model_flops / seconds / self._peak_flops,
             tokens_per_s=self.job.gbs * self.job.shape.seq / found.sec.mid,
             fits=needed.total <= self._limit_bytes,
-            not_counted=(*self._not_counted, *zero3),
+            tight=needed.total > _NEARLY_FULL * self._limit_bytes,
+            not_counted=self._not_counted,
         )
 
 
@@ -127,7 +130,7 @@ def job_to_json(job: Job, calibration: Calibration, times_note: str, assumed: Se
     where = job.cluster
     return {
         "shape": asdict(job.shape),
-        **{name: getattr(job, name) for name in ("gpus", "gbs", "optimizer", "dp_overlap", "rampup_step")},
+        **{name: getattr(job, name) for name in ("gpus", "gbs", "optimizer", "dp_overlap", "rampup_step", "stack")},
         "topology": {
             "cluster": where.name, "device": where.device.name, "gpus_per_node": where.gpus_per_node,
             "nodes": -(-job.gpus // where.gpus_per_node), "node_gb_per_s": where.node_gb_per_s, "source": where.source,

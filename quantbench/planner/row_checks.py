@@ -42,7 +42,8 @@ _ANYWHERE = Given(cells={"tp": 1, "pp": 1, "gpus": 1, "gbs": 1}, gpu="a100-sxm4-
 # Cells besides the layout that change time or memory.
 _SETTINGS = (
     "date", "zero", "precision", "gpu", "cluster", "seq", "vocab", "kv_heads", "head_dim", "ffn", "gated", "tied",
-    "interleave", "recompute", "sequence_parallel", "optimizer", "attention", "softmax", "dropout",
+    "interleave", "recompute", "recompute_layers", "sequence_parallel", "optimizer", "attention", "softmax", "dropout",
+    "stack", "cp", "dp_overlap", "node_gbit_per_s",
 )  # fmt: skip
 
 
@@ -84,7 +85,8 @@ def _impossible(row: TableRow) -> tuple[str, ...]:
     """Returns the strict rules that the cells break. Empty cells get values that break none."""
     if row.tp is None or row.pp is None or row.mbs is None or row.gpus is None:
         return ()
-    dp = row.dp or max(1, row.gpus // (row.tp * row.pp))
+    cp = row.cp or 1
+    dp = row.dp or max(1, row.gpus // (row.tp * row.pp * cp))
     heads = row.heads or row.tp
     try:
         shape = TransformerShape(
@@ -96,8 +98,9 @@ def _impossible(row: TableRow) -> tuple[str, ...]:
         return (f"{error.value}; expected {error.expected}",)
     where = reference_cluster(lookup(row.gpu)) if row.gpu else cluster("dgx-a100")
     per_node = row.gpus // row.nodes if row.nodes else max(where.gpus_per_node, row.tp)
-    job = Job(shape, where.changed(gpus_per_node=per_node), row.gpus, row.gbs or dp * row.mbs)
-    layout = Layout(dp, row.tp, row.pp, row.mbs, zero=row.zero or 0, partition=partition_of(shape.layers, row.pp))
+    job = Job(shape, where.changed(gpus_per_node=per_node), row.gpus, row.gbs or dp * row.mbs, stack=row.stack)
+    partition = partition_of(shape.layers, row.pp)
+    layout = Layout(dp, row.tp, row.pp, row.mbs, zero=row.zero or 0, partition=partition, cp=cp)
     return tuple(map(str, strict_violations(job, layout)))
 
 
@@ -180,7 +183,11 @@ def _contradictions(a: TableRow, b: TableRow, times: TimesOf, calibrations: Cali
 
     def memory_error(row: TableRow) -> float:
         case = _as_typed(row)
-        return abs(memory(case.job, case.layout, calibrations.of(case.job.cluster)).total_gib / (row.mem_gb or 1.0) - 1)
+        return abs(
+            memory(case.job, case.layout, calibrations.of(case.job.cluster, case.job.stack)).total_gib
+            / (row.mem_gb or 1.0)
+            - 1
+        )
 
     def time_error(row: TableRow) -> float:
         found = predict_cases([_as_typed(row)], times, calibrations)[0]

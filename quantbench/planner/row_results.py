@@ -123,7 +123,7 @@ def predict_cases(
             found.append(broken)
             continue
         if job.key not in planners:
-            planners[job.key] = Planner(job, times(job.cluster.device), calibrations.of(job.cluster))
+            planners[job.key] = Planner(job, times(job.cluster.device), calibrations.of(job.cluster, job.stack))
         found.append(planners[job.key].predict(case.layout))
     return found
 
@@ -194,6 +194,8 @@ def summarize(results: Sequence[RowResult]) -> Summary:
 
     nan = float("nan")
     pairs = [(r.prediction.sec_per_it, r.row.sec_per_it) for r in results if r.error is not None and r.prediction]
+    # A constant has no ranks.
+    varied = len(pairs) >= 3 and all(len(set(values)) > 1 for values in zip(*pairs, strict=True))
     errors = np.array([r.error for r in results if r.error is not None] or [nan])
     memory = np.abs([r.memory_error for r in results if r.memory_error is not None] or [nan])
     predicted = [(r.row.status, r.prediction, r.case) for r in results if r.prediction and r.case]
@@ -204,7 +206,7 @@ def summarize(results: Sequence[RowResult]) -> Summary:
         mape=float(100 * np.abs(errors).mean()),
         median=float(100 * np.median(np.abs(errors))),
         bias=float(100 * errors.mean()),
-        spearman=float(spearmanr(*zip(*pairs, strict=True)).statistic) if len(pairs) >= 3 else nan,
+        spearman=float(spearmanr(*zip(*pairs, strict=True)).statistic) if varied else nan,
         memory_rows=sum(r.memory_error is not None for r in results),
         memory_mape=float(100 * memory.mean()),
         oom_rows=len(oom),

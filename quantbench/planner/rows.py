@@ -2,7 +2,7 @@
 
 Entry points: `read_table`, which returns `TableRow` objects; `case_of`, which builds a `Case` (job and layout) from
 one; `Given`, values from options; `Assumption`, a cell that was filled; `known_of`, `document_of`, `uncounted`,
-`NOT_TOLD`. Used by `row_results`, `row_checks`, the command `plan`, and `tools.planner_accuracy` and
+`NOT_TOLD`. Used by `row_results`, `row_checks`, `fitting`, the command `plan`, and `tools.planner_accuracy` and
 `tools.planner_fit`.
 
 Empty cells are filled from the row's source document (contexts.toml), from options, or with usual values, in that
@@ -26,6 +26,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.importers.csv_table import CsvFile, CsvRow
 from quantbench.latency.interconnect import Cluster, cluster, reference_cluster
+from quantbench.planner.calibration import STACKS
 from quantbench.planner.formulas import gpt_layer_parameters
 from quantbench.planner.layout import ALIGNED_ELEMENTS, PRECISIONS, Job, Layout, padded_vocab, partition_of
 from quantbench.workload import TransformerShape
@@ -41,11 +42,14 @@ _USUAL_HEAD_DIM = 128
 NOT_TOLD = "not stated: the smallest"
 # hidden / layers of GPT-3 175B (12288 / 96), for models with only a stated size
 _USUAL_ASPECT = 128
-# column names that differ from the field's name
+# further column names of a field
 _COLUMNS = {
-    "date": "date_note", "calculator": "tflops_calculator", "layers": "nlayers",
-    "hidden": "nhidden", "heads": "nheads", "seq": "seq_len", "zero": "zero_stage", "tflops": "tflops_reported",
+    "date": ("date_note",), "calculator": ("tflops_calculator",), "layers": ("nlayers",), "hidden": ("nhidden",),
+    "heads": ("nheads",), "seq": ("seq_len",), "zero": ("zero_stage",), "tflops": ("tflops_reported",),
+    "precision": ("dtype",), "dp_overlap": ("run_dp_overlap",), "node_gbit_per_s": ("network", "run_node_gbit"),
 }  # fmt: skip
+_BITS_PER_BYTE = 8
+_LONGEST_STAGE = 1.25
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,8 @@ class TableRow:
     """Row of a table of layouts, with cells as typed; None and "" stand for empty cells.
 
     Every column is optional. tests/data/bloom_tables.csv lacks ffn, kv_heads, head_dim, interleave, recompute,
-    optimizer, attention, softmax, cluster, gated, tied, sequence_parallel and dropout.
+    optimizer, attention, softmax, cluster, gated, tied, sequence_parallel, dropout, stack, cp, ep, dp_overlap and
+    node_gbit_per_s.
 
     mem_gb: memory as nvidia-smi shows it, GiB.
     status: ok, oom, fail, …
@@ -61,6 +66,10 @@ class TableRow:
     async_launch: yes (CUDA_LAUNCH_BLOCKING unset), no (set) or empty.
     attention: flash or unfused.
     softmax: megatron or torch.
+    stack: software, one of `calibration.STACKS`.
+    dp_overlap: see `Job`.
+    node_gbit_per_s: rate of a node's network adapters.
+    table: name of the published table.
     """
 
     row_id: str
@@ -78,6 +87,8 @@ class TableRow:
     attention: str = ""
     softmax: str = ""
     cluster: str = ""
+    stack: str = ""
+    table: str = ""
     line: int | None = None
     nodes: int | None = None
     gpus: int | None = None
@@ -97,10 +108,15 @@ class TableRow:
     kv_heads: int | None = None
     interleave: int | None = None
     head_dim: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    recompute_layers: int | None = None
     size_b: float | None = None
     mem_gb: float | None = None
     sec_per_it: float | None = None
     tflops: float | None = None
+    dp_overlap: float | None = None
+    node_gbit_per_s: float | None = None
     gated: bool | None = None
     tied: bool | None = None
     sequence_parallel: bool | None = None
@@ -144,23 +160,23 @@ class Given:
     gpus_per_node: int | None = None
     node_gb_per_s: float | None = None
     link_gb_per_s: float | None = None
-    dp_overlap: float = 0.0
+    dp_overlap: float | None = None
+    stack: str = ""
     as_typed: bool = False
 
 
 def read_table(path: Path) -> tuple[TableRow, ...]:
     """Reads all rows of a CSV file. Raises InputError for a cell of the wrong type, or if there is no row."""
     file = CsvFile(_WHO, path)
-    columns = {f.name: (_COLUMNS.get(f.name, f.name), str(f.type)) for f in fields(TableRow)}
-    if not any(column in file.columns for column, kind in columns.values() if kind == "int | None"):
-        known = ", ".join(column for column, kind in columns.values() if kind != "bool | None")
+    kinds = {f.name: str(f.type) for f in fields(TableRow)}
+    columns = {name: next((c for c in (name, *_COLUMNS.get(name, ())) if c in file.columns), "") for name in kinds}
+    if not any(column and kinds[name] == "int | None" for name, column in columns.items()):
+        known = ", ".join(_COLUMNS.get(name, (name,))[0] for name, kind in kinds.items() if kind != "bool | None")
         raise InputError(_WHO, f"{path.name} has none of the columns of a table of layouts", f"some of {known}")
     rows = []
     for number, row in enumerate(file.rows(), start=1):
         values: dict[str, Any] = {
-            name: _READERS[kind](row, column)
-            for name, (column, kind) in columns.items()
-            if column in file.columns and row.text(column)
+            name: _READERS[kinds[name]](row, column) for name, column in columns.items() if column and row.text(column)
         }
         rows.append(TableRow(**{"row_id": str(number), **values}))
     if not rows:
@@ -170,7 +186,7 @@ def read_table(path: Path) -> tuple[TableRow, ...]:
 
 def _positive(row: CsvRow, column: str) -> float:
     found = row.number(column)
-    if not math.isfinite(found) or found <= 0:
+    if not math.isfinite(found) or found < 0 or (found == 0 and column not in ("dp_overlap", "run_dp_overlap")):
         raise row.error(column, "a number above 0")
     return found
 
@@ -195,7 +211,7 @@ class _Filling:
         self.row, self.given, self.context = row, given, _context_of(row)
         self.assumed: list[Assumption] = []
         for correction in self.context.get("correction", ()):
-            if not given.as_typed and correction["line"] == row.line:
+            if not given.as_typed and row.line in (correction.get("line"), *correction.get("lines", ())):
                 name, value = correction["cell"], correction["value"]
                 self.assume(name, value, f"typed {getattr(self.row, name)}: {correction['why']}")
                 self.row = replace(self.row, **{name: value})
@@ -238,26 +254,41 @@ def case_of(row: TableRow, given: Given | None = None) -> Case:
     """Builds the job and layout of a row. Raises InputError if a required cell is unknown."""
     filling = _Filling(row, given or Given())
     where = _cluster(filling)
-    tp, pp = filling.need("tp"), filling.need("pp")
+    if filling.known("ep") not in (None, 1):
+        filling.missing(f"ep = {filling.known('ep')}", "dense models: expert parallelism is not predicted")
+    tp, pp, cp = filling.need("tp"), filling.need("pp"), filling.known("cp") or 1
     gpus, dp = filling.known("gpus"), filling.known("dp")
     if gpus is None and dp is None:
         gpus = filling.need("gpus")
     if dp is None:
-        dp = filling.assume("dp", max(1, gpus // (tp * pp)), "gpus / (tp · pp)")
+        dp = filling.assume("dp", max(1, gpus // (tp * pp * cp)), "gpus / (tp · pp · cp)")
     if gpus is None:
-        gpus = filling.assume("gpus", dp * tp * pp, "dp · tp · pp")
+        gpus = filling.assume("gpus", dp * tp * pp * cp, "dp · tp · pp · cp")
     mbs = filling.usual("mbs", 1, NOT_TOLD)
     interleave, zero = filling.known("interleave") or 1, filling.known("zero")
     layout = Layout(
-        dp=dp, tp=tp, pp=pp, mbs=mbs, interleave=interleave,
+        dp=dp, tp=tp, pp=pp, mbs=mbs, interleave=interleave, cp=cp,
         zero=filling.assume("zero", 1, "usual") if zero is None else zero,
         recompute=filling.usual("recompute", "full", "usual where nothing is said"),
+        recompute_layers=filling.known("recompute_layers") or 0,
         sequence_parallel=bool(filling.known("sequence_parallel")),
     )  # fmt: skip
     shape = _shape(filling, layout, where.device)
-    layout = replace(layout, partition=partition_of(shape.layers, pp))
+    # Runs with stages of different length exist, but not with a stage that is far longer than the mean.
+    even_enough = -(-shape.layers // pp) * pp <= _LONGEST_STAGE * shape.layers
+    partition = partition_of(shape.layers, pp, uneven=even_enough and not filling.given.as_typed)
+    if partition == "uneven":
+        filling.assume("partition", "uneven", f"{shape.layers} layers do not divide over {pp} stages")
+    layout = replace(layout, partition=partition)
     gbs, optimizer = filling.need("gbs"), filling.usual("optimizer", "fused_adam", "usual")
-    job = Job(shape, where, gpus, gbs, optimizer=optimizer, dp_overlap=filling.given.dp_overlap)
+    stack = filling.known("stack") or filling.given.stack
+    overlap = filling.known("dp_overlap")
+    if overlap is None and filling.given.dp_overlap is not None:
+        overlap = filling.assume("dp_overlap", filling.given.dp_overlap, "option")
+    if overlap is None:
+        usual = STACKS[stack].overlaps if stack in STACKS else False
+        overlap = filling.assume("dp_overlap", float(usual), f"usual of {stack or 'an unknown stack'}")
+    job = Job(shape, where, gpus, gbs, optimizer=optimizer, dp_overlap=overlap, stack=stack)
     return Case(job, layout, tuple(filling.assumed))
 
 
@@ -280,7 +311,7 @@ def _cluster(filling: _Filling) -> Cluster:
         per_node = row.gpus // row.nodes
     return found.changed(
         gpus_per_node=None if per_node == found.gpus_per_node else per_node,
-        node_gb_per_s=given.node_gb_per_s,
+        node_gb_per_s=row.node_gbit_per_s / _BITS_PER_BYTE if row.node_gbit_per_s else given.node_gb_per_s,
         link_gb_per_s=given.link_gb_per_s,
     )
 

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from itertools import islice, product
 from math import ceil
 from typing import Any
 
 from quantbench.errors import InputError, require_choice
 from quantbench.latency.op_times import OpTimes, RememberedTimes
 from quantbench.planner.calibration import Calibration
-from quantbench.planner.constraints import is_possible
+from quantbench.planner.constraints import chunk_layers, is_possible
 from quantbench.planner.formulas import parameters
 from quantbench.planner.layout import RECOMPUTATIONS, Job, Layout, partition_of
 from quantbench.planner.memory import Memory, limit_bytes, memory
@@ -41,6 +41,7 @@ class Space:
 
     mbs_limit: largest micro-batch to try.
     sequence_parallel: None tries both.
+    cp, cp_ring, cp_balanced, shards, recompute_layers: as in `Layout`.
     uneven: whether to try stages of different length.
     """
 
@@ -54,6 +55,11 @@ class Space:
     sequence_parallel: bool | None = None
     mbs_limit: int = 64
     uneven: bool = False
+    cp: tuple[int, ...] = (1,)
+    cp_ring: bool = True
+    cp_balanced: bool = True
+    shards: int = 0
+    recompute_layers: int = 0
 
     def __post_init__(self) -> None:
         for kind in self.recompute:
@@ -74,6 +80,12 @@ class Found:
     looked_at: int
     too_large: int
     smallest: tuple[Layout, Memory] | None = None
+
+    @property
+    def safest(self) -> Prediction | None:
+        """The fastest layout that is not close to the memory limit, if it is not the fastest of all."""
+        roomy = next((p for p in self.ranked if not p.tight), None)
+        return None if not self.ranked or roomy is self.ranked[0] else roomy
 
 
 def search(job: Job, times: OpTimes, calibration: Calibration, space: Space | None = None) -> Found:
@@ -104,35 +116,41 @@ def search(job: Job, times: OpTimes, calibration: Calibration, space: Space | No
             typed = ",".join(map(str, space.tp))
             raise InputError("plan", f"--tp {typed} for {heads} heads", f"a divisor of {heads}; advise repairs shapes")
         what = f"no dp · tp · pp = {job.gpus} GPUs for gbs {job.gbs} and {job.shape.layers} layers keeps every rule"
-        raise InputError("plan", what, "a gbs and layers with more divisors, or --allow-uneven")
+        # Uneven stages cannot be interleaved.
+        helps = not space.uneven and (not space.interleave or 1 in space.interleave)
+        change = "a gbs and layers with more divisors" + (", or --allow-uneven" if helps else "")
+        raise InputError("plan", what, change + (", or another --interleave" if space.interleave else ""))
     planner = Planner(job, times, calibration)
-    planner.layers.prepare((layout.tp, layout.mbs, layout.sequence_parallel) for layout, _ in fitting)
+    planner.layers.prepare(layout.per_layer for layout, _ in fitting)
     ranked = sorted((planner.predict(*one) for one in fitting), key=lambda p: (p.sec_per_it, p.memory.total))
     return Found(tuple(ranked), len(fitting) + too_large, too_large, smallest)
 
 
 def layout_groups(job: Job, space: Space) -> Iterator[list[Layout]]:
     """Yields groups of allowed layouts that differ only in mbs (ascending) and interleave."""
-    layers = job.shape.layers
-    for tp in _tensor_degrees(job, space):
+    for tp, cp in product(_tensor_degrees(job, space), space.cp):
         parallel = (False, True) if space.sequence_parallel is None else (space.sequence_parallel,)
         if tp == 1 or job.shape.seq % tp:
             parallel = (False,)
-        for pp in _allowed(divisors(job.gpus // tp), space.pp):
-            dp = job.gpus // (tp * pp)
-            partition = partition_of(layers, pp, uneven=space.uneven)
-            if layers < pp or (partition == "layers" and layers % pp) or job.gbs % dp or not _allowed([dp], space.dp):
+        for pp in _allowed(divisors(job.gpus // (tp * cp)) if job.gpus % (tp * cp) == 0 else [], space.pp):
+            dp = job.gpus // (tp * pp * cp)
+            partition = partition_of(job.shape.layers, pp, uneven=space.uneven)
+            if job.gbs % dp or not _allowed([dp], space.dp):
                 continue
             sizes = _allowed([mbs for mbs in divisors(job.gbs // dp) if mbs <= space.mbs_limit], space.mbs)
-            for zero in space.zero:
-                if (zero > 1 and pp > 1) or (zero > 0 and dp == 1):
+            for zero, recompute, sequence_parallel in product(space.zero, space.recompute, parallel):
+                base = Layout(
+                    dp, tp, pp, 1, 1, zero, recompute, sequence_parallel, partition, cp=cp, cp_ring=space.cp_ring,
+                    cp_balanced=space.cp_balanced, shards=space.shards if zero > 0 else 0,
+                    recompute_layers=space.recompute_layers if recompute == "full" else 0,
+                )  # fmt: skip
+                # Only the rules that do not depend on the micro-batch.
+                alone = replace(job, gbs=dp, rampup_step=0)
+                if (zero > 0 and dp * cp == 1) or not is_possible(alone, base):
                     continue
-                for recompute in space.recompute:
-                    for sequence_parallel in parallel:
-                        base = Layout(dp, tp, pp, 1, 1, zero, recompute, sequence_parallel, partition)
-                        group = list(_micro_batches(job, base, sizes, space))
-                        if group:
-                            yield group
+                group = list(_micro_batches(job, base, sizes, space))
+                if group:
+                    yield group
 
 
 def _micro_batches(job: Job, base: Layout, sizes: list[int], space: Space) -> Iterator[Layout]:
@@ -142,9 +160,10 @@ def _micro_batches(job: Job, base: Layout, sizes: list[int], space: Space) -> It
             continue
         if not space.interleave or 1 in space.interleave:
             yield plain
-        if base.pp == 1 or base.partition != "layers" or plain.micro_batches(job.gbs) % base.pp:
+        counted = chunk_layers(job.shape.layers, base)
+        if base.pp == 1 or not counted or plain.micro_batches(job.gbs) % base.pp:
             continue
-        for chunks in _allowed(divisors(job.shape.layers // base.pp), space.interleave):
+        for chunks in _allowed(divisors(counted // base.pp), space.interleave):
             if chunks > 1:
                 yield replace(plain, interleave=chunks)
 
@@ -281,7 +300,7 @@ def shape_search(
     remembered.ask(
         work
         for planner, fitting in planners
-        for work in planner.layers.workloads((layout.tp, layout.mbs) for layout in fitting)
+        for work in planner.layers.workloads(layout.per_layer for layout in fitting)
     )
     results = []
     for planner, fitting in planners:

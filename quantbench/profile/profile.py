@@ -1,7 +1,7 @@
 """Builds, saves, loads and queries the profile of one GPU: measured tables, fitted models, cliffs and verdicts.
 
 Entry point: `Profile`, which implements the protocol `OpTimes`. Used by users' Python code, by the commands `profile`,
-`plan` and `advise`, by the other modules of this package and by `tools`.
+`plan` and `advise`, by `explore`, by the other modules of this package and by `tools`.
 """
 
 from __future__ import annotations

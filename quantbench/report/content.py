@@ -42,6 +42,7 @@ class PictureCard:
     note: message about what was left out, or "".
     cliffs: table with number, place, cost and cause of each numbered cliff.
     kernels: (colour, label, full name) for each kernel in the bands below the curves.
+    chart: JSON of the interactive plot that a browser draws in place of the picture (`templates/charts.js`), or "".
     """
 
     title: str
@@ -49,6 +50,7 @@ class PictureCard:
     note: str = ""
     cliffs: Table | None = None
     kernels: tuple[tuple[str, str, str], ...] = ()
+    chart: str = ""
 
 
 @dataclass(frozen=True)

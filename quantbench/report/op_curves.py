@@ -5,6 +5,7 @@ Entry points: `axis_section`, used by `page` for every axis of the run; `cost_wo
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import cycle, groupby, pairwise
@@ -21,7 +22,7 @@ from quantbench.launch import Launch
 from quantbench.report import canvas
 from quantbench.report.content import Caption, Gallery, PictureCard, Section, Table, file_name
 from quantbench.report.source import dashed
-from quantbench.units import percent
+from quantbench.units import latency, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -117,7 +118,35 @@ def _op_card(op: str, curves: Sequence[Curve], check: Check, gallery: Gallery, c
         more = f"{len(kernels) - _MOST_KERNELS} more kernels"
         kernels[_MOST_KERNELS:] = [("transparent", more, more)]
     picture = gallery.picture(path, f"share of peak of {op} over {axis}, measured, with {len(own)} cliffs")
-    return PictureCard("", picture, "; ".join(notes), _cliffs_table(numbered, axis), tuple(kernels))
+    return PictureCard(
+        "", picture, "; ".join(notes), _cliffs_table(numbered, axis), tuple(kernels), _chart(drawn, numbered)
+    )
+
+
+def _chart(curves: Sequence[Curve], numbered: Sequence[Cliff]) -> str:
+    """Returns the curves and numbered cliffs as JSON for the interactive plot."""
+
+    def row(point: Point, size: int) -> list[Any]:
+        height = canvas.rate(point)
+        ends = (height * point.latency_us / us for us in (point.high_us, point.low_us))
+        words = [f"{dashed(curves[0].axis)} {size}: {point.workload}", latency(point.latency_us)]
+        words += [f"{height:.1f} {canvas.rate_unit(point)}", point.launch.kernel if point.launch else "kernel unknown"]
+        grade = point.grade
+        words.append(f"grade {grade.letter}" + (f" ({grade.reasons[0]})" if grade.reasons else ""))
+        return [size, height, *ends, printable(", ".join(words), 300)]
+
+    return json.dumps(
+        {
+            "axis": dashed(curves[0].axis),
+            "unit": canvas.rate_unit(curves[0].points[0]),
+            "colours": canvas.PALETTE,
+            "curves": [
+                {"name": printable(name, 80), "points": list(map(row, curve.points, curve.sizes))}
+                for curve, name in zip(curves, canvas.curve_names(curves), strict=True)
+            ],
+            "cliffs": [[cliff.next, canvas.rate(cliff.after)] for cliff in numbered],
+        }
+    )
 
 
 def _place_key(point: Point) -> tuple[object, ...]:

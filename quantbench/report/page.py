@@ -1,16 +1,19 @@
 """Writes the report of a run: one self-contained HTML page, and its plots as PNG files.
 
 Entry points: `write_report`, used by the command `report` and `tools.evidence`; `write_page`, which writes any `Page`,
-used by `training`. Both return the paths as `Written`.
+used by `training`; both return the paths as `Written`; `template_text`, used by `explore.page`.
 """
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
+from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -209,7 +212,18 @@ def render(page: Page) -> str:
         loader=PackageLoader("quantbench.report"), autoescape=True, finalize=_fit_to_show, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    return environment.get_template("report.html.j2").render(page=page, version=__version__)
+    script = ""
+    if any(card.chart for section in page.sections for card in section.cards):
+        # The page's policy allows this script alone, by its digest.
+        script = "\n".join(template_text(name) for name in ("uplot.min.js", "charts.js"))
+    digest = base64.b64encode(sha256(script.encode()).digest()).decode("ascii")
+    template = environment.get_template("report.html.j2")
+    return template.render(page=page, version=__version__, script=script, digest=digest)
+
+
+def template_text(name: str) -> str:
+    """Reads a file of the folder `templates`."""
+    return (files("quantbench.report") / "templates" / name).read_text(encoding="utf-8")
 
 
 def _fit_to_show(value: object) -> object:

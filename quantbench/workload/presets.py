@@ -1,7 +1,7 @@
 """Looks up the shapes of published models by name in presets.toml.
 
 Entry points: `preset`, `preset_names`, `preset_source`, `published_parameters`. Used by `cli.model_options`, the
-command `models`, `profile.exporters.vidur` and tools.
+command `models`, `profile.exporters.vidur`, `explore` and tools.
 """
 
 import tomllib

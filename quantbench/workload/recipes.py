@@ -1,6 +1,7 @@
 """Defines how a training step uses 8-bit formats: the format of each product, and the casts that make its inputs.
 
-Entry points: `RECIPES`, each a `Recipe`; `casts_of`, the casts of one linear layer. Used by `workload.transformer`.
+Entry points: `RECIPES`, each a `Recipe`; `casts_of`, the casts of one linear layer. Used by `workload.transformer`
+and `cli.model_options`.
 
 A recipe quantizes three tensors of a linear layer y = x·Wᵀ: x for the forward product and for the weight gradient, W
 for the forward product and for the data gradient, and dy for both gradients. Tensor cores read 8-bit inputs along the

@@ -2,7 +2,7 @@
 
 Entry points: `TransformerShape`, whose `ops` returns `Op` objects; `backward_of`; the names `ATTENTIONS` and
 `SOFTMAXES`. Used by the other modules of `workload`, by `sweep`, `advice`, `analysis`, `latency`, `planner`, `report`,
-`profile`, tools and the commands, mostly through `quantbench.workload`.
+`profile`, `alignment_rules`, `explore`, tools and the commands, mostly through `quantbench.workload`.
 """
 
 from collections.abc import Iterable

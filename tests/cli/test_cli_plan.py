@@ -185,3 +185,67 @@ def test_changing_a_preset() -> None:
     assert (shape["hidden"], shape["heads"], shape["head_dim"], shape["ffn"]) == (13824, 96, 144, 55296)
     with pytest.raises(InputError, match="hidden divisible by heads"):
         run(*BLOOM, "--heads", "111")
+
+
+LLAMA = ("--model", "llama-3-8b", "--gpu", "h100-sxm5-80gb", "--gpus", "32", "--gbs", "64", "--tp", "2,4")
+
+
+def test_the_software_changes_times_and_is_told() -> None:
+    default, eager = run_json(*LLAMA), run_json(*LLAMA, "--stack", "eager")
+    assert "--stack megatron" in default["job"]["assumed"]
+    assert eager["job"]["stack"] == "eager"
+    assert eager["layouts"][0]["sec_per_it"] > default["layouts"][0]["sec_per_it"]
+    assert default["job"]["calibration"]["elementwise_factor"] > 1
+    said = run(*LLAMA, "--memory", "--top", "3")
+    assert "The same layout with other software: nemo " in said
+    assert "GiB on the fullest GPU; nine in ten runs are within" in said
+    with pytest.raises(InputError, match="--stack = 'jax'; expected one of megatron, nemo"):
+        run(*LLAMA, "--stack", "jax")
+
+
+def test_a_site_is_fitted_to_its_runs_and_used(tmp_path: Path) -> None:
+    rows, site = tmp_path / "mine.csv", tmp_path / "site.json"
+    head = "gpu,gpus,tp,pp,mbs,gbs,nhidden,nheads,nlayers,recompute,sec_per_it,stack"
+    cells = [
+        f"H100,64,{2 ** (n % 4)},1,{1 + n % 2},256,{4096 + 2048 * (n % 2)},32,32,{('none', 'full')[n % 2]},"
+        for n in range(12)
+    ]
+    rows.write_text("\n".join([head, *(cell + "1,nemo" for cell in cells)]))
+    predicted = [row["sec_per_it"] for row in run_json("--rows", str(rows))["rows"]]
+    rows.write_text("\n".join([head, *(f"{c}{1.3 * s},nemo" for c, s in zip(cells, predicted, strict=True))]))
+    said = run("--fit", str(rows), "-o", str(site))
+    assert "fitted to 12 of 12 rows" in said
+    assert re.search(r"mean error 23\.\d % with the stack's factors, [0-7]\.\d % with each row left out", said)
+    assert "not determined by these rows" in said
+    words = (*LLAMA, "--zero", "1", "--recompute", "none")
+    plain, own = run_json(*words, "--stack", "nemo"), run_json(*words, "--site", str(site))
+    assert own["layouts"][0]["sec_per_it"] == pytest.approx(1.3 * plain["layouts"][0]["sec_per_it"], rel=0.1)
+    assert own["job"]["calibration"]["provenance"]["rows_fitted"] == 12
+
+
+def test_context_parallel_layouts_shards_and_recomputed_layers() -> None:
+    data = run_json(*LLAMA, "--cp", "2,4", "--zero", "3", "--shards", "8", "--recompute", "full:4")
+    layouts = [layout["layout"] for layout in data["layouts"]]
+    assert {layout["cp"] for layout in layouts} == {2, 4}
+    assert {(layout["shards"], layout["recompute_layers"]) for layout in layouts} == {(8, 4)}
+    assert all(layout["dp"] * layout["tp"] * layout["pp"] * layout["cp"] == 32 for layout in layouts)
+    with pytest.raises(InputError, match="one full:N with a number of layers"):
+        run(*LLAMA, "--recompute", "selective:4")
+
+
+def test_stages_that_count_embeddings_can_be_interleaved(tmp_path: Path) -> None:
+    words = ("--model", "llama-3.1-405b", "--gpu", "h100-sxm5-80gb", "--gpus", "1024", "--gbs", "512", "--check")
+    layout = ("--tp", "8", "--pp", "16", "--mbs", "1", "--recompute", "full")
+    said = run(*words, *layout, "--interleave", "8", code=0)
+    assert "keeps every rule" in said or "cost time" in said
+    assert "take an interleave that divides 8" in run(*words, *layout, "--interleave", "3", code=1)
+
+
+def test_a_ranking_as_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    run(*LLAMA, "--top", "3", "--page", str(page))
+    text = page.read_text(encoding="utf-8")
+    assert text.count("data:image/png;base64,") == 2
+    assert "Layouts on the frontier of time and memory" in text
+    with pytest.raises(InputError, match="--page with another mode"):
+        run("--rows", str(TABLE), "--page", str(page))

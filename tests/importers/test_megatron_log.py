@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from quantbench.cli.import_ import import_megatron_log
+from quantbench.cli.import_ import import_, import_megatron_log
 from quantbench.errors import InputError, StoreError
 from quantbench.importers import megatron_log
 from quantbench.importers.megatron_log import COLUMNS, Iterations, read_log, read_stream
@@ -29,6 +29,7 @@ from quantbench.importers.training_run import (
     summarize,
     write_training,
 )
+from quantbench.planner.rows import read_table
 from quantbench.report.training import draw_throughput, training_table
 
 
@@ -320,3 +321,21 @@ def test_the_report_draws_throughput_by_layout(tmp_path: Path) -> None:
     refused = CliRunner().invoke(reporting, [str(tmp_path), str(tmp_path / "x")])
     assert isinstance(refused.exception, InputError)
     assert "report: 2 runs; expected one run, or training logs" in str(refused.exception)
+
+
+def test_a_log_of_nemo_gives_a_row_for_the_planner(tmp_path: Path) -> None:
+    log, rows = tmp_path / "nemo.log", tmp_path / "rows.csv"
+    log.write_text(
+        "".join(
+            f"Training epoch 0, iteration {n}/99 | lr: 4e-06 | global_batch_size: 128 | global_step: {n} | "
+            f"reduced_train_loss: 11.03 | train_step_timing in s: {2.5 + 7 * (n == 0)} | consumed_samples: {n}\n"
+            for n in range(6)
+        )
+    )
+    words = ["nemo-log", str(log), "--gpu", "H100", "--gpus", "64", "--tp", "4", "--pp", "2", "--mbs", "1"]
+    words += ["--seq", "4096", "--results", str(tmp_path / "results"), "--rows", str(rows)]
+    result = CliRunner().invoke(import_, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    (row,) = read_table(rows)
+    assert (row.gpus, row.tp, row.pp, row.mbs, row.gbs, row.seq) == (64, 4, 2, 1, 128, 4096)
+    assert row.sec_per_it == 2.5  # without the first

@@ -36,6 +36,12 @@ def test_every_gpu_with_tables_can_run_what_they_hold() -> None:
         assert default_library(slug, dtype) == libraries_of(slug, dtype)[0]
 
 
+def test_one_library_of_every_gpu_and_dtype_is_shipped() -> None:
+    measured = [(slug, dtype) for slug in SYSTEMS for dtype in GEMM_DTYPES if libraries_of(slug, dtype)]
+    shipped = {file.name for file in public.FOLDER.glob("*.gemm")}
+    assert shipped >= {public.file_name(*pair, default_library(*pair)) for pair in measured}
+
+
 def test_times_of_the_host_are_no_default() -> None:
     assert default_library(H100, "fp8") == "vllm"
     assert libraries_of(H100, "fp8_block") == ("sglang", "trtllm", "vllm")

@@ -6,22 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
-from planner_doubles import A100, PLAIN, EvenTimes, bloom_like, job
+from planner_doubles import A100, EVERYWHERE, PLAIN, EvenTimes, bloom_like, job
 
 from quantbench.device import lookup
 from quantbench.latency.estimate import Estimate
 from quantbench.latency.interconnect import Cluster, Link, cluster, reference_cluster, same_site
 from quantbench.latency.model_times import BestTimes
 from quantbench.latency.op_times import RememberedTimes, RooflineTimes
-from quantbench.planner.calibration import Calibrations
 from quantbench.planner.iteration import data_parallel_s, exposed_s, iteration, point_to_point_s, tied_embedding_s
-from quantbench.planner.layer_time import LayerTimes, divided
-from quantbench.planner.layout import Job, Layout
+from quantbench.planner.layer_time import LayerTime, LayerTimes, Span, divided
+from quantbench.planner.layout import Job, LayerKey, Layout
 from quantbench.planner.predict import Planner
 from quantbench.planner.row_results import predict_cases
 from quantbench.planner.rows import Case
 from quantbench.workload import Gemm, Softmax
 from quantbench.workload.kinds import Compute
+
+
+def core(time: LayerTime) -> Span:
+    return time.core[0] + time.core[1]
 
 
 def times_of(of: Job, layout: Layout, calibration=PLAIN):  # type: ignore[no-untyped-def]
@@ -48,10 +51,10 @@ def test_products_are_what_flops_at_the_given_rate_take() -> None:
 
 def test_a_pipeline_waits_for_its_slowest_stage_and_fills_once() -> None:
     of = job(gpus=32, gbs=16, shape=bloom_like(layers=8))
-    single = LayerTimes(of, EvenTimes(), PLAIN).at(8, 1)
+    single = LayerTimes(of, EvenTimes(), PLAIN).at(LayerKey(8, 1)).fitted(PLAIN)
     found = times_of(of, Layout(1, 8, 4, 1))
     hop = point_to_point_s(of, Layout(1, 8, 4, 1))
-    layer = single.by_recompute["full"].mid
+    layer = (single.once + single.repeated("full")).mid
     first = 2 * layer + hop + single.embedding
     middle = 2 * layer + 2 * hop
     last = 2 * layer + hop + single.logits.mid
@@ -89,18 +92,18 @@ def test_the_overhead_and_the_factor_are_what_they_say() -> None:
 
 def test_unaligned_heads_run_at_a_share_of_fp32() -> None:
     of = job(gpus=8, gbs=1, shape=bloom_like(layers=1, hidden=14400, heads=96))
-    time = LayerTimes(of, EvenTimes(), PLAIN).at(8, 1)
+    time = LayerTimes(of, EvenTimes(), PLAIN).at(LayerKey(8, 1))
     flops = 6 * 2 * 12 * 2048**2 * 150  # forward and backward, two products each
-    assert time.core.mid == pytest.approx(flops / (19.5e12 * 0.5), rel=1e-3)
+    assert core(time).mid == pytest.approx(flops / (19.5e12 * 0.5), rel=1e-3)
 
 
 def test_the_softmax_fallback_moves_more_bytes() -> None:
     # 14 heads a GPU: one sample misses the kernel, two samples meet it.
     of = job(gpus=8, gbs=2, shape=bloom_like(layers=1, heads=112))
     layers = LayerTimes(of, EvenTimes(), PLAIN)
-    alone, pair = layers.at(8, 1), layers.at(8, 2)
+    alone, pair = layers.at(LayerKey(8, 1)), layers.at(LayerKey(8, 2))
     products = 6 * 2 * 14 * 2048**2 * 128 / 250e12
-    assert alone.core.mid - products > 2.5 * (pair.core.mid - 2 * products)
+    assert core(alone).mid - products > 2.5 * (core(pair).mid - 2 * products)
 
 
 def test_rings_share_a_nodes_adapters() -> None:
@@ -124,9 +127,9 @@ def test_zero_3_gathers_and_reduces_every_micro_batch() -> None:
     hop = 47 * 20e-6
     each = (plain - 2 * 2 * hop) / 2
     assert sharded == pytest.approx(3 * 42 * (each + 72 * hop))  # layer by layer, not in buckets
-    assert exposed_s(of, Layout(48, 8, 1, 1, zero=3), 10.0, room_s=4.0) == 6.0
-    assert exposed_s(of, Layout(48, 8, 1, 1, zero=1), 10.0, room_s=4.0) == 10.0
-    assert exposed_s(replace(of, dp_overlap=0.3), Layout(48, 8, 1, 1), 10.0, room_s=9.0) == 7.0
+    assert exposed_s(of, Layout(48, 8, 1, 1, zero=3), PLAIN, 10.0, 4.0, 42) == 6.0
+    assert exposed_s(of, Layout(48, 8, 1, 1, zero=1), PLAIN, 10.0, 4.0, 42) == 10.0
+    assert exposed_s(replace(of, dp_overlap=0.3), Layout(48, 8, 1, 1), PLAIN, 10.0, 9.0, 42) == 7.0
 
 
 @pytest.mark.parametrize(("zero", "micro_batches"), [(0, 1), (1, 1), (2, 8)])
@@ -155,6 +158,56 @@ def test_stages_inside_a_node_and_between_nodes() -> None:
     assert tied_embedding_s(inside, Layout(4, 2, 1, 1), PLAIN, 10**8) == 0
 
 
+def test_gathers_that_overlap_show_in_part_and_never_beyond_the_computation() -> None:
+    of, waits = job(dp_overlap=1.0), replace(PLAIN, exposed_share=0.6)
+    sharded, plain = Layout(48, 8, 1, 1, zero=3), Layout(48, 8, 1, 1, zero=0)
+    shown = [exposed_s(of, sharded, waits, traffic, 4.0, 8) for traffic in (2.0, 4.0, 6.0)]
+    # Two of three passes gather; reductions show a quarter as much.
+    share = 0.6 * (2 / 3 + 0.25 / 3)
+    assert shown == pytest.approx([2 * share, 4 * share, 4 * share + 2])
+    assert exposed_s(of, plain, waits, 2.0, 4.0, 8) < exposed_s(of, Layout(48, 8, 1, 1, zero=1), waits, 2.0, 4.0, 8)
+
+
+def test_hsdp_gathers_inside_a_node_and_reduces_between_nodes_once() -> None:
+    of = job(gpus=32, gbs=256, shape=bloom_like(layers=1))
+    whole, hybrid = (data_parallel_s(of, Layout(32, 1, 1, 1, zero=3, shards=s), PLAIN, 10**8, 8) for s in (0, 8))
+    inside = data_parallel_s(replace(of, gpus=8), Layout(8, 1, 1, 1, zero=3), PLAIN, 10**8, 8)
+    assert whole > 2 * hybrid > 2 * inside
+
+
+def test_context_parallelism_divides_tokens_and_leaves_a_ring_to_overlap() -> None:
+    of = job(gpus=16, gbs=16, shape=bloom_like(layers=1))
+    layers = LayerTimes(of, EvenTimes(), PLAIN)
+    one, ring, gather, uneven = (
+        layers.at(LayerKey(2, 1, cp=cp, cp_ring=r, cp_balanced=b))
+        for cp, r, b in ((1, True, True), (4, True, True), (4, False, True), (4, True, False))
+    )
+    assert ring.products[0].mid == pytest.approx(one.products[0].mid / 4)
+    assert core(ring).mid == pytest.approx(core(one).mid / 4)
+    assert core(uneven).mid == pytest.approx(core(ring).mid * (2 - 1 / 4))
+    assert gather.context > ring.context >= 0
+
+
+def test_stragglers_and_congestion_grow_with_the_nodes() -> None:
+    for constants in (replace(PLAIN, straggler_spread=0.01), replace(PLAIN, congestion=0.1)):
+        few, many = (
+            times_of(job(gpus=n, gbs=n, shape=bloom_like(layers=1)), Layout(n // 8, 8, 1, 1), constants).sec.mid
+            / times_of(job(gpus=n, gbs=n, shape=bloom_like(layers=1)), Layout(n // 8, 8, 1, 1)).sec.mid
+            for n in (16, 512)
+        )
+        assert many > few > 1
+
+
+def test_some_layers_can_be_recomputed() -> None:
+    of = job(gpus=8, gbs=4, shape=bloom_like(layers=6))
+    none, two, full = (
+        times_of(of, Layout(1, 8, 1, 1, recompute=kind, recompute_layers=n))
+        for kind, n in (("none", 0), ("full", 2), ("full", 0))
+    )
+    assert two.recompute == pytest.approx(full.recompute / 3)
+    assert none.sec.mid < two.sec.mid < full.sec.mid
+
+
 def test_what_bounds_an_iteration_is_named() -> None:
     assert times_of(job(gpus=8, gbs=64, shape=bloom_like(layers=6)), Layout(1, 8, 1, 2, recompute="none")).bound == (
         "compute"
@@ -165,7 +218,7 @@ def test_what_bounds_an_iteration_is_named() -> None:
 
 def test_sequence_parallelism_divides_norms_and_residuals() -> None:
     layers = LayerTimes(job(gpus=8, gbs=8), EvenTimes(), PLAIN)
-    saved = layers.at(8, 1).vector - layers.at(8, 1, sequence_parallel=True).vector
+    saved = sum(layers.at(LayerKey(8, 1)).vector) - sum(layers.at(LayerKey(8, 1, sequence_parallel=True)).vector)
     # Forward: two norms (8 bytes an element), two residual additions with a mask (14). Backward: norms (20), dropouts
     # (10), residual gradients (12), bias gradients (4). Seven eighths of it go.
     bytes_each = 8 + 14 + 20 + 10 + 12 + 4
@@ -176,8 +229,8 @@ def test_layers_are_asked_for_once_and_together() -> None:
     times = EvenTimes()
     of = job()
     layers = LayerTimes(of, times, PLAIN)
-    layers.prepare([(8, 1, False), (8, 2, False), (4, 1, True)])
-    layers.at(8, 2)
+    layers.prepare([LayerKey(8, 1), LayerKey(8, 2), LayerKey(4, 1, True)])
+    layers.at(LayerKey(8, 2))
     assert times.asked == 1
     remembered = RememberedTimes(EvenTimes())
     works = [Gemm(64, 64, 64), Gemm(64, 64, 64), Softmax(1, 8, 8)]
@@ -198,26 +251,28 @@ class MeasuredProducts(EvenTimes):
 
 def test_a_measured_product_of_unaligned_rows_keeps_its_time_and_its_interval() -> None:
     of = job(shape=bloom_like(layers=70, heads=96, hidden=14400), gpus=384)  # heads of 150
-    measured, modelled = (LayerTimes(of, MeasuredProducts(source=s), PLAIN).at(4, 1) for s in ("measured", "modelled"))
+    measured, modelled = (
+        LayerTimes(of, MeasuredProducts(source=s), PLAIN).at(LayerKey(4, 1)) for s in ("measured", "modelled")
+    )
     products = [op for op in divided(of.shape, 4, 1).ops() if op.name in ("scores", "context")]
     us = sum(op.workload.flops / 250e6 for op in products)
-    others_us = measured.core.mid * 1e6 - us  # of the softmax
-    assert measured.core.low * 1e6 == pytest.approx(0.9 * (us + others_us))
-    assert measured.core.high * 1e6 == pytest.approx(1.2 * (us + others_us))
+    others_us = core(measured).mid * 1e6 - us  # of the softmax
+    assert core(measured).low * 1e6 == pytest.approx(0.9 * (us + others_us))
+    assert core(measured).high * 1e6 == pytest.approx(1.2 * (us + others_us))
     # Not measured: at the fitted share of the fp32 peak, with an interval.
     slow_us = sum(op.workload.flops for op in products) / (19.5e6 * PLAIN.unaligned_share)
-    assert modelled.core.mid * 1e6 == pytest.approx(slow_us + others_us)
+    assert core(modelled).mid * 1e6 == pytest.approx(slow_us + others_us)
     assert slow_us > 10 * us
-    assert modelled.core.low < modelled.core.mid < modelled.core.high
+    assert core(modelled).low < core(modelled).mid < core(modelled).high
 
 
 def test_equal_jobs_share_their_layers() -> None:
     times = EvenTimes()
     cases = [Case(job(), Layout(8, 4, 12, mbs)) for mbs in (1, 2, 2)]
-    found = predict_cases(cases, lambda device: times, Calibrations({}, PLAIN))
+    found = predict_cases(cases, lambda device: times, EVERYWHERE)
     assert times.asked == 2  # mbs 1 and 2
     assert found[1] == found[2]
-    impossible = predict_cases([Case(job(), Layout(8, 4, 13, 1))], lambda device: times, Calibrations({}, PLAIN))[0]
+    impossible = predict_cases([Case(job(), Layout(8, 4, 13, 1))], lambda device: times, EVERYWHERE)[0]
     assert isinstance(impossible, tuple)
 
 

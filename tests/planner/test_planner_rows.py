@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,11 @@ import pytest
 from planner_doubles import EvenTimes
 
 from quantbench.errors import InputError
+from quantbench.latency.interconnect import cluster
 from quantbench.latency.model_times import BestTimes
-from quantbench.planner.calibration import RANGES, Calibration, Calibrations, shipped
+from quantbench.planner.calibration import Calibration, Calibrations, load_site, shipped, site_json
+from quantbench.planner.fitting import fit_site as fit_planner_site
+from quantbench.planner.fitting import log_errors, observe, predicted_s
 from quantbench.planner.row_checks import check_rows
 from quantbench.planner.row_results import RowResult, misses, predict_rows, summarize
 from quantbench.planner.rows import (
@@ -25,10 +29,10 @@ from quantbench.planner.rows import (
     uncounted,
     usual_heads,
 )
-from tools.planner_fit import days_left_out, fit, fit_times, log_errors, timed_cases
+from tools.planner_fit import LAST_DAY, SITE, SITE_FACTORS, documents, fit_site, left_out, published
 
-TABLE = Path(__file__).parents[1] / "data" / "bloom_tables.csv"
-PUBLISHED = Path(__file__).parents[1] / "data" / "published_layouts.csv"
+DATA = Path(__file__).parents[1] / "data"
+TABLE, PUBLISHED = DATA / "bloom_tables.csv", DATA / "published_layouts.csv"
 ROWS = read_table(TABLE)
 BY_LINE = {(row.source_file[:3], row.line): row for row in reversed(ROWS)}
 TIMES = BestTimes()
@@ -165,16 +169,16 @@ def test_intervals_hold_what_was_measured(results: list[RowResult]) -> None:
     assert sum(inside) / len(inside) > 0.85
 
 
-def test_published_runs_of_other_sites_are_predicted_with_nothing_fitted() -> None:
+def test_published_runs_of_other_sites() -> None:
     rows = read_table(PUBLISHED)
     found = predict_rows(rows, TIMES, shipped())
     assert [r.problem for r in found if r.prediction is None] == []
     # Megatron-LM of 2022, 22 B to 1 T parameters, full and selective recomputation, interleaved or not.
     megatron = summarize([r for r in found if r.row.section.startswith("Megatron-LM")])
     assert (megatron.rows, megatron.mape <= 5.0, megatron.spearman >= 0.85) == (8, True, True)
-    # Other software and other GPUs are ranked well, though called too fast.
+    # Other software and other GPUs.
     every = summarize(found)
-    assert (every.rows, every.spearman >= 0.85) == (47, True)
+    assert (every.rows, every.mape <= 8.0, abs(every.bias) <= 4.0, every.spearman >= 0.95) == (47, True, True, True)
 
 
 def test_columns_of_ones_own(tmp_path: Path) -> None:
@@ -288,55 +292,97 @@ def test_a_mended_table_has_nothing_wrong() -> None:
 
 
 @pytest.mark.slow
-def test_the_shipped_constants_are_those_of_the_script() -> None:
-    fresh = fit(TABLE, PUBLISHED, "02-25", "A100-80GB", TIMES)
-    assert fresh.elsewhere.scatter == pytest.approx(shipped().elsewhere.scatter, rel=0.1)
-    again = fresh.sites["jean-zay-a100"]
-    site = shipped().sites["jean-zay-a100"]
-    assert list(RANGES) == site.provenance["fitted"][:4]
-    for name in (*RANGES, "base_gib", "activation_slack", "scatter"):
+def test_the_shipped_site_is_that_of_the_script() -> None:
+    cases = documents(TABLE, LAST_DAY)
+    own = observe([(case, row.sec_per_it or 0.0, SITE) for row, case in cases], TIMES)
+    again, site = fit_site(cases, own, TIMES), shipped().sites[SITE]
+    for name in (*SITE_FACTORS, "base_gib", "activation_slack", "scatter"):
         # A new fit of the products' models moves the overhead by some 4 % and the error on the rows by 0.01 points:
         # refit when more than that has changed.
         assert getattr(again, name) == pytest.approx(getattr(site, name), rel=0.08), name
     fitted = {row.row_id: row for row in ROWS}
-    assert all(fitted[i].date < "02-25" for i in site.provenance["rows_fitted"])
-    assert again.provenance["table"] == site.provenance["table"]
-
-
-def test_a_fit_needs_rows_of_one_cluster(tmp_path: Path) -> None:
-    few = tmp_path / "few.csv"
-    few.write_text("\n".join(TABLE.read_text().splitlines()[:5]) + "\n")
-    with pytest.raises(InputError, match=r"planner_fit: 4 timed rows before 02-25 of 1 clusters; expected at least 8"):
-        fit(few, PUBLISHED, "02-25", "A100-80GB", lambda device: EvenTimes())
+    assert all(fitted[i].date < LAST_DAY for i in site.provenance["rows_fitted"])
 
 
 @pytest.mark.slow
-def test_days_are_predicted_from_the_others() -> None:
-    rows = [row for row in ROWS if row.date in ("02-17", "02-24")]
-    cases = timed_cases(rows, gpu="A100-80GB")
-    found = days_left_out(cases, lambda device: EvenTimes())
-    assert {day: count for day, (count, _) in found.items()} == {"02-17": 6, "02-24": 4}
-    alone = fit_times([c for c in cases if c[0].date == "02-17"], lambda device: EvenTimes())
-    left = [c for c in cases if c[0].date == "02-24"]
-    errors = np.expm1(log_errors(left, lambda device: EvenTimes(), alone))
-    assert found["02-24"][1] == pytest.approx(100 * np.abs(errors).mean())
+def test_a_table_left_out_is_predicted_from_its_relatives() -> None:
+    """Two tables of eager FSDP: each is predicted better with factors fitted to the other than with none."""
+    runs = [one for one in published(DATA, TIMES, shipped()) if one.table in ("MPT A100-80GB", "MPT A100-40GB")]
+    errors = left_out(runs, dict(shipped().pooled.rest), lambda one: one.table)
+    bare = [log_errors([one], Calibration(1.0, 0.0, 1.0, 0.5, 3.0, 0.1))[0] for one in runs]
+    assert abs(errors).mean() < 0.1 < abs(np.array(bare)).mean()
 
 
-def test_calibrations_survive_a_round_trip_and_refuse_others() -> None:
-    assert Calibrations.from_json(shipped().to_json()) == shipped()
-    with pytest.raises(InputError, match=r"planner\.json: .*; expected quantbench-planner version 2"):
+def test_a_site_with_known_factors_is_found_again_from_thirty_rows() -> None:
+    """Times made with factors that the prior does not have; half of the rows are kept aside."""
+    true = replace(shipped().pooled.of("", "a100"), elementwise_factor=1.2, tensor_factor=2.0, compute_factor=1.15)
+    rows = [
+        TableRow(str(n), gpu="A100-80GB", gpus=64, layers=32, hidden=4096 + 1024 * (n % 3), heads=32, tp=2 ** (n % 4),
+                 pp=1 + n % 2, mbs=1 + n % 3, gbs=64 * 6, recompute=("none", "full")[n % 2])
+        for n in range(60)
+    ]  # fmt: skip
+    blank = observe([(case_of(row), 1.0, "mine") for row in rows], lambda device: EvenTimes())
+    made = [replace(one, measured_s=predicted_s(one, true)) for one in blank]
+    prior = shipped().pooled.of("", "a100")
+    found = fit_planner_site(made[:30], prior)
+    before, after = (np.abs(log_errors(made[30:], c)).mean() for c in (prior, found.calibration))
+    assert after < 0.02 < before
+    assert "hop_us" in found.undetermined  # 8 nodes say nothing about it
+    assert found.calibration.provenance["leave_one_out_mean_error_pct"] < 2
+    with pytest.raises(InputError, match="plan --fit: 3 rows with a time; expected at least 5"):
+        fit_planner_site(made[:3], prior)
+
+
+def test_calibrations_survive_a_round_trip_and_refuse_others(tmp_path: Path) -> None:
+    again = Calibrations.from_json(json.loads(json.dumps(shipped().to_json())))
+    assert again.of(cluster("dgx-h100"), "nemo").tensor_factor == pytest.approx(
+        shipped().of(cluster("dgx-h100"), "nemo").tensor_factor, rel=1e-3
+    )
+    with pytest.raises(InputError, match=r"planner\.json: .*; expected quantbench-planner version 3"):
         Calibrations.from_json({"format": "other"})
     data = shipped().to_json()
-    data["elsewhere"]["surplus"] = 1
+    data["pooled"]["surplus"] = 1
     with pytest.raises(InputError, match="surplus"):
         Calibrations.from_json(data)
-    with pytest.raises(InputError, match=r"tensor_factor = 12; expected a number from 1\.0 to 10\.0"):
+    with pytest.raises(InputError, match=r"tensor_factor = 12; expected a number from 0\.05 to 10\.0"):
         Calibration(12, 0, 0.5, 0.5, 1.0, 0.1)
-    assert not shipped().elsewhere.fitted
+    file, site = tmp_path / "site.json", shipped().sites[SITE]
+    file.write_text(json.dumps(site_json(site)))
+    assert load_site(file) == site
+    file.write_text("{}")
+    with pytest.raises(InputError, match="expected quantbench-planner-site version 1"):
+        load_site(file)
 
 
-# Kept beside the checkout, not in it.
-OWN_RUNS = Path(__file__).parents[3] / "shared" / "data" / "published_training.csv"
+def test_factors_depend_on_the_stack_and_unknown_ones_get_the_wide_interval() -> None:
+    where = cluster("dgx-h100")
+    nemo, eager, unknown = (shipped().of(where, stack) for stack in ("nemo", "eager", "somebody's"))
+    assert eager.elementwise_factor > 1.3 * nemo.elementwise_factor
+    assert unknown.scatter >= nemo.scatter > 0
+    # A site with factors of its own keeps them, unless other software is named.
+    assert shipped().of(cluster(SITE)) is shipped().sites[SITE]
+    assert shipped().of(cluster(SITE), "nemo") is not shipped().sites[SITE]
+
+
+def test_columns_about_the_software_and_the_network(tmp_path: Path) -> None:
+    file = tmp_path / "own.csv"
+    columns = "gpu,gpus,tp,pp,cp,mbs,gbs,nhidden,nheads,nlayers,head_dim,tied,dtype,stack,network,dp_overlap,ep"
+    file.write_text(f"{columns}\nH100,64,2,2,4,1,64,4096,32,30,256,no,bf16,torchtitan,800,0.5,1\n")
+    case = case_of(read_table(file)[0])
+    assert (case.layout.cp, case.layout.dp, case.job.stack, case.job.dp_overlap) == (4, 4, "torchtitan", 0.5)
+    assert (case.job.cluster.node_gb_per_s, case.job.shape.head_dim, case.job.shape.tied) == (100.0, 256, False)
+    file.write_text(f"{columns}\nH100,64,2,2,4,1,64,4096,32,30,256,no,bf16,torchtitan,800,0.5,8\n")
+    with pytest.raises(InputError, match="ep = 8"):
+        case_of(read_table(file)[0])
+
+
+def test_layers_that_do_not_divide_ran_in_uneven_stages() -> None:
+    row = TableRow("1", gpu="A100-80GB", gpus=96, layers=79, hidden=8192, tp=8, pp=12, mbs=1, gbs=96)
+    assert case_of(row).layout.partition == "uneven"
+    (found,) = predict_rows([row], TIMES, shipped())
+    assert found.prediction is not None
+
+
 TWO_MODELS = (
     "gpu,gpus,size_b,nlayers,nhidden,nheads,kv_heads,head_dim,ffn,gated,tied,seq_len,vocab,tp,pp,mbs,gbs\n"
     # Llama 3 8B, Gemma 7B: grouped heads, gated MLPs, heads wider than their share of hidden, tied embeddings.
@@ -373,9 +419,8 @@ def test_a_size_that_does_not_fit_its_shape_is_found(tmp_path: Path, right: str,
     assert found.startswith(f"row {row}: typed: size ")
 
 
-@pytest.mark.skipif(not OWN_RUNS.exists(), reason="published_training.csv is not here: 74 runs that are not shipped")
-def test_published_runs_that_nothing_was_fitted_to_are_right() -> None:
-    assert findings(OWN_RUNS) == []
+def test_published_runs_of_many_stacks_are_right() -> None:
+    assert findings(DATA / "published_training.csv") == []
 
 
 def test_the_documents_of_2022_run_as_they_did() -> None:

@@ -215,3 +215,18 @@ def test_memory_grows_with_the_micro_batch_as_the_search_assumes() -> None:
             memory(of, Layout(8, 4, 12, mbs, recompute=recompute), LIKE_JEAN_ZAY).total for mbs in (1, 2, 4, 8, 16)
         ]
         assert sizes == sorted(sizes)
+
+
+def test_an_error_names_only_options_that_help() -> None:
+    of = job(gpus=96, gbs=96, shape=bloom_like(layers=79))
+    with pytest.raises(InputError, match=r"with more divisors, or --allow-uneven$"):
+        search(of, EvenTimes(), PLAIN, Space(tp=(8,), pp=(12,)))
+    with pytest.raises(InputError, match=r"with more divisors, or another --interleave$"):
+        search(of, EvenTimes(), PLAIN, Space(tp=(8,), pp=(12,), interleave=(8,)))
+
+
+def test_overlapped_zero_3_is_not_free() -> None:
+    """With gathers that show, ZeRO-3 loses to ZeRO-1 where both fit."""
+    of = replace(job(gpus=64, gbs=64, shape=bloom_like(layers=4, hidden=4096, heads=32)), dp_overlap=1.0)
+    found = search(of, EvenTimes(), replace(PLAIN, exposed_share=0.5), Space(tp=(1,), pp=(1,), zero=(1, 3)))
+    assert found.ranked[0].layout.zero == 1

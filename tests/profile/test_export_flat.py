@@ -18,7 +18,7 @@ from quantbench.workload import Collective
 def test_csv_comes_back_exactly_through_the_command_that_the_export_prints(tmp_path: Path) -> None:
     profile = known_profile()
     made = export_profile(profile, "csv", tmp_path)
-    assert made.rows == {kind: len(table) for kind, table in profile.tables.items()}
+    assert made.rows == {kind: len(table) for kind, table in profile.tables.items() if len(table)}
     for line in made.use:
         words = shlex.split(line)
         assert words[:3] == ["quantbench", "import", "csv"]

@@ -119,10 +119,10 @@ def test_older_versions_are_brought_up_step_by_step() -> None:
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        (2, "version 2; expected at most 1; a newer quantbench wrote it"),
-        ("1", "version = '1'; expected an integer up to 1"),
-        (True, "version = True; expected an integer up to 1"),
-        (None, "version = None; expected an integer up to 1"),
+        (3, "version 3; expected at most 2; a newer quantbench wrote it"),
+        ("1", "version = '1'; expected an integer up to 2"),
+        (True, "version = True; expected an integer up to 2"),
+        (None, "version = None; expected an integer up to 2"),
     ],
 )
 @pytest.mark.parametrize("sign", [True, False])

@@ -47,6 +47,12 @@ def test_a_plain_checkout_runs_where_the_dependencies_are(checkout: Path) -> Non
     assert '"quantbench-run-2", 14336' in done.stdout
 
 
+def test_models_leave_the_wheel_below_12_mb() -> None:
+    # Files of models do not deflate; the sources in a wheel are 0.8 MB.
+    size = sum(p.stat().st_size for p in (ROOT / "quantbench").rglob("models/*") if p.suffix != ".json")
+    assert 1e6 < size < 11e6
+
+
 @pytest.mark.slow
 def test_it_installs_without_network_and_imports_from_elsewhere(checkout: Path, tmp_path: Path) -> None:
     pytest.importorskip("setuptools", reason="--no-build-isolation needs setuptools where quantbench is installed")
@@ -74,6 +80,6 @@ def test_it_installs_without_network_and_imports_from_elsewhere(checkout: Path, 
     data = {
         p.relative_to(checkout).as_posix()
         for p in (checkout / "quantbench").rglob("*.*")
-        if p.suffix in (".toml", ".json", ".j2", ".css")
+        if p.suffix in (".toml", ".json", ".gemm", ".j2", ".css")
     }
     assert data <= {path.relative_to(site).as_posix() for path in (site / "quantbench").rglob("*.*")}

@@ -89,7 +89,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def sources() -> set[str]:
     """Everything that a user needs, as it is called in the package."""
-    kept = {".py", ".toml", ".json", ".j2", ".css", ".typed"}
+    kept = {".py", ".toml", ".json", ".gemm", ".j2", ".css", ".typed"}
     found = {p.relative_to(ROOT).as_posix() for p in (ROOT / "quantbench").rglob("*.*") if p.suffix in kept}
     found |= {f"quantbench/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / "kernels").rglob("*.py")}
     return {name for name in found if "__pycache__" not in name} | {"quantbench/py.typed"}

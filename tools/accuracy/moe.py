@@ -117,11 +117,9 @@ def score(table: MoETable, prior: str, seeds: Sequence[int], *, rows: int | None
 
 
 def accuracy_table(seeds: Sequence[int], report: Callable[[str], None]) -> str:
-    """Returns the Markdown table of all `TABLES`: with and without other GPUs' models, and from few rows."""
+    """Returns the Markdown table of all `TABLES`, from all training rows and from few."""
     cases = [
         ("all shapes of the training half, other GPUs' models", "auto", None),
-        ("the same, other GPU generations only", "family-out", None),
-        ("the same, no other GPU", "none", None),
         ("300 rows of it, other GPUs' models", "auto", 300),
     ]
     lines = [

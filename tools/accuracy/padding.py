@@ -10,7 +10,7 @@ measured m ("tokens"), n or k that is no multiple of 1024 ("widths"). The model 
 (n, k) and decides on pairs of the other half. `compare` of `advice.pad` decides, as in the command, without copies.
 
 Sums are dominated by the largest products, so there is one regret over all pairs, and one over those of n and k up to
-16384, the widths of models; the median is that of each pair's own loss.
+16384, the widths of models, without rows that no hardware explains; the median is that of each pair's own loss.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from quantbench.advice.pad import Change, Padding, compare
 from quantbench.alignment_rules import RULES
 from quantbench.device import lookup
 from quantbench.latency.contests import Contest, fit
-from quantbench.latency.gemm.model import GemmModel
+from quantbench.latency.gemm.model import GemmModel, machine_of
+from quantbench.latency.gemm.table_audit import audit
 from quantbench.latency.gemm.training import Effort
 from quantbench.latency.gemm.trees import Growth
 from quantbench.latency.model_times import ModelTimes
@@ -129,6 +130,14 @@ def decide(times: ModelTimes, table: GemmTable, both: IntArray) -> list[Padding]
     return decisions
 
 
+def _unexplained(contest: Contest, rows: IntArray) -> IntArray:
+    """Returns the rows that no hardware explains, as `quantbench check --audit` finds them."""
+    sizes = [x.astype(float) for x in (*contest.shapes(rows), np.ones(len(rows)))]
+    peak = machine_of(contest.device, contest.table.dtype).flop_per_us
+    found = audit(sizes, contest.table.latency_us[rows], peak, group=np.zeros(len(rows), dtype=np.intp))
+    return np.asarray(rows[[one.row for one in found]])
+
+
 def judge(gpu: str, library: str, dtype: str, rows: int, seed: int) -> dict[str, Regret]:
     """Returns the regrets of one table by set of pairs: tokens, widths, both, and both up to USUAL."""
     found = read_packaged(gpu, dtype=dtype, library=library)
@@ -148,6 +157,7 @@ def judge(gpu: str, library: str, dtype: str, rows: int, seed: int) -> dict[str,
     whole = np.concatenate([tokens, widths])
     judged = decide(times, found, whole)
     usual = (found.n[whole[:, 1]] <= USUAL) & (found.k[whole[:, 1]] <= USUAL)
+    usual &= ~np.isin(whole, _unexplained(contest, split.test)).any(axis=1)
     first = np.arange(len(whole)) < len(tokens)
     sets = {
         "tokens": first & usual, "widths": ~first & usual, "both": usual, "all sizes": np.ones(len(whole), dtype=bool),
@@ -187,8 +197,9 @@ def regret_table(rows: int, seeds: Sequence[int]) -> str:
     text = table(head, lines)
     said = f"Fitted to {rows:,} rows of the other (n, k), {'seed' if len(seeds) == 1 else 'seeds'} "
     return (
-        f"{text}\n{said}{', '.join(map(str, seeds))}. tokens, widths, both: n and k up to {USUAL}; all sizes: up to "
-        "65536, where a few products of milliseconds decide the sums. `python -m tools.accuracy.padding` writes this.\n"
+        f"{text}\n{said}{', '.join(map(str, seeds))}. tokens, widths, both: n and k up to {USUAL}, without the rows "
+        "that `quantbench check --audit` finds; all sizes: all rows, n and k up to 65536, where a few products of "
+        "milliseconds decide the sums. `python -m tools.accuracy.padding` writes this.\n"
     )
 
 

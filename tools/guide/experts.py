@@ -80,7 +80,7 @@ def _chosen(choice: Choice, ep: int = 0) -> Judge:
 
 
 def _widths(_: MoETable, model: MoEModel) -> list[float]:
-    """Predicts the cost per column of widths half a tile past a multiple of 128 over that of the multiples beside it."""
+    """Predicts the cost per column of widths half a tile past a multiple of 128 over that of its neighbours."""
     ratios = []
     for hidden in _HIDDEN:
         for width in _WIDTHS:
@@ -102,7 +102,11 @@ def _sizes(_: MoETable, model: MoEModel) -> list[float]:
 
 _RULES: tuple[tuple[str, Judge, str], ...] = (
     ("tokens per expert % 64", _between(64, 1), "where refuted: choose tokens without it"),
-    ("tokens per expert % 128, where 64 divides them", _between(128, 64), "where confirmed: choose tokens × top_k / experts on multiples of 128"),
+    (
+        "tokens per expert % 128, where 64 divides them",
+        _between(128, 64),
+        "where confirmed: choose tokens × top_k / experts on multiples of 128",
+    ),
     ("expert_ffn / TP % 128 (predicted)", _widths, "where confirmed: keep it; elsewhere measure"),
     (
         f"EP rather than TP, as many GPUs, {_FEW_TOKENS} tokens or more, balanced",

@@ -4,7 +4,7 @@ Entry points: `log_latency`, the time of the kernel that a library chooses from 
 and parameter `Values`. Its parts: `kernel_parts`, which returns `Parts`; `chosen_time`, `clock_loss`, `hand_prior`,
 `upgraded`, `resident_blocks`, `variant`, `runs_in_waves`, `keep_freed_memory`. Types of arrays: `Array`, `FloatArray`,
 `IndexArray`. Constants: `TILES`, `SPLITS`, `FIRST_TILE`, `INDEX`, `ADDED`, `LEAST_K`, `ROUNDING`. Used by the other
-modules of `latency.gemm`, by `model_times`, `profile.models` and tools.
+modules of `latency.gemm`, by `model_times`, `profile.models`, `explore.evaluator` and tools.
 
 A kernel runs batch · ceil(m / block_m) · ceil(n / block_n) · split_k blocks in waves. Its time is a launch, plus the
 p-norm of arithmetic (quantised by waves, softened by a fluid share), memory reads (each operand cold or hot in L2) and
@@ -407,7 +407,8 @@ class Shapes:
 def _halvings(row_bytes: FloatArray) -> FloatArray:
     """Returns how many halvings a row's alignment is below 16 bytes, (rows,): 0 at 16 bytes, 3 at 2."""
     whole = row_bytes.astype(np.int64)
-    return np.asarray(4.0 - np.log2(np.minimum(whole & -whole, 16)))
+    halvings: FloatArray = 4.0 - np.log2(np.minimum(whole & -whole, 16))
+    return halvings
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Fits a GEMM latency model to a few measured shapes, starting from a prior learned on other GPUs.
 
-Entry points: `GemmModel`, with `fit`, `prior`, `best` and `predict`; `shipped_model`, `whole_sizes`, `LARGEST_SIDE`.
-Used by users' Python code, by `model_times`, `contests`, `gemm.cliffs`, `analysis.forecast`, `profile`, `sweep.refine`
-and tools.
+Entry points: `GemmModel`, with `fit`, `prior`, `best` and `predict`; `shipped_model`, `machine_of`, `whole_sizes`,
+`LARGEST_SIDE`. Used by users' Python code, by `model_times`, `contests`, `gemm.cliffs`, `gemm.public`,
+`analysis.forecast`, `advice.pad`, `profile`, `sweep.refine`, `explore` and tools.
 
 >>> model = GemmModel.prior("a100-sxm4-80gb")
 >>> found = model.predict(4096, 4096, [4096, 8192])

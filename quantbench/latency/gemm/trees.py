@@ -2,7 +2,8 @@
 
 Entry points: `Forest` (trees grown by scikit-learn, evaluated by numpy), `VALUE_STEP`, `Member` (a cost model and its
 forests), `train_member`, `Measured` (training rows), `Growth`, `watched_columns`, `chunks`, `Float32Array`,
-`NAMED_COLUMNS`. Used by `ensemble`, `training`, `distilled`, `model`, `files`, `latency.moe`, `profile.fit` and tools.
+`NAMED_COLUMNS`. Used by `ensemble`, `training`, `distilled`, `model`, `files`, `public`, `latency.moe`,
+`profile.fit`, `explore.evaluator` and tools.
 """
 
 from __future__ import annotations
@@ -271,7 +272,8 @@ NAMED_COLUMNS = 4
 
 def _expected(weights: Array, of: Array) -> Array:
     """Returns the weighted mean over kernels, (rows,). Not a matrix product, whose rounding depends on other rows."""
-    return np.asarray(np.einsum("kr,kr->r", weights, np.broadcast_to(of, weights.shape)))
+    expected: Array = np.einsum("kr,kr->r", weights, np.broadcast_to(of, weights.shape))
+    return expected
 
 
 def watched_columns(shapes: Shapes) -> list[FloatArray]:
@@ -323,8 +325,9 @@ class Member:
     def weights(self, parts: Parts) -> Array:
         """Returns the probability that each kernel is chosen, (kernels, rows); columns sum to 1."""
         width = max(float(np.exp(Values(self.parameters)["choice"])[0]), _NARROWEST_CHOICE)
-        weights = np.exp(np.maximum((parts.log_time.min(axis=0) - parts.log_time) / width, NEGLIGIBLE))
-        return np.asarray(weights / weights.sum(axis=0))
+        weights: Array = np.exp(np.maximum((parts.log_time.min(axis=0) - parts.log_time) / width, NEGLIGIBLE))
+        total: Array = weights.sum(axis=0)
+        return weights / total
 
     def features(
         self,
@@ -336,11 +339,28 @@ class Member:
         reference: FloatArray | None,
         own: tuple[Shapes, Parts] | None = None,
     ) -> Float32Array:
-        """Returns the inputs of the forest, (rows, features).
+        """Returns the inputs of the forest, (rows, features): `columns`, and `reference` (rows,) as the last one."""
+        columns = self.columns(menu, shapes, log_us, parts, watched, own)
+        if reference is not None:
+            columns.append(reference)
+        out = np.empty((len(columns), parts.log_time.shape[1]), dtype=np.float32)
+        for i, column in enumerate(columns):
+            out[i] = column
+        return out.T
+
+    def columns(
+        self,
+        menu: Menu,
+        shapes: Shapes,
+        log_us: Array,
+        parts: Parts,
+        watched: list[FloatArray],
+        own: tuple[Shapes, Parts] | None = None,
+    ) -> list[Any]:
+        """Returns the inputs of the forest but for the reference, each (rows,) or a constant.
 
         log_us, parts: result of `physics`.
         watched: `watched_columns(shapes)`, shared by all members.
-        reference: residual of a reference, (rows,), the last column.
         own: terms and parts of the recorded kernels, (1, rows), if they are known.
         """
         of, at = own or (shapes, parts)
@@ -348,15 +368,19 @@ class Member:
         log_m, log_n, log_k = np.log2(shapes.batch * shapes.m), np.log2(shapes.n), np.log2(shapes.k)
         # The time of a small tile in very many waves can exceed single precision; such a tile is never chosen.
         per_time = weights * np.exp(np.maximum(-at.log_time, NEGLIGIBLE))
-        columns = [log_m, log_n, log_k, log_m + log_n, log_n + log_k, log_m + log_k, log_m + log_n + log_k, log_us]
+        columns: list[Any] = [log_m, log_n, log_k, log_m + log_n, log_n + log_k, log_m + log_k, log_m + log_n + log_k]
+        columns.append(log_us)
         priced = (at.arithmetic, at.memory, at.l2, at.write, at.reduction)
         columns += [_expected(per_time, part) for part in priced]
-        columns += [
+        means = (
             _expected(weights, of.split_k),
-            np.log(_expected(weights, of.waves)),
+            _expected(weights, of.waves),
             _expected(weights, of.fluid / of.waves),
             shapes.batch * shapes.m * shapes.n * _expected(weights / of.tiles, 1.0 / (16384.0 * of.area)),
-        ]
+        )
+        # Means of equal numbers: unrounded, a tree could tell 1 from the sum of the weights.
+        split_k, waves, fill, padding = (np.round(mean, 4) for mean in means)
+        columns += [split_k, np.log(waves), fill, padding]
         far = np.minimum(parts.log_time - parts.log_time.min(axis=0), _FAR)
         nearest = np.sort(far.T, axis=1)  # faster than np.partition for few columns
         columns += [nearest[:, min(1, len(far) - 1)], nearest[:, min(4, len(far) - 1)], *watched]
@@ -364,18 +388,10 @@ class Member:
             columns += [np.log2(shapes.batch), np.log2(shapes.m)]
         if self.layouts:
             columns.append(shapes.layout)
-        first_split = len(columns) + len(menu.tiles)
-        count = first_split + len(SPLITS) + (reference is not None)
-        out = np.full((count, far.shape[1]), _FAR, dtype=np.float32)
-        for i, column in enumerate(columns):
-            out[i] = column
-        for place, kernels in menu.of_tile:
-            out[len(columns) + place] = far[kernels].min(axis=0)
-        for place, kernels in menu.of_split:
-            out[first_split + place] = far[kernels].min(axis=0)
-        if reference is not None:
-            out[-1] = reference
-        return out.T
+        for groups, count in ((menu.of_tile, len(menu.tiles)), (menu.of_split, len(SPLITS))):
+            of_group = dict(groups)
+            columns += [far[of_group[i]].min(axis=0) if i in of_group else _FAR for i in range(count)]
+        return columns
 
     def correction(
         self, x: Float32Array, reference: FloatArray | None, *, named: bool = False

@@ -1,0 +1,57 @@
+"""Command `explore`: writes a self-contained HTML page with sliders that predicts shapes on some GPUs.
+
+Entry point: `explore`, loaded by `app`. `explore.page` writes the page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quantbench.cli.model_options import ModelOptions, named_model
+from quantbench.cli.options import command, json_option, option
+from quantbench.cli.output import check_file, print_result
+from quantbench.device import lookup
+from quantbench.errors import InputError
+from quantbench.units import size
+
+if TYPE_CHECKING:
+    from quantbench.explore.page import FittedModel
+
+_MODEL = "llama-3-8b"
+
+
+@command
+def explore(
+    gpu: str = option("a100-sxm4-80gb,h100-sxm5-80gb", "GPUs, comma separated (quantbench devices lists them)."),
+    model: str = option("", "Preset to start from (list: quantbench models; default: llama-3-8b)."),
+    config: Path | None = option(None, "A Hugging Face config.json to start from."),
+    profile: Path | None = option(
+        None, "Measured profile (JSON file): models are fitted to its products, instead of --gpu."
+    ),
+    output: Path = option(Path("explore.html"), "HTML file to write.", "--output", "-o"),
+    as_json: bool = json_option(),
+) -> None:
+    """Write an HTML page with sliders: a shape's times, waste, tiles and better shapes on some GPUs."""
+    from quantbench.explore.page import fitted_models, write_explorer
+
+    check_file("explore", output, suffix=".html")
+    named = named_model("explore", replace(ModelOptions(), model=model or ("" if config else _MODEL), config=config))
+    assert named is not None
+    fitted: dict[str, FittedModel] = {}
+    if profile is None:
+        devices = [lookup(name.strip()) for name in gpu.split(",") if name.strip()]
+        if not devices:
+            raise InputError("explore", f"--gpu {gpu!r}", "names of GPUs, comma separated")
+    else:
+        device, fitted = fitted_models(profile)
+        devices = [device]
+    title = (
+        f"{named.name if model or config else 'A transformer layer'} on {', '.join(device.name for device in devices)}"
+    )
+    written = write_explorer(output, devices, named.shape, title=title, fitted=fitted)
+    lines = [f"{output}: {size(written)}, open it in a browser or send it; it needs no network"]
+    if named.shape.attention == "unfused":
+        lines.append(f"the page times fused attention, not the unfused one of {named.name}")
+    print_result(as_json, lambda: {"page": output, "bytes": written}, lines)

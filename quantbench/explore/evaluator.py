@@ -1,0 +1,127 @@
+"""Packs the latency models of a GPU for a page: cost models as WebAssembly, trees and processes as arrays.
+
+Entry points: `Blobs`, the arrays of a page; `gemm_model` and `attention_model`, which return JSON that refers to them.
+Used by `page`. `templates/model.js` evaluates them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError
+from quantbench.explore.trace import inputs
+from quantbench.explore.webassembly import Module
+from quantbench.latency.attention import AttentionModel, learner_features
+from quantbench.latency.attention_cost_model import AttentionShapes, Blocks, times
+from quantbench.latency.gemm.cost_model import LEAST_K, ROUNDING, Shapes, Values, clock_loss
+from quantbench.latency.gemm.model import GemmModel
+from quantbench.latency.gemm.trees import Forest, watched_columns
+
+_GEMM = ("m", "n", "k", "batch", "layout")
+_ATTENTION = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim", "causal", "backward")
+_BLOCKS = ("rows", "keys", "longest", "block_m", "block_n", "width", "group")
+_LEAF = 255
+
+
+class Blobs:
+    """Byte strings of a page, each of them once; `add` returns [offset, bytes]."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self._places: dict[bytes, tuple[int, int]] = {}
+        self._end = 0
+
+    def add(self, content: bytes | npt.NDArray[Any]) -> tuple[int, int]:
+        data = content if isinstance(content, bytes) else content.tobytes()
+        if data not in self._places:
+            self._places[data] = (self._end, len(data))
+            padded = data + bytes(-len(data) % 8)  # every array starts at a multiple of its items' size
+            self.parts.append(padded)
+            self._end += len(padded)
+        return self._places[data]
+
+
+def gemm_model(model: GemmModel, blobs: Blobs) -> dict[str, Any]:
+    """Returns a GEMM model as JSON.
+
+    Raises InputError for a model that rests on measured rows of another GPU (`fit(sibling=…)`), which no page holds.
+    """
+    ensemble, menu = model.ensemble, model.ensemble.menu
+    if ensemble.reference is not None:
+        raise InputError("explore", f"a model of {model.device.name} with a sibling", "a model of its own rows")
+    shapes = Shapes(ensemble.machine, menu, *inputs(*_GEMM))  # type: ignore[arg-type]
+    watched = watched_columns(shapes)
+    outputs: list[Any] = []
+    bounds: list[Any] = []
+    parts_of_first: list[Any] = []
+    members = []
+    for member in ensemble.members:
+        log_us, parts = member.physics(shapes)
+        kernel: Any = parts.log_time.argmin(axis=0)
+        bounds.append(parts.log_time + clock_loss(Values(member.parameters), shapes))
+        if not parts_of_first:
+            named = (parts.arithmetic, parts.memory, parts.write, parts.l2, parts.joined, parts.log_time)
+            parts_of_first = [part.at(kernel) for part in named]
+        columns = [] if member.forest is None else member.columns(menu, shapes, log_us, parts, watched)
+        at = len(outputs)
+        outputs += [log_us, kernel, *columns]
+        forest = None if member.forest is None else _forest(member.forest, blobs)
+        members.append({"at": at, "columns": len(columns), "most": member.most, "forest": forest})
+    module = Module(len(outputs) + len(parts_of_first))
+    module.add("times", _GEMM, [*outputs, *parts_of_first])
+    module.add("bounds", _GEMM, bounds, by_kernel=True)
+    each = menu.each
+    kernels = np.concatenate([each.block_m, each.block_n, each.split_k, each.blocks_per_sm], axis=1).astype("<f8")
+    return {
+        "wasm": blobs.add(module.to_bytes()), "members": members, "parts": len(outputs), "most": ensemble.most,
+        "factor": model.interval.factor, "floor": model.interval.floor, "kernels": blobs.add(kernels),
+        "flop_per_us": ensemble.machine.flop_per_us, "in_waves": model.in_waves, "rows": model.rows,
+        "least_k": LEAST_K, "rising_k": ensemble.machine.rising_k, "rounding": ROUNDING, "batched": model.batched,
+    }  # fmt: skip
+
+
+def _forest(forest: Forest, blobs: Blobs) -> dict[str, Any]:
+    """Packs trees in preorder: the feature of each node (_LEAF: none), thresholds of inner nodes, values of leaves."""
+    leaf = np.isinf(forest.threshold)
+    waiting: list[int] = []
+    for node in range(len(leaf)):
+        if node not in forest.roots and leaf[node - 1] and forest.right[waiting.pop()] != node:
+            raise InputError("explore", f"node {node} of a tree", "nodes in preorder")
+        if not leaf[node]:
+            waiting.append(node)
+    return {
+        "roots": blobs.add(forest.roots.astype("<i4")),
+        "feature": blobs.add(np.where(leaf, _LEAF, forest.feature).astype("u1")),
+        "threshold": blobs.add(forest.threshold[~leaf].astype("<f4")),
+        "value": blobs.add(forest.value[leaf].astype("<f4")),
+    }
+
+
+def attention_model(model: AttentionModel, dtype: str, blobs: Blobs) -> dict[str, Any]:
+    """Returns an attention model for one dtype as JSON."""
+    device: DeviceSpec = model.device
+    family = model.physics.family
+    sizes: dict[str, Any] = dict(zip(_ATTENTION, inputs(*_ATTENTION), strict=True))
+    counts: dict[str, Any] = dict(zip(_BLOCKS, inputs(*_BLOCKS), strict=True))
+    shapes, blocks = AttentionShapes(**sizes, dtype=dtype), Blocks(**counts, may_split=family.splits)
+    terms = times(device, shapes, blocks, model.physics.parameters, np.zeros(1, dtype=bool))
+    outputs: list[Any] = [terms.latency_us, terms.launch_us, terms.compute_us, terms.memory_us, terms.waves]
+    outputs += learner_features(device, shapes, blocks, terms)
+    module = Module(len(outputs))
+    module.add("times", (*_ATTENTION, *_BLOCKS), outputs)
+    learner = model.learner
+    process = None
+    if learner is not None:
+        arrays = {name: getattr(learner, name) for name in ("features", "targets", "shift", "spread", "length_scales")}
+        process = {name: blobs.add(array.astype("<f8")) for name, array in arrays.items()}
+        process |= {name: getattr(learner, name) for name in ("amplitude", "noise", "centre")}
+    return {
+        "wasm": blobs.add(module.to_bytes()), "tiles": family.tiles, "packs": family.packs, "widths": family.widths,
+        "factor": model.interval.factor, "floor": model.interval.floor, "below": model.below, "above": model.above,
+        "masks": model.masks, "known": dtype in (model.dtype, "fp16", "bf16"), "learner": process,
+        "flop_per_us": (device.peak(dtype) or 0.0) * 1e6,
+    }  # fmt: skip

@@ -1,0 +1,565 @@
+// The page: controls, the curve, the ops, the picture of tiles and waves, better shapes, experts and commands.
+'use strict';
+
+const $ = id => document.getElementById(id);
+// Makes an element; strings become text, so that no name is ever read as markup.
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith('on')) element.addEventListener(name.slice(2), value);
+    else if (value !== false && value !== undefined) element.setAttribute(name, value === true ? '' : value);
+  }
+  element.append(...children);
+  return element;
+}
+const fill = (id, ...children) => $(id).replaceChildren(...children);
+
+const CONTROLS = [
+  ['hidden', 256, 16384, 8, 'Hidden size'], ['heads', 1, 256, 1, 'Attention heads'], ['kv_heads', 1, 256, 1, 'Key/value heads'],
+  ['head_dim', 8, 256, 8, 'Width of a head'], ['ffn', 256, 57344, 8, 'Width of the MLP'], ['seq', 8, 32768, 8, 'Tokens of a sequence'],
+  ['mbs', 1, 64, 1, 'Sequences of a micro-batch'], ['tp', 1, 64, 1, 'Tensor-parallel GPUs'], ['vocab', 1024, 262144, 128, 'Vocabulary'],
+  ['layers', 1, 160, 1, 'Layers'],
+];
+const EXPERTS = [['experts', 0, 512, 1, 'Experts (0: dense)'], ['top_k', 1, 16, 1, 'Experts of a token'],
+  ['expert_ffn', 128, 32768, 128, "Width of an expert's MLP"], ['ep', 1, 64, 1, 'Expert-parallel GPUs']];
+const AXES = ['hidden', 'ffn', 'heads', 'seq', 'mbs', 'tp', 'vocab'];
+const COLOURS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00'];
+const DARK = ['#56B4E9', '#E69F00', '#2BC79A', '#E59BC6', '#9AD0F5', '#F0E442'];
+const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 5], [1, 2]];
+const CLIFF = 0.05, SLICE_MS = 12, FIRST_MS = 22;
+
+let page, state, locks = {}, lines = [], active, models = new Map(), plot, job = 0, shownOp = '', zoom = null, draws;
+
+async function start() {
+  const packed = Uint8Array.from(atob($('data').textContent.trim()), c => c.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream('deflate'));
+  const buffer = await new Response(stream).arrayBuffer();
+  const [length] = new Uint32Array(buffer, 0, 1), start = 8 + Math.ceil(length / 8) * 8;
+  page = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length)));
+  page.view = (Type, [at, bytes]) => new Type(buffer, start + at, bytes / Type.BYTES_PER_ELEMENT);
+  draws = Array.from(page.view(Float64Array, page.draws));
+  state = {...page.setting};
+  lines = page.gpus.slice(0, page.lines).map(gpu => gpu.entries[0].id);
+  [active] = lines;
+  readUrl();
+  buildControls();
+  await load([...lines, active]);
+  addEventListener('hashchange', async () => { readUrl(); await load([...lines, active]); sync(); update(); });
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { plot = null; update(); });
+  new ResizeObserver(() => plot && plot.setSize({width: $('chart').clientWidth, height: chartHeight()})).observe($('chart'));
+  sync();
+  update();
+  document.documentElement.dataset.ready = 'yes';
+}
+
+// What the plot draws: the lines that were kept, and the model in detail.
+const drawn = () => [...new Set([...lines, active])].slice(-COLOURS.length);
+const entryOf = id => page.gpus.flatMap(gpu => gpu.entries.map(entry => ({gpu, entry}))).find(one => one.entry.id === id);
+const nameOf = id => { const {gpu, entry} = entryOf(id); return `${gpu.name} · ${entry.dtype} · ${entry.library}`; };
+
+// Compiles the models that are drawn; each is loaded once.
+async function load(ids) {
+  for (const id of new Set(ids)) {
+    if (models.has(id)) continue;
+    const {gpu, entry} = entryOf(id), attention = page.formats[entry.dtype].attention;
+    models.set(id, new Times(gpu, {...entry, gemm: await GemmModel.load(entry.gemm, page.view),
+      attention: await AttentionModel.load(gpu.attention[attention], page.view)}, page.formats));
+  }
+}
+
+// --- controls ---------------------------------------------------------------------------------------------------------
+
+function buildControls() {
+  for (const [where, controls] of [['sizes', CONTROLS], ['moe-sizes', EXPERTS]]) {
+    for (const [name, low, high, step, title] of controls) {
+      const lock = where === 'sizes' && make('label', {class: 'lock', title: `Keep ${name}`},
+        make('input', {type: 'checkbox', id: `lock-${name}`, 'aria-label': `Keep ${name}`, onchange: event => { locks[name] = event.target.checked; update(); }}), 'keep');
+      $(where).append(make('div', {class: 'control'},
+        make('label', {for: `n-${name}`}, title, ' ', make('code', {}, name)), lock || '',
+        make('input', {type: 'number', id: `n-${name}`, min: Math.min(low, 1), max: 2 ** 20, step: 1, onchange: event => set(name, Number(event.target.value))}),
+        make('input', {type: 'range', id: `r-${name}`, min: low, max: high, step, 'aria-label': `${title} (slider)`, oninput: event => slide(name, Number(event.target.value), step)})));
+    }
+  }
+  for (const [id, options] of [['axis', AXES], ['direction', ['forward', 'both']], ['skew', ['balanced', 'power_law_1.01', 'power_law_1.2']]]) {
+    fill(id, ...options.map(name => make('option', {value: name}, $(id).dataset[name] || name)));
+    $(id).onchange = event => { if (id === 'axis') zoom = null; state[id] = event.target.value; update(); };
+  }
+  for (const name of ['gated', 'gate_fused']) $(name).onchange = event => { state[name] = event.target.checked; if (!state.gated) state.gate_fused = $('gate_fused').checked = false; update(); };
+  $('gpu').onchange = () => choose(page.gpus.find(gpu => gpu.name === $('gpu').value).entries[0].id);
+  $('dtype').onchange = () => choose(entryOf(active).gpu.entries.find(entry => entry.dtype === $('dtype').value).id);
+  $('library').onchange = () => choose(entryOf(active).gpu.entries.find(entry => entry.dtype === $('dtype').value && entry.library === $('library').value).id);
+  $('add').onclick = () => { lines = drawn(); plot = null; update(); };
+  $('preset').append(...Object.keys(page.presets).map(name => make('option', {value: name}, name)));
+  $('preset').onchange = event => {
+    const preset = page.presets[event.target.value];
+    if (preset) { state = {...state, ...preset}; zoom = null; sync(); update(); }
+  };
+  $('reset').onclick = () => { state = {...page.setting}; locks = {}; zoom = null; sync(); update(); };
+}
+
+async function choose(id) {
+  document.documentElement.dataset.busy = 'yes';
+  active = id;
+  await load([id]);
+  plot = null;
+  sync();
+  update();
+}
+
+function set(name, value) {
+  if (!Number.isFinite(value)) return;
+  state = SIZES.includes(name) ? changed(state, name, Math.round(value), locks) : {...state, [name]: Math.round(value)};
+  sync();
+  update();
+}
+
+// A slider stops at the nearest possible size.
+function slide(name, value, step) {
+  if (!SIZES.includes(name)) return set(name, value);
+  for (let off = 0; off <= 400; off++) {
+    for (const near of [value - off * step, value + off * step]) {
+      if (near >= step && possible(changed(state, name, near, locks))) return set(name, near);
+    }
+  }
+  return set(name, value);
+}
+
+const possible = s => !objection(s);
+
+// Shows the state in every control.
+function sync() {
+  for (const [name] of [...CONTROLS, ...EXPERTS]) for (const kind of ['n', 'r']) $(`${kind}-${name}`).value = state[name];
+  for (const [name] of CONTROLS) $(`lock-${name}`).checked = !!locks[name];
+  for (const name of ['gated', 'gate_fused']) $(name).checked = state[name];
+  for (const name of ['axis', 'direction', 'skew']) $(name).value = state[name];
+  const {gpu, entry} = entryOf(active), unique = list => [...new Set(list)].map(name => make('option', {value: name}, name));
+  fill('gpu', ...unique(page.gpus.map(one => one.name)));
+  fill('dtype', ...unique(gpu.entries.map(one => one.dtype)));
+  fill('library', ...unique(gpu.entries.filter(one => one.dtype === entry.dtype).map(one => one.library)));
+  $('gpu').value = gpu.name; $('dtype').value = entry.dtype; $('library').value = entry.library;
+}
+
+const NAMES = [...CONTROLS, ...EXPERTS].map(([name]) => name);
+
+function writeUrl() {
+  const words = new URLSearchParams(NAMES.map(name => [name, state[name]]));
+  for (const name of ['gated', 'gate_fused', 'tied']) words.set(name, +state[name]);
+  for (const name of ['axis', 'direction', 'skew']) words.set(name, state[name]);
+  words.set('keep', NAMES.filter(name => locks[name]).join());
+  words.set('lines', lines.join());
+  words.set('detail', active);
+  history.replaceState(null, '', `#${words}`);
+}
+
+function readUrl() {
+  const words = new URLSearchParams(location.hash.slice(1)), known = id => !!entryOf(id);
+  for (const name of NAMES) {
+    const value = Number(words.get(name));
+    if (words.has(name) && Number.isInteger(value) && value >= (name === 'experts' ? 0 : 1) && value < 2 ** 31) state[name] = value;
+  }
+  for (const name of ['gated', 'gate_fused', 'tied']) if (words.has(name)) state[name] = words.get(name) === '1';
+  if (AXES.includes(words.get('axis'))) state.axis = words.get('axis');
+  if (['forward', 'both'].includes(words.get('direction'))) state.direction = words.get('direction');
+  if (/^(balanced|power_law_1\.(01|2))$/.test(words.get('skew') || '')) state.skew = words.get('skew');
+  if (words.has('keep')) locks = Object.fromEntries(words.get('keep').split(',').filter(name => NAMES.includes(name)).map(name => [name, true]));
+  if (words.has('lines')) lines = words.get('lines').split(',').filter(known).slice(0, COLOURS.length - 1);
+  if (known(words.get('detail'))) active = words.get('detail');
+}
+
+// --- update -----------------------------------------------------------------------------------------------------------
+
+function update() {
+  if (state.heads === 0) state = {...state, heads: 1};
+  const mine = ++job, began = performance.now(), wrong = objection(state);
+  $('wrong').textContent = wrong ? `Impossible: ${wrong}. The figures below are of the last possible shape.` : '';
+  writeUrl();
+  commands();
+  if (wrong) return;
+  const times = models.get(active), list = ops(state).map(op => ({...op, times: 1}));
+  const near = neighbourValue(), other = near && changed(state, state.axis, near, locks);
+  const before = other && !objection(other) ? {value: near, state: other} : null;
+  answer(times, before);
+  table(times, list, before);
+  picture();
+  experts();
+  const xs = axisValues(), first = xs.filter((x, i) => i % 4 === 0 || x === state[state.axis]);
+  const curves = new Map(drawn().map(id => [id, new Map()]));
+  const left = [];
+  for (const x of first) for (const id of curves.keys()) left.push([id, x]);
+  const later = xs.filter(x => !first.includes(x)).flatMap(x => [...curves.keys()].map(id => [id, x]));
+  const point = ([id, x]) => {
+    const s = changed(state, state.axis, x, locks);
+    if (possible(s)) curves.get(id).set(x, models.get(id).layer(s));
+  };
+  while (left.length && performance.now() - began < FIRST_MS) point(left.shift());
+  draw(curves);
+  page.updateMs = performance.now() - began;
+  document.documentElement.dataset.busy = 'yes';
+  const rest = [...left, ...later];
+  const search = better(times);
+  (function more() {
+    if (mine !== job) return;
+    const until = performance.now() + SLICE_MS;
+    while (rest.length && performance.now() < until) point(rest.shift());
+    if (rest.length) return void setTimeout(more);
+    cliffs(curves.get(active), times);
+    draw(curves);
+    (function searching() {
+      if (mine !== job) return;
+      const until = performance.now() + SLICE_MS;
+      let step;
+      do step = search.next(); while (!step.done && performance.now() < until);
+      if (!step.done) return void setTimeout(searching);
+      neighbours(step.value, times);
+      document.documentElement.dataset.busy = 'no';
+    })();
+  })();
+}
+
+// The size to compare with: the multiple of 64 below, or the next possible one if the size is such a multiple.
+function neighbourValue() {
+  const value = state[state.axis];
+  if (!['seq', 'ffn', 'hidden', 'vocab'].includes(state.axis)) return 0;
+  if (value % 64 && possible(changed(state, state.axis, value - value % 64, locks))) return value - value % 64;
+  const step = state.axis === 'seq' ? 1 : 8;
+  for (let near = value + step; near < value + 2048; near += step) if (possible(changed(state, state.axis, near, locks))) return near;
+  return 0;
+}
+
+function answer(times, before) {
+  const now = times.layer(state), wasted = ops(state).filter(op => op.name !== 'logits')
+    .reduce((sum, op) => sum + ((times.waste(op) || {us: 0}).us), 0);
+  const what = state.direction === 'both' ? 'forward and backward' : 'forward';
+  const parts = [make('strong', {}, nameOf(active)), `: one layer ${what} takes `, make('strong', {}, latency(now.us)),
+    ` (90 % interval ${latency(now.low)} to ${latency(now.high)}), ${Number.isFinite(now.share) ? percent(now.share) : '?'} of peak. `,
+    wasted / now.us < 0.005 ? 'Hardly any of it is lost past edges.' : `${percent(wasted / now.us)} of it is lost past edges.`];
+  fill('answer', ...parts);
+  const said = [];
+  if (!times.measured) said.push(`Nobody measured ${times.entry.dtype} with ${times.entry.library} on ${times.gpu.name}: figures are expected from other GPUs, and their intervals are wide.`);
+  if (state.vocab / state.tp > LARGEST) said.push(`Logits of ${state.vocab / state.tp} columns are left out: no time is predicted above ${LARGEST}.`);
+  if (before) {
+    const then = times.layer(before.state), value = state[state.axis];
+    said.push(`${state.axis} ${value} against ${before.value}: ${signed(now.us / then.us - 1)} time for ${signed(now.flops / then.flops - 1)} arithmetic.`);
+  }
+  $('rows').textContent = `Rows of every product: seq × mbs = ${state.seq * state.mbs} tokens.`;
+  fill('compared', said.join(' '));
+}
+
+function table(times, list, before) {
+  const most = Math.max(...list.map(op => times.estimate(op).us)), old = before ? ops(before.state) : [];
+  $('versus').textContent = before ? `against ${state.axis} ${before.value}` : '';
+  fill('ops', ...list.map((op, i) => {
+    const {us, low, high} = times.estimate(op), share = times.share(op, us), waste = times.waste(op), why = times.reasons(op);
+    const part = waste ? waste.us / us : 0, shape = op.kind === 'gemm' ? `${op.m}×${op.n}×${op.k}` : `${op.batch}×${op.heads} heads of ${op.headDim}, ${op.seq} tokens`;
+    const show = () => { shownOp = label(op); picture(); };
+    const words = waste ? waste.words : why.length ? why[0].words : share !== null && share < 0.3 && op.kind === 'gemm' ? 'small: launch and memory, no edge' : '';
+    const bar = make('div', {class: 'bar', 'aria-hidden': true}, make('span', {class: 'used'}), make('span', {class: 'wasted'}));
+    bar.children[0].style.width = `${100 * us / most * (1 - part)}%`;
+    bar.children[1].style.width = `${100 * us / most * part}%`;
+    const row = make('tr', {onmouseenter: show},
+      make('th', {scope: 'row'}, op.kind === 'gemm' ? make('button', {type: 'button', class: 'op', onclick: show, onfocus: show, title: 'Show its tiles'}, label(op)) : label(op)),
+      make('td', {}, shape), make('td', {class: 'wide'}, bar),
+      make('td', {class: 'num', title: `90 % interval ${latency(low)} to ${latency(high)}`}, latency(us)),
+      make('td', {class: 'num'}, share === null ? '?' : percent(share)),
+      make('td', {class: 'num'}, waste ? latency(waste.us) : '–'),
+      make('td', {class: 'num'}, before && old[i] ? signed(us / times.estimate(old[i]).us - 1) : ''), make('td', {}, words));
+    row.dataset.op = label(op);
+    return row;
+  }));
+}
+
+// --- the curve --------------------------------------------------------------------------------------------------------
+
+function axisValues() {
+  const now = state[state.axis], name = state.axis;
+  if (['tp', 'mbs'].includes(name)) return [...new Set([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 64, now])].sort((a, b) => a - b);
+  let [low, high] = zoom || [Math.max(1, 0.55 * now), 1.5 * now];
+  const grain = name === 'heads' ? 1 : 8, wide = (high - low) / 90;
+  const step = Math.max(grain, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096].find(size => size >= wide) || 8192);
+  const found = new Set([now]);
+  for (let x = Math.max(step, Math.ceil(low / step) * step); x <= high; x += step) {
+    found.add(x);
+    // One past an edge: where a new tile, and perhaps a wave, begins.
+    if (name === 'seq' && x % 64 === 0 && step <= 64) found.add(x + 1);
+  }
+  const near = neighbourValue();
+  if (near) found.add(near);
+  return [...found].sort((a, b) => a - b);
+}
+
+const chartHeight = () => Math.max(240, Math.min(420, innerHeight * 0.42));
+const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+let marks = [];
+
+function draw(curves) {
+  const ids = [...curves.keys()], xs = [...new Set([...curves.values()].flatMap(curve => [...curve.keys()]))].sort((a, b) => a - b);
+  const of = (id, pick) => xs.map(x => { const one = curves.get(id).get(x); return one && Number.isFinite(one.share) ? 100 * pick(one) : null; });
+  const data = [xs];
+  for (const id of ids) data.push(of(id, one => one.share), of(id, one => one.share * one.us / one.high), of(id, one => one.share * one.us / one.low));
+  draw.curves = curves;
+  if (plot && plot.lines === ids.join()) return plot.setData(data);
+  const palette = matchMedia('(prefers-color-scheme: dark)').matches ? DARK : COLOURS;
+  if (plot) plot.destroy();
+  $('chart').replaceChildren();
+  const series = [{label: state.axis}], bands = [];
+  ids.forEach((id, i) => {
+    const colour = palette[i % palette.length];
+    const value = (u, v, s, at) => at === null || at === undefined ? '–' : v === null ? '–' : `${v.toFixed(1)} % · ${latency(draw.curves.get(id).get(u.data[0][at]).us)}`;
+    series.push({label: nameOf(id), stroke: colour, width: 2, dash: DASHES[i], value, spanGaps: true, points: {size: 4}},
+      {label: 'low', stroke: 'transparent', points: {show: false}, spanGaps: true}, {label: 'high', stroke: 'transparent', points: {show: false}, spanGaps: true});
+    bands.push({series: [3 * i + 3, 3 * i + 2], fill: `${colour}28`});
+  });
+  const axis = {stroke: css('--ink'), grid: {stroke: css('--line')}, ticks: {stroke: css('--line')}, font: '13px system-ui, sans-serif'};
+  plot = new uPlot({
+    width: $('chart').clientWidth, height: chartHeight(), series, bands,
+    scales: {x: {time: false}, y: {range: (u, low, high) => [Math.max(0, Math.floor(low - 3)), Math.min(100, Math.ceil(high + 3))]}},
+    axes: [{...axis, label: $('axis').selectedOptions[0].textContent, labelFont: axis.font, values: (u, values) => values.map(String)},
+      {...axis, label: 'share of peak, %', labelFont: axis.font, size: 60}],
+    legend: {live: true}, cursor: {drag: {x: true, y: false}, focus: {prox: 24}},
+    hooks: {draw: [marker], setSelect: [u => {
+      const low = u.posToVal(u.select.left, 'x'), high = u.posToVal(u.select.left + u.select.width, 'x');
+      if (u.select.width > 8) { zoom = [low, high]; u.setSelect({left: 0, width: 0}, false); update(); }
+    }]},
+  }, data, $('chart'));
+  plot.lines = ids.join();
+  plot.root.querySelectorAll('.u-series').forEach((row, i) => {
+    if (i && (i - 1) % 3) row.hidden = true;
+    if (i && (i - 1) % 3 === 0) {
+      const head = row.querySelector('th');
+      head.tabIndex = 0;
+      head.setAttribute('role', 'button');
+      head.setAttribute('aria-label', `Show or hide ${nameOf(ids[(i - 1) / 3])}`);
+      const band = () => [1, 2].forEach(j => plot.setSeries(i + j, {show: plot.series[i].show}));
+      head.addEventListener('click', () => setTimeout(band));
+      head.addEventListener('keydown', event => { if (event.key === 'Enter' || event.key === ' ') { event.preventDefault(); head.click(); } });
+    }
+  });
+  fill('shown', ...ids.map((id, i) => {
+    const chip = make('li', {}, make('span', {class: 'swatch'}), nameOf(id),
+      lines.includes(id) ? make('button', {type: 'button', 'aria-label': `Remove ${nameOf(id)}`, onclick: () => { lines = lines.filter(line => line !== id); plot = null; update(); }}, '×') : '');
+    chip.querySelector('.swatch').style.borderTop = `3px ${['solid', 'dashed', 'dotted'][i % 3]} ${palette[i % palette.length]}`;
+    return chip;
+  }));
+}
+
+// Marks the present value and the cliffs.
+function marker(u) {
+  const context = u.ctx, ratio = devicePixelRatio, at = u.valToPos(state[state.axis], 'x', true), {left, top, width, height} = u.bbox;
+  context.save();
+  if (at >= left && at <= left + width) {
+    context.strokeStyle = context.fillStyle = css('--ink');
+    context.lineWidth = 1.5 * ratio;
+    context.beginPath(); context.moveTo(at, top); context.lineTo(at, top + height); context.stroke();
+    context.font = `${12 * ratio}px system-ui, sans-serif`;
+    context.textAlign = at > left + width / 2 ? 'right' : 'left';
+    context.fillText(` ${state[state.axis]} `, at, top + 12 * ratio);
+  }
+  context.textAlign = 'center';
+  marks.forEach(({x, y}, i) => {
+    const px = u.valToPos(x, 'x', true), py = u.valToPos(y, 'y', true) + 14 * ratio;
+    if (px < left || px > left + width) return;
+    context.fillStyle = css('--cliff');
+    context.beginPath(); context.arc(px, py, 8 * ratio, 0, 7); context.fill();
+    context.fillStyle = css('--paper');
+    context.font = `bold ${11 * ratio}px system-ui, sans-serif`;
+    context.fillText(`${i + 1}`, px, py + 4 * ratio);
+  });
+  context.restore();
+}
+
+// Names the largest drops of the share of peak between neighbouring sizes, with the op that loses most there.
+function cliffs(curve, times) {
+  const xs = [...curve.keys()].sort((a, b) => a - b), found = [];
+  for (let i = 1; i < xs.length; i++) {
+    const drop = 1 - curve.get(xs[i]).share / curve.get(xs[i - 1]).share;
+    if (drop >= CLIFF) found.push({x: xs[i], from: xs[i - 1], drop, y: 100 * curve.get(xs[i]).share});
+  }
+  marks = found.sort((a, b) => b.drop - a.drop).slice(0, 5).sort((a, b) => a.x - b.x);
+  fill('cliffs', ...marks.map(one => {
+    const [old, now] = [one.from, one.x].map(x => ops(changed(state, state.axis, x, locks)).filter(op => op.name !== 'logits'));
+    const worst = now.map((op, i) => ({op, before: old[i], more: times.estimate(op).us - times.estimate(old[i]).us * flopsOf(op) / flopsOf(old[i])}))
+      .sort((a, b) => b.more - a.more)[0];
+    return make('li', {}, make('strong', {}, `${state.axis} ${one.from} → ${one.x}: −${percent(one.drop)} of the rate. `), causeOf(worst, times));
+  }));
+  $('no-cliff').textContent = marks.length ? '' : `No drop of ${percent(CLIFF)} or more between the sizes drawn.`;
+  const now = curve.get(state[state.axis]);
+  let best = null;
+  for (const x of xs) if (Math.abs(x / state[state.axis] - 1) <= 0.05 && (!best || curve.get(x).share > curve.get(best).share)) best = x;
+  if (now && best && best !== state[state.axis]) {
+    fill('best', `Best ${state.axis} within 5 %: `, make('strong', {}, `${best}`), `, ${percent(curve.get(best).share)} of peak instead of ${percent(now.share)}. `,
+      make('button', {type: 'button', onclick: () => set(state.axis, best)}, `Take ${best}`));
+  } else fill('best', now ? `No ${state.axis} drawn within 5 % reaches a larger share of peak than ${state[state.axis]}.` : '');
+}
+
+function causeOf({op, before}, times) {
+  if (op.kind === 'attention' && op.headDim !== before.headDim) return `attention: heads of ${op.headDim} instead of ${before.headDim}`;
+  const tile = one => tileName(times.entry.gemm.tile(times.estimate(one).kernel));
+  const waste = times.waste(op), reasons = times.reasons(op), words = waste ? waste.words : reasons.length ? reasons[0].words : '';
+  const kernel = op.kind === 'gemm' && tile(before) !== tile(op) ? `the library probably changes its kernel, ${tile(before)} → ${tile(op)}` : '';
+  return `${label(op)}: ${[words, kernel].filter(Boolean).join('; ') || 'loses most; no tile or wave explains it here'}`;
+}
+
+// --- tiles and waves --------------------------------------------------------------------------------------------------
+
+function picture() {
+  const gemms = ops(state).filter(op => op.kind === 'gemm');
+  const op = gemms.find(one => label(one) === shownOp) || gemms[0], times = models.get(active);
+  const {us, kernel} = times.estimate(op), q = times.credible(op, kernel, times.share(op, us)), canvas = $('tiles');
+  $('tiles-title').textContent = `${label(op)}: ${op.m}×${op.n}×${op.k}`;
+  canvas.hidden = !q;
+  if (!q) {
+    const t = times.entry.gemm.tile(kernel);
+    $('tiles-text').textContent = times.waves
+      ? `No picture: ${t.held > 1 ? `${t.held} blocks of the expected ${t.blockM}x${t.blockN} tile share an SM, so that a partly filled wave is shorter` : 'its tiles and waves contradict the expected rate'}.`
+      : `No picture: on ${times.gpu.name} the waves of one tile do not explain the steps that were measured${times.measured ? '' : ' on related GPUs'}, so it would mislead.`;
+    return;
+  }
+  const sms = times.gpu.sm_count, idle = sms - q.last, ratio = devicePixelRatio, width = canvas.clientWidth || 640;
+  $('tiles-text').textContent = `Each of ${q.blocks} blocks computes a tile of ${q.blockM}×${q.blockN}${q.splitK > 1 ? ` and one of ${q.splitK} parts of k` : ''}: ${q.tilesM} × ${q.tilesN} tiles cover ${op.m}×${op.n}. ` +
+    `${sms} SMs take one block each at a time, so ${q.waves} wave${q.waves > 1 ? 's' : ''}; in the last one ${q.last} SM${q.last > 1 ? 's work' : ' works'} and ${idle} ${idle === 1 ? 'is' : 'are'} idle (red). ` +
+    `Tiles ${percent(q.tileShare)}, waves ${percent(q.waveShare)} used.`;
+  const shown = Math.min(q.waves, 12), cell = Math.max(2, Math.min(12, width / sms)), left = Math.floor(width * 0.34);
+  const across = Math.max(1, Math.floor((width - left - 20) / cell)), perWave = Math.ceil(sms / across);
+  const rows = shown * (perWave + 0.6), tileH = Math.min(left / q.tilesN, 260 / q.tilesM), height = Math.max(rows * cell + 30, Math.min(260, tileH * q.tilesM) + 30);
+  canvas.width = width * ratio; canvas.height = height * ratio; canvas.style.height = `${height}px`;
+  const c = canvas.getContext('2d');
+  c.scale(ratio, ratio);
+  c.font = '12px system-ui, sans-serif';
+  c.fillStyle = css('--ink');
+  c.fillText(`output, ${op.m} × ${op.n}`, 0, 12);
+  c.fillText(q.waves > shown ? `SMs, the last ${shown} of ${q.waves} waves` : 'SMs, wave by wave', left + 20, 12);
+  const hue = wave => wave === q.waves - 1 ? css('--last') : wave % 2 ? css('--wave-b') : css('--wave-a');
+  const [w, h] = [(left - 4) / q.tilesN, Math.min(260, height - 30) / q.tilesM], gap = w > 4 && h > 4 ? 1 : 0;
+  // Tiles of one row and wave are drawn together: thousands of tiles stay fast.
+  for (let i = 0; i < q.tilesM; i++) for (let j = 0; j < q.tilesN;) {
+    const wave = Math.floor((i * q.tilesN + j) * q.splitK / sms), next = gap ? j + 1 : Math.min(q.tilesN, j + Math.max(1, Math.ceil((((wave + 1) * sms) / q.splitK) - (i * q.tilesN + j))));
+    c.fillStyle = hue(wave);
+    c.fillRect(j * w, 20 + i * h, (next - j) * w - gap, h - gap);
+    j = next;
+  }
+  c.strokeStyle = css('--cliff'); c.lineWidth = 1.5;
+  c.strokeRect(0.5, 20.5, w * op.n / q.blockN - 1, h * op.m / q.blockM - 1);
+  for (let row = 0; row < shown; row++) {
+    const wave = q.waves - shown + row, busy = wave === q.waves - 1 ? q.last : sms;
+    for (let sm = 0; sm < sms; sm++) {
+      const x = left + 20 + (sm % across) * cell, y = 20 + (row * (perWave + 0.6) + Math.floor(sm / across)) * cell;
+      c.fillStyle = sm < busy ? hue(wave) : css('--idle');
+      c.fillRect(x, y, cell - 1, cell - 1);
+    }
+  }
+  canvas.setAttribute('aria-label', $('tiles-text').textContent);
+}
+
+// --- better shapes ----------------------------------------------------------------------------------------------------
+
+// Compares the neighbours per token and parameter, forward and backward, as `quantbench advise` does; yields between them.
+function* better(times) {
+  const costOf = s => {
+    const parts = new Map();
+    let us = 0;
+    for (const op of ops({...s, direction: 'both'})) {
+      const one = times.estimate(op), key = JSON.stringify([op.kind, op.phase, op.m, op.n, op.k, op.batch, op.heads, op.seq]);
+      parts.set(key, {kind: op.kind, us: (parts.get(key) || {us: 0}).us + one.us * op.count, half: Math.log(one.high / one.low) / 2});
+      us += one.us * op.count;
+    }
+    const useful = parameters({...s, vocab: Math.min(s.vocab, state.vocab)});
+    return {s, parts, us, useful, each: us / (s.seq * s.mbs) / useful};
+  };
+  const base = costOf(state), best = new Map();
+  yield;
+  for (const s of near(state, locks)) {
+    const one = costOf(s);
+    one.gain = base.each / one.each - 1;
+    const key = s.mbs === state.mbs ? s.hidden : `mbs ${s.mbs}`;
+    if (one.gain >= 0.005 && !(best.get(key)?.gain >= one.gain)) best.set(key, one);
+    yield;
+  }
+  for (const one of best.values()) {
+    const by = ratioFactor(base, one, times);
+    [one.low, one.high] = [(1 + one.gain) / by - 1, (1 + one.gain) * by - 1];
+  }
+  return [...best.values()].sort((a, b) => (b.low > 0) - (a.low > 0) || b.gain - a.gain).slice(0, 5);
+}
+
+// advice.cost.ratio_factor
+function ratioFactor(above, below, times) {
+  const together = {gemm: 0, attention: 0};
+  let alone = 0;
+  for (const key of new Set([...above.parts.keys(), ...below.parts.keys()])) {
+    const [a, b] = [above.parts.get(key), below.parts.get(key)], one = a || b;
+    const part = ((a ? a.us / above.us : 0) - (b ? b.us / below.us : 0)) * one.half;
+    alone += part ** 2;
+    together[one.kind] += part;
+  }
+  const common = times.measured ? 0 : page.unmeasured_common;
+  return Math.exp(page.wider * Math.sqrt((1 - common) * alone + common * (together.gemm ** 2 + together.attention ** 2)));
+}
+
+function neighbours(found, times) {
+  const hours = one => one.us * one.s.tp / (one.s.seq * one.s.mbs) * 1e12 / 3.6e9;
+  const changes = s => SIZES.filter(name => s[name] !== state[name] && !(name === 'kv_heads' && s.kv_heads === s.heads && state.kv_heads === state.heads))
+    .map(name => `${name} ${state[name]} → ${s[name]}`).join(', ');
+  fill('better', ...found.map(one => make('tr', {}, make('td', {}, changes(one.s)),
+    make('td', {class: 'num'}, signed(one.gain)), make('td', {class: 'num'}, `${signed(one.low)} to ${signed(one.high)}`),
+    make('td', {class: 'num'}, signed(parameters(one.s) / parameters(state) - 1)), make('td', {class: 'num'}, hours(one).toFixed(0)),
+    make('td', {}, make('button', {type: 'button', 'aria-label': `Take ${changes(one.s)}`, onclick: () => { state = {...one.s}; zoom = null; sync(); update(); }}, 'Take')))));
+  $('no-better').textContent = found.length ? (found.some(one => one.low > 0) ? '' : 'None is surely faster: measure before you move.') : 'No shape near this one gains 0.5 % or more.';
+}
+
+// --- experts ----------------------------------------------------------------------------------------------------------
+
+function experts() {
+  const {experts: count, top_k: topK, ep} = state, tokens = state.seq * state.mbs;
+  const wrong = !count ? 'A dense model. Set experts above 0 to see their tokens.' : topK > count ? `top_k = ${topK} exceeds experts = ${count}.`
+    : count % ep ? `ep = ${ep} must divide experts = ${count}.` : count > draws.length ? `At most ${draws.length} experts are drawn.` : '';
+  $('experts').hidden = !!wrong;
+  if (wrong) return void ($('experts-text').textContent = wrong);
+  const exponent = state.skew === 'balanced' ? 0 : Number(state.skew.slice(10)), rows = tokensPerExpert({tokens, experts: count, topK, ep, exponent}, draws);
+  const padded = rows.map(n => cdiv(n, 128) * 128), sum = list => list.reduce((a, b) => a + b, 0), local = count / ep;
+  const ranks = Array.from({length: ep}, (_, r) => sum(rows.slice(r * local, (r + 1) * local))), most = Math.max(...padded, 1);
+  $('experts-text').textContent = `${tokens} tokens × ${topK} = ${sum(rows)} rows for ${count} experts: ${Math.min(...rows)} to ${Math.max(...rows)} each. ` +
+    `Tiles of 128 rows pad them to ${sum(padded)}: ${percent(1 - sum(rows) / sum(padded))} of the rows computed are padding. ` +
+    `The busiest of ${ep} rank${ep > 1 ? 's' : ''} has ${Math.max(...ranks)} rows, ${(Math.max(...ranks) * ep / sum(rows)).toFixed(2)} times the average. ` +
+    `Each row is multiplied by ${state.gated ? `${2 * state.expert_ffn / state.tp}×${state.hidden}` : `${state.expert_ffn / state.tp}×${state.hidden}`} and ${state.hidden}×${state.expert_ffn / state.tp} weights. The times above are of the dense MLP, not of experts.`;
+  fill('experts', ...rows.map((n, e) => {
+    const bar = make('div', {class: 'expert', title: `expert ${e}: ${n} rows, ${padded[e]} with padding`}, make('span', {class: 'pad'}), make('span', {class: 'rows'}));
+    bar.children[0].style.height = `${100 * (padded[e] - n) / most}%`;
+    bar.children[1].style.height = `${100 * n / most}%`;
+    return bar;
+  }));
+  $('experts').setAttribute('aria-label', $('experts-text').textContent);
+}
+
+// --- commands ---------------------------------------------------------------------------------------------------------
+
+function commands() {
+  const {gpu, entry} = entryOf(active), s = state;
+  const usual = gpu.entries.find(one => one.dtype === entry.dtype), library = usual === entry ? '' : ` --library ${entry.library}`;
+  const sizes = names => names.map(name => `--${name.replace('_', '-')} ${s[name]}`).join(' ');
+  const gate = s.gated ? ' --gated' : '', all = ['hidden', 'heads', 'kv_heads', 'head_dim', 'ffn', 'seq', 'mbs', 'tp', 'vocab'];
+  const others = all.filter(name => name !== s.axis), names = [...new Set(ops(s).map(op => op.name))].join();
+  const xs = axisValues().filter(x => x % 8 === 0 || ['heads', 'tp', 'mbs'].includes(s.axis));
+  const range = ['heads', 'tp', 'mbs'].includes(s.axis) ? xs.join() : `${xs[0]}:${xs[xs.length - 1]}:${xs[1] - xs[0] || 8}`;
+  // Heads follow hidden here, so a sweep over hidden leaves their ops out, and key/value heads with them.
+  const moving = {hidden: [...(s.heads * s.head_dim === s.hidden ? ['heads', 'kv_heads', 'head_dim'] : []), ...(s.ffn === 4 * s.hidden && !locks.ffn ? ['ffn'] : [])], heads: ['kv_heads', 'head_dim']}[s.axis] || [];
+  const follows = others.filter(name => !moving.includes(name)), grouped = s.kv_heads !== s.heads && moving.includes('heads');
+  const swept = names.split(',').filter(name => !moving.includes('heads') || !(name === 'attention' || (grouped && name === 'qkv'))).join();
+  const direction = s.direction === 'both' ? ' --direction both' : '', tail = ` --dtype ${entry.dtype}${library} --ops ${names}${direction}`;
+  const fused = s.gate_fused ? '  # gate and up as one product: only with --model or --config' : '';
+  const lines = {
+    predict: `quantbench predict --gpu ${gpu.slug} --dim ${s.axis}=${s[s.axis]} ${sizes(others)}${gate}${tail}${fused}`,
+    advise: `quantbench advise --gpu ${gpu.slug} ${sizes([...all, 'layers'])}${gate} --dtype ${entry.dtype}${library}${keeps()}`,
+    sweep: `quantbench sweep --dim ${s.axis}=${range} ${sizes(follows)}${gate}${tail.replace(names, swept)} --skip-impossible`,
+  };
+  for (const [name, line] of Object.entries(lines)) {
+    $(`c-${name}`).textContent = line;
+    $(`copy-${name}`).onclick = async () => {
+      try { await navigator.clipboard.writeText(line); $('copied').textContent = `${name} line copied`; }
+      catch { getSelection().selectAllChildren($(`c-${name}`)); $('copied').textContent = `${name} line selected: copy it with Ctrl+C`; }
+    };
+  }
+}
+
+const keeps = () => { const kept = ['hidden', 'heads', 'kv_heads', 'head_dim', 'ffn', 'vocab', 'layers', 'mbs'].filter(name => locks[name]); return kept.length ? ` --keep ${kept.join()}` : ''; };
+
+start().catch(error => { $('wrong').textContent = `The page cannot run here: ${error.message}. It needs a browser of 2023 or later.`; throw error; });

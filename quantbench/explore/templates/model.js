@@ -1,0 +1,250 @@
+// Evaluates the packed latency models (quantbench/explore/evaluator.py): the cost models are WebAssembly compiled from
+// quantbench/latency; what is written here walks trees, conditions Gaussian processes and joins members, and is tested
+// against Python on random shapes (tests/explore).
+
+const EXACT_BLOCKS = 64, UNSEEN = Math.log(2), WIDEST_HEAD = 256;
+
+class GemmModel {
+  static async load(data, view) {
+    const model = Object.assign(new GemmModel(), data);
+    const {instance} = await WebAssembly.instantiate(view(Uint8Array, data.wasm));
+    model.run = instance.exports.times;
+    model.bound = instance.exports.bounds;
+    model.out = new Float64Array(instance.exports.memory.buffer);
+    model.kernels = view(Float64Array, data.kernels);
+    model.members = data.members.map(member => ({...member, forest: member.forest && unpackForest(member.forest, view),
+      x: new Float32Array(member.columns)}));
+    model.known = new Map();
+    return model;
+  }
+
+  // Returns {us, low, high, kernel, bound} of one GEMM; sizes are whole numbers, layout an index (nn, nt, tn).
+  predict(m, n, k, batch = 1, layout = 0) {
+    const key = `${m},${n},${k},${batch},${layout}`;
+    let found = this.known.get(key);
+    if (!found) {
+      if (this.known.size > 60000) this.known.clear();
+      this.known.set(key, found = this.fresh(m, n, k, batch, layout));
+    }
+    return found;
+  }
+
+  fresh(m, n, k, batch, layout) {
+    const {logUs, variance, kernels, bound} = this.raw(m, n, k, batch, layout);
+    let best = logUs;
+    // Doubling k is never faster: the largest of the times at k, k / 2, ….
+    if (this.most > 0) {
+      for (let half = k; half > this.rising_k && half % 2 === 0;) {
+        half /= 2;
+        this.bound(m, n, half, batch, layout, kernels[0]);
+        let most = this.most;
+        for (let i = 0; i < this.members.length; i++) {
+          if (i && kernels[i] !== kernels[i - 1]) this.bound(m, n, half, batch, layout, kernels[i]);
+          most += this.out[i] / this.members.length;
+        }
+        if (most + this.rounding <= best) break;
+        best = Math.max(best, this.raw(m, n, half, batch, layout).logUs);
+      }
+    }
+    const peak = 2 * m * n * k * batch / this.flop_per_us;
+    const us = Math.max(Math.exp(best), peak);
+    const factor = Math.exp(this.factor * Math.sqrt(variance + this.floor ** 2));
+    return {us, low: Math.max(us / factor, peak), high: us * factor, kernel: kernels[0], bound};
+  }
+
+  raw(m, n, k, batch, layout) {
+    const deep = Math.max(k, this.least_k), out = this.out, members = this.members;
+    this.run(m, n, deep, batch, layout);
+    const logs = [], kernels = [];
+    let within = 0, grown = 0, physics = 0;
+    for (const member of members) {
+      physics += out[member.at] / members.length;
+      kernels.push(out[member.at + 1]);
+      let log = out[member.at];
+      if (member.forest) {
+        const x = member.x;
+        for (let i = 0; i < x.length; i++) x[i] = out[member.at + 2 + i];
+        const [mean, variance] = walk(member.forest, x);
+        log += Math.min(Math.max(mean, -member.most), member.most);
+        within += variance;
+        grown++;
+      }
+      logs.push(log);
+    }
+    const [arithmetic, memory, write, l2, joined, logTime] = out.subarray(this.parts);
+    const busy = arithmetic >= Math.max(memory, write, l2) ? 'compute' : 'memory';
+    const bound = Math.log(2 * joined) < logTime ? 'latency' : busy;
+    const mean = logs.reduce((a, b) => a + b, 0) / logs.length;
+    let variance = logs.reduce((a, b) => a + (b - mean) ** 2, 0) / logs.length;
+    if (grown) variance += within / grown;
+    let logUs = mean - variance;
+    if (k < deep) {
+      this.run(m, n, k, batch, layout);
+      logUs += members.reduce((a, member) => a + out[member.at] / members.length, 0) - physics;
+    }
+    return {logUs, variance, kernels, bound};
+  }
+
+  // Returns {blockM, blockN, splitK, held} of a kernel.
+  tile(kernel) {
+    const [blockM, blockN, splitK, held] = this.kernels.subarray(4 * kernel, 4 * kernel + 4);
+    return {blockM, blockN, splitK, held};
+  }
+}
+
+function unpackForest(data, view) {
+  const LEAF = 255, feature = view(Uint8Array, data.feature), roots = view(Int32Array, data.roots);
+  const thresholds = view(Float32Array, data.threshold), values = view(Float32Array, data.value);
+  const number = new Float32Array(feature.length), right = new Int32Array(feature.length), waiting = [];
+  const starts = new Set(roots);
+  let inner = 0, leaf = 0;
+  for (let node = 0; node < feature.length; node++) {
+    if (!starts.has(node) && feature[node - 1] === LEAF) right[waiting.pop()] = node;
+    if (feature[node] === LEAF) number[node] = values[leaf++];
+    else { number[node] = thresholds[inner++]; waiting.push(node); }
+  }
+  return {feature, number, right, roots};
+}
+
+// Returns the mean and the variance of the trees' values at x.
+function walk({feature, number, right, roots}, x) {
+  let sum = 0, squares = 0;
+  for (let tree = 0; tree < roots.length; tree++) {
+    let node = roots[tree], of;
+    while ((of = feature[node]) !== 255) node = x[of] > number[node] ? right[node] : node + 1;
+    sum += number[node];
+    squares += number[node] ** 2;
+  }
+  const mean = sum / roots.length;
+  return [mean, Math.max(0, squares / roots.length - mean ** 2)];
+}
+
+class AttentionModel {
+  static async load(data, view) {
+    const model = Object.assign(new AttentionModel(), data);
+    const {instance} = await WebAssembly.instantiate(view(Uint8Array, data.wasm));
+    model.run = instance.exports.times;
+    model.out = new Float64Array(instance.exports.memory.buffer);
+    if (data.learner) model.process = new GaussianProcess(data.learner, view);
+    model.quick = new Map();
+    return model;
+  }
+
+  // Returns {us, low, high, bound} of causal attention of `seq` tokens.
+  predict(batch, heads, kvHeads, seq, headDim, causal = true, backward = false) {
+    const key = `${batch},${heads},${kvHeads},${seq},${headDim},${causal},${backward}`;
+    let found = this.quick.get(key);
+    if (!found) {
+      if (this.quick.size > 20000) this.quick.clear();
+      this.quick.set(key, found = this.fresh(batch, heads, kvHeads, seq, headDim, causal, backward));
+    }
+    return found;
+  }
+
+  fresh(batch, heads, kvHeads, seq, headDim, causal, backward) {
+    const b = this.cut(batch, heads, kvHeads, seq, headDim, causal), out = this.out;
+    this.run(batch, heads, kvHeads, seq, seq, headDim, +causal, +backward,
+      b.rows, b.keys, b.longest, b.blockM, b.blockN, b.width, b.group);
+    const [plain, launch, compute, memory] = out;
+    const seen = this.masks.includes(causal ? 'causal' : 'full') && !backward && headDim % 8 === 0 &&
+      headDim <= WIDEST_HEAD && this.known;
+    const [shift, deviation] = seen && this.process ? this.process.predict(out.subarray(5, 14)) : [0, 0];
+    const half = this.factor * Math.sqrt(deviation ** 2 + this.floor ** 2) + (seen ? 0 : UNSEEN);
+    const fastest = attentionFlops(batch, heads, seq, headDim, causal, backward) / this.flop_per_us;
+    const us = Math.max(plain * Math.exp(shift), fastest);
+    const bound = compute >= memory && compute >= launch ? 'compute' : memory >= launch ? 'memory' : 'latency';
+    return {us, low: Math.max(us * Math.exp(-half - this.below), fastest), high: us * Math.exp(half + this.above),
+      bound, seen};
+  }
+
+  // Blocks of attention_cost_model.cut.
+  cut(batch, heads, kvHeads, seq, headDim, causal) {
+    const group = this.packs || seq === 1 ? Math.floor(heads / kvHeads) : 1;
+    const [, full, masked] = this.tiles.find(tile => headDim <= tile[0]) || this.tiles[this.tiles.length - 1];
+    const [blockM, blockN] = causal ? masked : full;
+    const width = this.widths.find(w => w >= headDim) || Math.ceil(headDim / 64) * 64;
+    const perHead = Math.ceil(seq * group / blockM), longest = Math.ceil(seq / blockN);
+    let keys = perHead * longest;
+    if (causal && perHead <= EXACT_BLOCKS) {
+      keys = 0;
+      for (let i = 0; i < perHead; i++) {
+        const last = Math.min((i + 1) * blockM, seq * group) - 1;
+        keys += Math.ceil((Math.floor(last / group) + 1) / blockN);
+      }
+    } else if (causal) {
+      keys = perHead * (perHead + 1) / 2 * (blockM / group) / blockN + perHead * 0.5 * (1 - 1 / blockN);
+    }
+    const copies = batch * Math.floor(heads / group);
+    return {rows: copies * perHead, keys: copies * keys, longest, blockM, blockN, width, group};
+  }
+}
+
+function attentionFlops(batch, heads, seq, headDim, causal, backward) {
+  const pairs = causal ? seq * (seq + 1) / 2 : seq * seq;
+  return 4 * batch * heads * pairs * headDim * (backward ? 2.5 : 1);
+}
+
+// A Gaussian process with a Matérn 3/2 kernel, conditioned when it is first asked.
+class GaussianProcess {
+  constructor(data, view) {
+    Object.assign(this, data);
+    for (const name of ['features', 'targets', 'shift', 'spread', 'length_scales']) {
+      this[name] = view(Float64Array, data[name]);
+    }
+  }
+
+  prepare() {
+    const rows = this.targets.length, width = this.shift.length, L = new Float64Array(rows * rows);
+    this.scaled = this.features.map((x, i) => x / this.length_scales[i % width]);
+    for (let i = 0; i < rows; i++) {
+      const row = i * rows;
+      for (let j = 0; j <= i; j++) {
+        let sum = this.kernel(this.scaled, i * width, j * width) + (i === j ? this.noise + 1e-10 * this.amplitude : 0);
+        const other = j * rows;
+        for (let d = 0; d < j; d++) sum -= L[row + d] * L[other + d];
+        L[row + j] = i === j ? Math.sqrt(sum) : sum / L[other + j];
+      }
+    }
+    const y = this.solve(L, Float64Array.from(this.targets));
+    for (let i = rows - 1; i >= 0; i--) {
+      y[i] /= L[i * rows + i];
+      for (let j = 0; j < i; j++) y[j] -= L[i * rows + j] * y[i];
+    }
+    this.weights = y;
+    // Single precision: the deviation changes by less than 1e-5 of itself.
+    this.factor = new Float32Array(L);
+    this.cross = new Float64Array(rows);
+  }
+
+  solve(L, y) {
+    const rows = y.length;
+    for (let i = 0; i < rows; i++) {
+      let sum = y[i];
+      for (let j = 0, at = i * rows; j < i; j++, at++) sum -= L[at] * y[j];
+      y[i] = sum / L[i * rows + i];
+    }
+    return y;
+  }
+
+  kernel(left, at, other) {
+    let squared = 0;
+    for (let d = 0; d < this.shift.length; d++) squared += (left[at + d] - this.scaled[other + d]) ** 2;
+    const distance = Math.sqrt(3 * squared);
+    return this.amplitude * (1 + distance) * Math.exp(-distance);
+  }
+
+  // Returns the mean and the standard deviation at raw features.
+  predict(features) {
+    if (!this.weights) this.prepare();
+    const width = this.shift.length, cross = this.cross;
+    const x = Array.from(features, (value, i) => (value - this.shift[i]) / this.spread[i] / this.length_scales[i]);
+    let mean = this.centre;
+    for (let i = 0; i < cross.length; i++) {
+      cross[i] = this.kernel(x, 0, i * width);
+      mean += cross[i] * this.weights[i];
+    }
+    let explained = 0;
+    for (const value of this.solve(this.factor, cross)) explained += value * value;
+    return [mean, Math.sqrt(Math.max(this.amplitude - explained, 0))];
+  }
+}

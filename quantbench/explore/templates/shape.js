@@ -1,0 +1,312 @@
+// Ops of a transformer, tiles and waves, edges, sums and neighbours: the arithmetic of quantbench.workload,
+// quantization, advice and sweep.axes for one setting, tested against them on random settings (tests/explore).
+'use strict';
+
+const cdiv = (a, b) => Math.ceil(a / b);
+// Rounds as Python's format does: exact halves to even.
+const fixed = (x, d) => {
+  const t = x * 10 ** d, low = Math.floor(t);
+  return t - low === 0.5 && Number.isInteger(x * 2 ** 20) ? ((low % 2 ? low + 1 : low) / 10 ** d).toFixed(d) : x.toFixed(d);
+};
+const percent = share => `${fixed(100 * share, Math.abs(100 * share) >= 9.95 ? 0 : 1)} %`;
+const signed = share => `${share < 0 ? '−' : '+'}${percent(Math.abs(share))}`;
+const digits = value => fixed(value, value > 0 ? Math.max(0, 2 - Math.floor(Math.log10(value))) : 0);
+const latency = us => us < 999.5 ? `${digits(us)} µs` : us / 1e3 < 999.5 ? `${digits(us / 1e3)} ms` : `${digits(us / 1e6)} s`;
+
+const SIZES = ['hidden', 'heads', 'kv_heads', 'head_dim', 'ffn', 'seq', 'mbs', 'tp', 'vocab', 'layers'];
+const LARGEST = 65536;
+
+// Returns what makes a shape impossible (TransformerShape's conditions), or ''.
+function objection(s) {
+  for (const name of SIZES) if (!(Number.isInteger(s[name]) && s[name] >= 1)) return `${name} must be a whole number of at least 1`;
+  if (s.heads % s.kv_heads) return `kv_heads = ${s.kv_heads} must divide heads = ${s.heads}`;
+  for (const name of ['heads', 'ffn', 'vocab']) if (s[name] % s.tp) return `tp = ${s.tp} must divide ${name} = ${s[name]}`;
+  if (s.kv_heads % s.tp && s.tp % s.kv_heads) return `one of kv_heads = ${s.kv_heads} and tp = ${s.tp} must divide the other`;
+  for (const op of ops(s)) {
+    const side = op.kind === 'gemm' ? Math.max(op.m, op.n, op.k) : 0;
+    if (side > LARGEST) return `${op.name} has a side of ${side}: no time is predicted above ${LARGEST}`;
+  }
+  return '';
+}
+
+// Returns the ops of one GPU: {name, kind, phase, count, …}; layout 0 nn, 1 nt, 2 tn. Logits too wide for the models
+// are left out.
+function ops(s) {
+  const tokens = s.seq * s.mbs, heads = s.heads / s.tp, kv = Math.max(1, Math.floor(s.kv_heads / s.tp)), ffn = s.ffn / s.tp;
+  const gemm = (name, n, k, count = s.layers, side = []) =>
+    ({name, kind: 'gemm', phase: 'forward', m: tokens, n, k, layout: 1, count, sides: ['tokens', ...side]});
+  const up = s.gated && s.gate_fused ? [gemm('mlp_up_gate', 2 * ffn, s.hidden, s.layers, ['2 · ffn / tp', 'hidden'])]
+    : ['mlp_up', ...(s.gated ? ['mlp_gate'] : [])].map(name => gemm(name, ffn, s.hidden, s.layers, ['ffn / tp', 'hidden']));
+  const forward = [
+    gemm('qkv', (heads + 2 * kv) * s.head_dim, s.hidden, s.layers, ['qkv width / tp', 'hidden']),
+    {name: 'attention', kind: 'attention', phase: 'forward', batch: s.mbs, heads, kv, seq: s.seq, headDim: s.head_dim, count: s.layers},
+    gemm('proj', s.hidden, heads * s.head_dim, s.layers, ['hidden', 'heads · head_dim / tp']),
+    ...up,
+    gemm('mlp_down', s.hidden, ffn, s.layers, ['hidden', 'ffn / tp']),
+    ...(s.vocab / s.tp > LARGEST ? [] : [gemm('logits', s.vocab / s.tp, s.hidden, 1, ['vocab / tp', 'hidden'])]),
+  ];
+  return s.direction === 'both' ? [...forward, ...forward.slice().reverse().flatMap(backward)] : forward;
+}
+
+function backward(op) {
+  if (op.kind === 'attention') return [{...op, phase: 'backward'}];
+  const {m, n, k, sides: [a, b, c]} = op;
+  return [{...op, phase: 'dgrad', m, n: k, k: n, layout: 0, sides: [a, c, b]},
+    {...op, phase: 'wgrad', m: n, n: k, k: m, layout: 2, sides: [b, c, a]}];
+}
+
+const label = op => op.phase === 'forward' ? op.name : `${op.name}.${op.phase}`;
+const flopsOf = op => op.kind === 'gemm' ? 2 * op.m * op.n * op.k
+  : attentionFlops(op.batch, op.heads, op.seq, op.headDim, true, op.phase === 'backward');
+
+// The models of one GPU, number format and library; `of` has the peaks, `formats` the bytes of each number format.
+class Times {
+  constructor(gpu, entry, formats) {
+    Object.assign(this, {gpu, entry, format: formats[entry.dtype]});
+    this.peak = gpu.peaks[entry.dtype];
+    this.attentionPeak = gpu.peaks[this.format.attention];
+    this.waves = entry.gemm.in_waves;
+    this.measured = entry.gemm.rows > 0;
+  }
+
+  estimate(op) {
+    const found = op.kind === 'gemm' ? this.entry.gemm.predict(op.m, op.n, op.k, 1, op.layout)
+      : this.entry.attention.predict(op.batch, op.heads, op.kv, op.seq, op.headDim, true, op.phase === 'backward');
+    return found;
+  }
+
+  share(op, us) {
+    const peak = op.kind === 'gemm' ? this.peak : this.attentionPeak;
+    return peak ? flopsOf(op) / us / 1e6 / peak : null;
+  }
+
+  // Returns {us, low, high, share, flops} of one layer without logits, as `quantbench predict` sums it.
+  sum(list) {
+    let us = 0, below = 0, above = 0, below2 = 0, above2 = 0, peaked = 0, flops = 0;
+    for (const op of list) {
+      const one = this.estimate(op);
+      const [low, high] = [(one.us - one.low) * op.times, (one.high - one.us) * op.times];
+      us += one.us * op.times;
+      flops += flopsOf(op) * op.times;
+      peaked += (this.share(op, one.us) ?? NaN) * one.us * op.times;
+      below += low; above += high; below2 += low ** 2; above2 += high ** 2;
+    }
+    const correlation = this.measured ? 0.5 : 1;
+    const joined = (sum, squares) => Math.sqrt((1 - correlation) * squares + correlation * sum ** 2);
+    return {us, low: us - joined(below, below2), high: us + joined(above, above2), share: peaked / us, flops};
+  }
+
+  layer(s) {
+    return this.sum(ops(s).filter(op => op.name !== 'logits').map(op => ({...op, times: 1})));
+  }
+
+  // Tiles and waves of a GEMM with the kernel that the model chooses.
+  quantize(op, kernel, withSplit = true) {
+    const t = this.entry.gemm.tile(kernel), split = withSplit ? t.splitK : 1;
+    const tilesM = cdiv(op.m, t.blockM), tilesN = cdiv(op.n, t.blockN), blocks = tilesM * tilesN * split;
+    const sms = this.gpu.sm_count, waves = cdiv(blocks, sms);
+    const tileShare = op.m * op.n / (tilesM * t.blockM * tilesN * t.blockN), waveShare = blocks / (waves * sms);
+    return {...t, tilesM, tilesN, blocks, waves, last: blocks - (waves - 1) * sms, tileShare, waveShare,
+      efficiency: tileShare * waveShare};
+  }
+
+  // The same, or null where waves cannot be stated (quantization.credible_waves).
+  credible(op, kernel, share) {
+    if (!this.waves || this.entry.gemm.tile(kernel).held !== 1) return null;
+    const found = this.quantize(op, kernel);
+    return share !== null && share > found.efficiency ? null : found;
+  }
+
+  // Reasons why an op runs below peak, as analysis.blocks.idle_reasons words them.
+  reasons(op) {
+    if (op.kind === 'attention') {
+      return op.headDim % 8 ? [{share: 0, words: `head_dim = ${op.headDim} is not a multiple of 8`}] : [];
+    }
+    const {us, kernel} = this.estimate(op), share = this.share(op, us), found = [];
+    const q = this.quantize(op, kernel);
+    for (const [name, size, block] of [['m', op.m, q.blockM], ['n', op.n, q.blockN]]) {
+      const padded = cdiv(size, block) * block;
+      found.push({share: 1 - size / padded, words: `${name} = ${size} pads to ${padded}`});
+    }
+    const used = found.reduce((a, one) => a * (1 - one.share), 1), room = part => share === null || share <= part;
+    const idle = [];
+    if (room(used)) {
+      idle.push(...found);
+      const waves = this.credible(op, kernel, share), sms = this.gpu.sm_count;
+      if (waves) idle.push({share: 1 - waves.waveShare, words: waveWords(waves, sms)});
+      else if (room(used * q.blocks / sms)) idle.push({share: 1 - q.blocks / sms, words: `${q.blocks} blocks for ${sms} SMs`});
+    }
+    const said = idle.filter(one => one.share >= 0.01).sort((a, b) => b.share - a.share)
+      .map(one => ({share: one.share, words: `${one.words}: ${percent(one.share)} idle`}));
+    const aligned = this.alignment(op);
+    if (aligned < 16) said.push({share: 0, words: `rows are aligned to ${aligned} bytes, not 16`});
+    return said;
+  }
+
+  alignment(op) {
+    const bytes = (length, of) => { const row = Math.floor(length * of.bytes / of.packed); return Math.min(128, row & -row); };
+    const [a, b] = [[op.k, op.n], [op.k, op.k], [op.m, op.n]][op.layout];
+    return Math.min(bytes(a, this.format), bytes(b, this.format), bytes(op.n, {bytes: this.format.output, packed: 1}));
+  }
+
+  // The worst edge that an op has crossed, {us, words}: the time beyond the rate just before the edge (advice.cost).
+  waste(op) {
+    const now = this.estimate(op), found = [];
+    const add = (before, words, most) => {
+      const ideal = this.estimate(before).us * flopsOf(op) / flopsOf(before), share = Math.min(most, 1 - ideal / now.us);
+      if (share >= 0.01) found.push({us: share * now.us, words});
+    };
+    if (op.kind === 'attention') {
+      const to = cdiv(op.headDim, 32) * 32, down = op.headDim % 8 ? Math.max(8, op.headDim - op.headDim % 8) : 0;
+      if (down) add({...op, headDim: down}, `head_dim = ${op.headDim} is no multiple of 8: rows aligned to ${(2 * op.headDim) & -(2 * op.headDim)} bytes, not 16`, 1);
+      if (to !== op.headDim && to > 32) add({...op, headDim: to - 32}, `head_dim = ${op.headDim} pads to ${to}: ${percent(1 - op.headDim / to)} idle`, 1 - op.headDim / to);
+    } else {
+      this.unaligned(op, add);
+      this.tileEdges(op, now, add);
+    }
+    return found.sort((a, b) => b.us - a.us)[0] || null;
+  }
+
+  unaligned(op, add) {
+    const step = 16 * this.format.packed / this.format.bytes, rows = {};
+    rows[op.layout === 2 ? 'm' : 'k'] = step;
+    rows[op.layout === 1 ? 'k' : 'n'] = step;
+    rows.n = Math.max(rows.n || 1, 16 / this.format.output);
+    const off = Object.keys(rows).filter(side => op[side] % rows[side]);
+    if (!off.length) return;
+    const before = {...op};
+    for (const side of off) before[side] = Math.max(rows[side], op[side] - op[side] % rows[side]);
+    const names = {m: op.sides[0], n: op.sides[1], k: op.sides[2]};
+    const said = off.map(side => `${names[side]} = ${op[side]} is no multiple of ${rows[side]}`);
+    add(before, `${[...new Set(said)].join(', ')}: rows aligned to ${this.alignment(op)} bytes, not 16`, 1);
+  }
+
+  tileEdges(op, {us, kernel}, add) {
+    const share = this.share(op, us), now = this.credible(op, kernel, share), t = this.entry.gemm.tile(kernel);
+    const q = this.quantize(op, kernel), pads = share === null || share <= q.tileShare;
+    for (const [side, block, name] of [['m', t.blockM, op.sides[0]], ['n', t.blockN, op.sides[1]]]) {
+      const size = op[side], first = Math.floor((size - 1) / block) * block;
+      for (let below = first; below > 0; below -= block) {
+        const near = below >= size * 0.9;
+        if (!near && below !== first) break;
+        const shorter = {...op, [side]: below}, then = this.quantize(shorter, kernel);
+        if (near && now && then.waves < now.waves) {
+          add(shorter, `${waveWords(now, this.gpu.sm_count)}, and ${name} = ${size} is past ${below} (${tileName(t)} tiles)`,
+            Math.max(0, 1 - now.efficiency / then.efficiency));
+          break;
+        }
+        if (below === first && size % block && pads) {
+          const to = cdiv(size, block) * block;
+          add(shorter, `${name} = ${size} pads to ${to}: ${percent(1 - size / to)} idle (${tileName(t)} tiles)`, 1 - size / to);
+        }
+      }
+    }
+  }
+}
+
+const tileName = t => `${t.blockM}x${t.blockN}${t.splitK > 1 ? ` split-k ${t.splitK}` : ''}`;
+const waveWords = (q, sms) => `wave ${q.waves} of ${q.waves} is ${percent(q.last / sms)} full`;
+
+// Returns the setting with one size changed, and what follows it unless it is locked: heads (of about the same width)
+// and ffn = 4 · hidden follow hidden, key/value heads keep their ratio to heads. heads = 0: hidden has no such heads.
+function changed(s, name, value, locks) {
+  const next = {...s, [name]: value};
+  const free = size => !locks[size] && size !== name;
+  const whole = s.heads * s.head_dim === s.hidden;
+  if (name === 'hidden' && free('ffn') && s.ffn === 4 * s.hidden) next.ffn = 4 * value;
+  if (name === 'hidden' && whole && value !== s.hidden) Object.assign(next, headsFor(s, value, free));
+  if (name === 'heads' && whole && free('head_dim')) next.head_dim = next.hidden / value;
+  if (name === 'head_dim' && whole && free('heads')) next.heads = next.hidden / value;
+  if (next.heads !== s.heads && free('kv_heads')) next.kv_heads = next.heads / (s.heads / s.kv_heads);
+  if (name === 'tp' && free('vocab') && next.vocab % value) next.vocab = cdiv(next.vocab, 128 * value) * 128 * value;
+  return next;
+}
+
+// Heads of another hidden size: a width that is a multiple of 8 and nearest to the present one, a number that tp and the
+// ratio of key/value heads divide.
+function headsFor(s, hidden, free) {
+  const group = free('kv_heads') ? s.heads / s.kv_heads : 1;
+  const fits = width => {
+    const heads = hidden / width;
+    return Number.isInteger(heads) && heads % s.tp === 0 && heads % group === 0 &&
+      (free('kv_heads') ? (heads / group) % s.tp === 0 || s.tp % (heads / group) === 0 : heads % s.kv_heads === 0);
+  };
+  if (!free('heads')) return {head_dim: free('head_dim') ? hidden / s.heads : s.head_dim};
+  if (!free('head_dim')) return {heads: fits(s.head_dim) ? hidden / s.head_dim : 0};
+  for (let off = 0; off <= 128; off += 1) {
+    for (const width of [s.head_dim + off, s.head_dim - off]) {
+      if (width % 8 === 0 && width >= 48 && width <= 256 && fits(width)) return {heads: hidden / width, head_dim: width};
+    }
+  }
+  return {heads: 0};
+}
+
+function parameters(s) {
+  const attention = 2 * s.hidden * s.head_dim * (s.heads + s.kv_heads), width = (s.heads + 2 * s.kv_heads) * s.head_dim;
+  const layer = attention + (s.gated ? 3 : 2) * s.hidden * s.ffn;
+  const small = s.gated ? 2 * s.hidden : width + s.ffn + 6 * s.hidden;
+  return s.layers * (layer + small) + s.vocab * s.hidden * (s.tied ? 1 : 2) + (s.gated ? 1 : 2) * s.hidden;
+}
+
+// Yields shapes near a setting with the unlocked sizes changed and, by more or fewer layers, as many parameters to 5 %:
+// the space of `quantbench advise`.
+function* near(s, locks) {
+  const step = 128, whole = s.heads * s.head_dim === s.hidden, seen = new Set([SIZES.map(name => s[name]).join()]);
+  const hiddens = new Set([s.hidden]);
+  if (!locks.hidden) for (let h = cdiv(0.9 * s.hidden, step) * step; h <= 1.1 * s.hidden; h += step) if (h % s.tp === 0) hiddens.add(h);
+  const exact = h => Math.round(s.ffn / s.hidden * h), wide = step * s.tp;
+  for (const hidden of hiddens) {
+    const ffns = locks.ffn ? [s.ffn] : [...new Set([Math.max(wide, Math.round(exact(hidden) / wide) * wide), ...(exact(hidden) % s.tp ? [] : [exact(hidden)])])];
+    const widths = whole ? [...new Set([64, 128, 256, s.head_dim])].sort((a, b) => a - b) : [0];
+    for (const ffn of ffns) for (const width of widths) {
+      const heads = width ? hidden / width : s.heads;
+      if (!Number.isInteger(heads) || heads % s.tp || (width && (2 * heads < s.heads || heads > 2 * s.heads || width % 8))) continue;
+      const group = s.heads / s.kv_heads;
+      const kv = [heads % group ? 0 : heads / group, s.kv_heads].find(kv => kv && heads % kv === 0 && (kv % s.tp === 0 || (kv === s.kv_heads && s.tp % kv === 0)));
+      if (!kv) continue;
+      const next = {...s, hidden, ffn, heads, kv_heads: kv, head_dim: width || s.head_dim};
+      if (['heads', 'kv_heads', 'head_dim'].some(name => locks[name] && next[name] !== s[name])) continue;
+      if (hidden !== s.hidden || Math.abs(parameters(next) / parameters(s) - 1) > 0.05) {
+        if (locks.layers) continue;
+        const one = parameters({...next, layers: 1}), each = parameters({...next, layers: 2}) - one;
+        next.layers = Math.max(1, Math.round((parameters(s) - (one - each)) / each));
+        if (Math.abs(parameters(next) / parameters(s) - 1) > 0.05) continue;
+      }
+      const key = SIZES.map(name => next[name]).join();
+      if (!seen.has(key) && !objection(next)) { seen.add(key); yield next; }
+    }
+  }
+  for (const mbs of [s.mbs / 2, 2 * s.mbs, 4 * s.mbs]) {
+    const next = {...s, mbs};
+    if (!locks.mbs && Number.isInteger(mbs) && mbs <= 16 && !objection(next)) yield next;
+  }
+}
+
+// Tokens of each expert (workload.MoE.tokens_per_expert). draws: the first numbers of Python's random.Random(0).
+function tokensPerExpert({tokens, experts, topK, ep, exponent}, draws) {
+  const rows = tokens * topK;
+  if (!exponent) {
+    return Array.from({length: experts}, (_, e) => Math.floor((e + 1) * rows / experts) - Math.floor(e * rows / experts));
+  }
+  const [low, high] = rows > experts ? [1, 0.8 * tokens] : [0.01, 2], power = 1 - exponent;
+  const weights = draws.slice(0, experts).map(share => exponent === 1 ? low * (high / low) ** share
+    : ((high ** power - low ** power) * share + low ** power) ** (1 / power));
+  const scale = rows / weights.reduce((a, b) => a + b, 0);
+  const found = weights.map(weight => Math.min(roundEven(weight * scale), tokens)), local = experts / ep;
+  let missing = rows - found.reduce((a, b) => a + b, 0);
+  while (missing) {
+    for (let rank = 0; rank < ep && missing; rank++) {
+      let pick = rank * local;
+      for (let e = pick; e < (rank + 1) * local; e++) if (missing > 0 ? found[e] < found[pick] : found[e] > found[pick]) pick = e;
+      const step = missing > 0 ? Math.min(1, tokens - found[pick]) : -Math.min(1, found[pick]);
+      found[pick] += step;
+      missing -= step;
+    }
+  }
+  return found;
+}
+
+function roundEven(x) {
+  const r = Math.round(x);
+  return Math.abs(x % 1) === 0.5 && r % 2 ? r - 1 : r;
+}

@@ -1,0 +1,139 @@
+"""Records numpy expressions symbolically, so that the cost models can be compiled for a page (`webassembly`).
+
+Entry points: `Node`, a symbolic array; `inputs`, which makes the arguments of a function; `as_node`, `in_order`. Used
+by `webassembly` and `evaluator`.
+
+The code of `latency` runs unchanged on nodes: numpy passes its functions to them (NEP 13 and NEP 18). Constants are
+folded by numpy as usual, so an expression holds one GPU's parameters. A node is a row (one number for each shape) or a
+vector (one number for each kernel of a menu); reductions over the first axis turn vectors into rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+
+class Node(NDArrayOperatorsMixin):
+    """A symbolic array: an operation on other nodes. Equal operations on equal nodes are one node.
+
+    kernels: length of a vector; 0 for a row.
+    value: of a constant.
+    """
+
+    def __init__(self, op: str, args: tuple[Any, ...], kernels: int, value: Any = None) -> None:
+        self.op, self.args, self.kernels, self.value = op, args, kernels, value
+
+    @staticmethod
+    def of(op: str, *args: Any, kernels: int | None = None, extra: Any = None) -> Node:
+        """Returns the node of an operation. extra: what selects from a vector (an index, or a tuple of indices)."""
+        nodes = tuple(map(as_node, args))
+        key = (op, tuple(map(id, nodes)), extra)
+        if key not in _KNOWN:
+            size = max((node.kernels for node in nodes), default=0) if kernels is None else kernels
+            _KNOWN[key] = Node(op, nodes, size, extra)
+        return _KNOWN[key]
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **options: Any) -> Any:
+        name = ufunc.__name__
+        if method != "__call__" or options:
+            return NotImplemented
+        if name == "bitwise_and" and getattr(args[1], "op", "") == "negative" and args[1].args[0] is args[0]:
+            return Node.of("lowest_bit", args[0])
+        if name == "invert":
+            return Node.of("subtract", 1.0, *args)
+        if name == "power" and args[1] == 3:
+            return args[0] * args[0] * args[0]
+        return Node.of(name, *args)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
+        return _FUNCTIONS[function.__name__](*args, **options)
+
+    def astype(self, dtype: Any, copy: bool = True) -> Node:
+        return self
+
+    def any(self) -> bool:
+        return True  # for some shapes
+
+    def _reduce(self, op: str) -> Node:
+        return Node.of(op, self, kernels=0)
+
+    def min(self, axis: int) -> Node:
+        if self.op == "some":
+            return Node.of("least_of", *self.args, kernels=0, extra=self.value)
+        return self._reduce("min")
+
+    def max(self, axis: int) -> Node:
+        return self._reduce("max")
+
+    def sum(self, axis: int) -> Node:
+        return self._reduce("sum")
+
+    def argmin(self, axis: int) -> Node:
+        return self._reduce("argmin")
+
+    def at(self, index: Node) -> Node:
+        """Returns the entry of a vector at a row's index."""
+        return Node.of("at", self, index, kernels=0)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.kernels, 1) if self.kernels else (1,)
+
+    T = property(lambda self: self)
+
+    def __len__(self) -> int:
+        return self.kernels or 1
+
+    def __getitem__(self, index: Any) -> Node:
+        if self.op == "sort":  # numpy.sort(x.T, axis=1)[:, i]
+            return Node.of("smallest", *self.args, kernels=0, extra=int(index[1]))
+        rows = tuple(int(i) for i in np.arange(self.kernels)[index])
+        return Node.of("some", self, extra=rows)
+
+
+_KNOWN: dict[Any, Node] = {}
+
+
+def as_node(value: Any) -> Node:
+    if isinstance(value, Node):
+        return value
+    array = np.asarray(value, dtype=np.float64)
+    key = ("constant", array.tobytes())
+    if key not in _KNOWN:
+        _KNOWN[key] = Node("constant", (), array.size if array.size > 1 else 0, array.ravel())
+    return _KNOWN[key]
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "where": lambda condition, yes, no: Node.of("where", condition, yes, no),
+    "broadcast_to": lambda x, shape: x,
+    "einsum": lambda _, a, b: Node.of("multiply", a, b)._reduce("sum"),
+    "sort": lambda x, axis: Node.of("sort", x),
+    "column_stack": list,
+    "round": lambda x, decimals: np.floor(x * 10.0**decimals + 0.5) / 10.0**decimals,
+}
+
+
+def inputs(*names: str) -> list[Node]:
+    """Makes the arguments of a function, one number for each shape."""
+    return [Node.of("input", kernels=0, extra=name) for name in names]
+
+
+def in_order(wanted: Sequence[Node]) -> list[Node]:
+    """Returns all nodes that the wanted ones need, operands first."""
+    done: dict[int, Node] = {}
+    stack = [(node, False) for node in reversed(wanted)]
+    while stack:
+        node, ready = stack.pop()
+        if id(node) in done:
+            continue
+        if ready:
+            done[id(node)] = node
+        else:
+            stack.append((node, True))
+            stack += [(arg, False) for arg in reversed(node.args)]
+    return list(done.values())

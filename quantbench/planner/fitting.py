@@ -1,0 +1,273 @@
+"""Fits the planner's factors to measured iterations: of many stacks and GPUs with partial pooling, or of one site.
+
+Entry points: `fit_pooled`, which returns a `Pooled`; `fit_site`, which returns a `Calibration` and what the rows could
+not tell apart; `observe`, which makes `Observed` rows; `predicted_s`, `log_errors`, `op_spreads`,
+`scatter_beyond`; `PRIORS`. Used by the command `plan` (`--fit`)
+and by `tools.planner_fit` and `tools.planner_accuracy`.
+
+Method: a factor of a run is a prior mean times effects (`calibration.terms`). Effects have normal priors on the log
+scale, so that little data moves them little. Each table of runs also has an effect on its times and on its network,
+because runs of one table share what is not modelled; those effects are estimated and dropped. Robust (soft L1)
+Gauss-Newton on log times. A table of many runs counts as eight: they repeat a few layouts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.errors import InputError
+from quantbench.latency.op_times import TimesOf
+from quantbench.planner.calibration import (
+    RANGES,
+    Calibration,
+    Pooled,
+    Term,
+    architecture,
+    composed,
+    kernels_of,
+    terms,
+)
+from quantbench.planner.iteration import iteration
+from quantbench.planner.layer_time import LayerTimes
+from quantbench.planner.rows import Case
+
+FloatArray = npt.NDArray[np.float64]
+
+# Spread of ln time between repeated or similar runs of a table, and of what its runs have in common.
+_ROW_SPREAD, _TABLE_SPREAD = 0.03, 0.08
+_RUNS_THAT_COUNT = 8
+_STEP = 0.99
+_COVERED = 0.9
+_FEWEST = 5
+# A factor whose spread the rows reduce by less than this is not determined; a pair correlated more is not told apart.
+_DETERMINED, _APART = 0.7, 0.7
+
+
+class Prior(NamedTuple):
+    """Prior of a factor: its mean by kind of kernels ("" for all), and the spreads of its effects on the log scale."""
+
+    means: dict[str, float]
+    common: float
+    stack: float = 0.0
+    gpu: float = 0.0
+    both: float = 0.0
+    site: float = 0.0
+
+
+#: priors of the factors. Elementwise passes: 1.2 to 3.4 times the ideal bytes from fused to eager kernels; the network:
+#: NCCL's rings reach 0.8 of the adapters' rate; the other means are order of magnitude.
+PRIORS = {
+    "compute_factor": Prior({"": 1.05}, 0.05, 0.03, 0.06, 0.03),
+    "attention_factor": Prior({"": 1.1}, 0.2, 0.2, 0.1),
+    "elementwise_factor": Prior({"fused": 1.3, "compiled": 1.7, "eager": 3.0}, 0.2, 0.3, 0.15, 0.25),
+    "tensor_factor": Prior({"": 0.9}, 0.3, 0.4, 0.1),
+    "layer_overhead_ms": Prior({"": 0.1}, 0.7, 0.8),
+    "step_overhead_ms": Prior({"": 15.0}, 0.3, 0.3),
+    "data_parallel_share": Prior({"": 0.8}, 0.2, site=0.5),
+    "exposed_share": Prior({"": 0.5}, 0.4, 0.4),
+    "hop_us": Prior({"": 15.0}, 0.4, site=1.0),
+    "congestion": Prior({"": 0.02}, 0.5, site=0.7),
+    "straggler_spread": Prior({"": 0.005}, 0.5, 0.5),
+}
+_TIME = "time"
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Measured iteration of a case. table: the runs that share a site and software."""
+
+    case: Case
+    layers: LayerTimes
+    measured_s: float
+    table: str
+
+    @property
+    def group(self) -> tuple[str, str, str]:
+        job = self.case.job
+        return job.stack, architecture(job.cluster.device), self.table
+
+
+def observe(
+    runs: Iterable[tuple[Case, float, str]], times: TimesOf, constants: Calibration | None = None
+) -> list[Observed]:
+    """Prepares measured runs (case, seconds, table) for fits; runs of one job share their layer times."""
+    known: dict[tuple[object, ...], LayerTimes] = {}
+    found = []
+    for case, seconds, table in runs:
+        key = (case.job.shape, case.job.cluster.key)
+        if key not in known:
+            known[key] = LayerTimes(case.job, times(case.job.cluster.device), constants or _start({}))
+        found.append(Observed(case, known[key], seconds, table))
+    return found
+
+
+def predicted_s(one: Observed, calibration: Calibration) -> float:
+    return iteration(one.case.job, one.case.layout, one.layers, calibration).sec.mid
+
+
+def log_errors(observed: Sequence[Observed], calibration: Calibration) -> FloatArray:
+    """Returns ln(predicted / measured), shape (observed,)."""
+    return np.log([predicted_s(one, calibration) / one.measured_s for one in observed])
+
+
+def op_spreads(observed: Sequence[Observed], errors: FloatArray) -> FloatArray:
+    """Returns the half-widths on ln time of the intervals that the ops alone give, on the side of each error."""
+    spans = [iteration(one.case.job, one.case.layout, one.layers, _start({})).sec for one in observed]
+    return np.abs(np.log([(s.high if e < 0 else s.low) / s.mid for s, e in zip(spans, errors, strict=True)]))
+
+
+def scatter_beyond(observed: Sequence[Observed], errors: FloatArray) -> float:
+    """Returns the independent error on ln time that, with the intervals of the ops, covers nine in ten `errors`."""
+    return float(np.quantile(np.sqrt(np.maximum(errors**2 - op_spreads(observed, errors) ** 2, 0.0)), _COVERED))
+
+
+def _start(rest: Mapping[str, float]) -> Calibration:
+    usual: dict[str, Any] = {"unaligned_share": 0.5, "base_gib": 4.0, "activation_slack": 0.1}
+    return Calibration(1.0, 0.0, 1.0, **{**usual, **rest})
+
+
+def fit_pooled(observed: Sequence[Observed], rest: Mapping[str, float]) -> Pooled:
+    """Fits effects by stack and GPU to runs of many tables. rest: constants that do not differ between stacks."""
+
+    def spreads(group: tuple[str, str, str]) -> dict[Term, float]:
+        stack, gpu, table = group
+        found = {Term(_TIME, table): _TABLE_SPREAD}
+        for factor, prior in PRIORS.items():
+            by_kernels = len(prior.means) > 1
+            of_keys = {
+                "": 0.0 if by_kernels else prior.common, kernels_of(stack): prior.common if by_kernels else 0.0,
+                stack: prior.stack, gpu: prior.gpu, f"{stack}@{gpu}": prior.both, f"site {table}": prior.site,
+            }  # fmt: skip
+            found.update({Term(factor, key): spread for key, spread in of_keys.items() if spread})
+        return found
+
+    start = _start(rest)
+
+    def constants(effects: dict[Term, float], group: tuple[str, str, str]) -> Calibration:
+        stack, gpu, table = group
+        values = {}
+        for factor, prior in PRIORS.items():
+            every = (*terms(factor, stack, gpu), Term(factor, f"site {table}"))
+            values[factor] = composed(factor, prior.means, (effects.get(t, 0.0) for t in every), stack)
+        return replace(start, **values)  # type: ignore[arg-type]
+
+    effects, _ = _solve(observed, spreads, constants)
+    kept = {t: v for t, v in effects.items() if t.factor != _TIME and not t.key.startswith("site ")}
+    return Pooled({name: prior.means for name, prior in PRIORS.items()}, kept, 0.0, 0.0, rest)
+
+
+@dataclass(frozen=True)
+class SiteFit:
+    """Factors of a site.
+
+    undetermined: factors that the rows say little about; they keep the values of the stack.
+    confounded: pairs of factors that the rows do not tell apart: only their joint effect is known.
+    errors: relative error of each row when it is left out.
+    """
+
+    calibration: Calibration
+    undetermined: tuple[str, ...]
+    confounded: tuple[tuple[str, str], ...]
+    errors: FloatArray
+
+
+def fit_site(observed: Sequence[Observed], prior: Calibration) -> SiteFit:
+    """Fits every factor to the rows of one site, from the factors of its stack. Raises InputError for too few rows."""
+    if len(observed) < _FEWEST:
+        raise InputError("plan --fit", f"{len(observed)} rows with a time", f"at least {_FEWEST}")
+    spread = {name: math.sqrt(sum(s**2 for s in p[1:])) for name, p in PRIORS.items()}
+
+    def spreads(_: tuple[str, str, str]) -> dict[Term, float]:
+        return {Term(name, ""): s for name, s in spread.items()}
+
+    def constants(effects: dict[Term, float], _: tuple[str, str, str]) -> Calibration:
+        values = {}
+        for name in PRIORS:
+            low, high = RANGES[name]
+            value = max(getattr(prior, name), 1e-3) * math.exp(effects[Term(name, "")])
+            values[name] = min(max(value, low), high)
+        return replace(prior, **values)
+
+    effects, jacobian = _solve(observed, spreads, constants)
+    found = constants(effects, observed[0].group)
+    names = list(PRIORS)
+    # Posterior in units of the priors' spreads; the rows of the identity are the priors.
+    covariance = np.linalg.inv(jacobian.T @ jacobian)
+    spread_left = np.sqrt(np.diag(covariance))
+    correlation = covariance / np.outer(spread_left, spread_left)
+    moved = [i for i in range(len(names)) if spread_left[i] < _DETERMINED]
+    unsure = [i for i in range(len(names)) if spread_left[i] < 1 - 1e-3]
+    pairs = tuple(
+        (names[i], names[j]) for n, i in enumerate(unsure) for j in unsure[n + 1 :] if abs(correlation[i, j]) > _APART
+    )
+    rows = jacobian[: len(observed)]
+    leverage = np.einsum("ij,jk,ik->i", rows, covariance, rows)
+    left_out_log = log_errors(observed, found) / np.maximum(1 - leverage, 0.1)
+    scatter, left_out = scatter_beyond(observed, left_out_log), np.expm1(left_out_log)
+    undetermined = tuple(name for i, name in enumerate(names) if i not in moved)
+    provenance: dict[str, Any] = {
+        "rows_fitted": len(observed),
+        "leave_one_out_mean_error_pct": float(100 * np.abs(left_out).mean()),
+        "undetermined": undetermined,
+        "confounded": pairs,
+        "stack": observed[0].case.job.stack,
+    }
+    return SiteFit(replace(found, scatter=scatter, provenance=provenance), undetermined, pairs, left_out)
+
+
+def _solve(
+    observed: Sequence[Observed],
+    spreads: Callable[[tuple[str, str, str]], dict[Term, float]],
+    constants: Callable[[dict[Term, float], tuple[str, str, str]], Calibration],
+) -> tuple[dict[Term, float], FloatArray]:
+    """Minimizes robust log errors plus priors; returns the effects and the Jacobian of the scaled residuals, priors
+    last, by effect over its spread.
+
+    spreads: spread of each effect on a group's rows.
+    constants: factors of a group.
+    """
+    from scipy.optimize import least_squares
+
+    groups = {one.group: spreads(one.group) for one in observed}
+    spread = {term: s for found in groups.values() for term, s in found.items()}
+    index, sd = {term: i for i, term in enumerate(spread)}, np.array(list(spread.values()))
+    runs = Counter(one.table for one in observed)
+    noise = np.array([_ROW_SPREAD * max(1.0, runs[one.table] / _RUNS_THAT_COUNT) ** 0.5 for one in observed])
+
+    def residuals(z: FloatArray, *, slopes: bool) -> tuple[FloatArray, FloatArray]:
+        effects = dict(zip(spread, (z * sd).tolist(), strict=True))
+        known = {group: constants(effects, group) for group in groups}
+        nudged = {
+            group: {n: replace(c, **{n: getattr(c, n) * _STEP}) for n in PRIORS} for group, c in known.items() if slopes
+        }
+        errors, jacobian = np.empty(len(observed)), np.zeros((len(observed), len(sd)))
+        for i, one in enumerate(observed):
+            seconds = predicted_s(one, known[one.group])
+            errors[i] = math.log(seconds / one.measured_s) + effects.get(Term(_TIME, one.table), 0.0)
+            if not slopes:
+                continue
+            slope = {n: math.log(predicted_s(one, c) / seconds) / math.log(_STEP) for n, c in nudged[one.group].items()}
+            for term in groups[one.group]:
+                jacobian[i, index[term]] = slope.get(term.factor, 1.0)
+        return errors / noise, jacobian * sd / noise[:, None]
+
+    def function(z: FloatArray) -> FloatArray:
+        r, _ = residuals(z, slopes=False)
+        return np.concatenate([np.sign(r) * np.sqrt(2 * (np.sqrt(1 + r * r) - 1)), z])
+
+    def weighted(z: FloatArray) -> FloatArray:
+        r, jacobian = residuals(z, slopes=True)
+        root = np.sqrt(1 + r * r)
+        soft = np.sqrt(2 * (root - 1))
+        weight = np.where(soft > 1e-6, np.abs(r) / root / np.maximum(soft, 1e-9), 1.0)
+        return np.vstack([weight[:, None] * jacobian, np.eye(len(sd))])
+
+    found = least_squares(function, np.zeros(len(sd)), jac=weighted, max_nfev=15, ftol=1e-4)
+    return dict(zip(spread, (found.x * sd).tolist(), strict=True)), weighted(found.x)

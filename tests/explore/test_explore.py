@@ -1,0 +1,82 @@
+"""The explorer without a browser: what the command writes and refuses, and the models of a profile."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from known_profile import gemm_row, known_profile, table
+from made_runs import HOSTILE
+from typer.testing import CliRunner
+
+from quantbench.cli.app import app
+from quantbench.device import lookup
+from quantbench.errors import InputError
+from quantbench.explore.page import fitted_models, shelf_devices, write_explorer
+from quantbench.explore.trace import Node, in_order, inputs
+from quantbench.workload.presets import preset
+
+
+def content(page: Path) -> dict[str, Any]:
+    """The JSON that a page holds."""
+    packed = re.search(r'id="data">([^<]*)<', page.read_text(encoding="utf-8"))
+    assert packed is not None
+    whole = zlib.decompress(base64.b64decode(packed[1]))
+    found: dict[str, Any] = json.loads(whole[8 : 8 + int.from_bytes(whole[:4], "little")])
+    return found
+
+
+def test_the_command_writes_a_page_that_loads_nothing(tmp_path: Path) -> None:
+    page = tmp_path / "explore.html"
+    words = ["explore", "--gpu", "v100-sxm2-16gb", "--model", "gpt2-xl", "-o", str(page), "--json"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["bytes"] == page.stat().st_size < 5e6
+    found = content(page)
+    assert [gpu["name"] for gpu in found["gpus"]] == ["v100-sxm2-16gb"]
+    assert found["gpus"][0]["entries"][0]["dtype"] == "fp16"
+    assert found["setting"]["hidden"] == preset("gpt2-xl").hidden
+    text = page.read_text(encoding="utf-8")
+    assert not re.search(r"<(link|img|iframe)[^>]*(src|href)=.(?!data:)", text.partition("<script")[0])
+
+
+def test_a_processor_and_another_suffix_are_refused(tmp_path: Path) -> None:
+    for words in (["--gpu", "h100", "-o", str(tmp_path / "x.htm")], ["--gpu", " , ", "-o", str(tmp_path / "x.html")]):
+        done = CliRunner().invoke(app, ["explore", *words])
+        assert isinstance(done.exception, InputError)
+
+
+def test_a_title_is_escaped(tmp_path: Path) -> None:
+    page = tmp_path / "explore.html"
+    write_explorer(page, [lookup("v100-sxm2-16gb")], preset("gpt2-xl"), title=HOSTILE)
+    assert "<script>alert" not in page.read_text(encoding="utf-8").partition('id="data"')[0]
+
+
+def test_a_profiles_products_are_fitted(tmp_path: Path) -> None:
+    rows = [gemm_row(64 * i, n, 1024, (20.0 + 2 * i) * n / 4096) for n in range(4096, 9216, 512) for i in range(1, 4)]
+    known_profile({"gemm": table("gemm", rows)}).save(tmp_path / "profile.json")
+    device, fitted = fitted_models(tmp_path / "profile.json")
+    assert device.name == "a100-sxm4-80gb"
+    assert fitted["bf16"].model.rows == 30
+    assert "30 rows of the profile" in fitted["bf16"].note
+
+
+def test_the_shelf_has_measured_gpus_of_their_usual_format() -> None:
+    names = [device.name for device in shelf_devices()]
+    assert "h100-sxm5-80gb" in names
+    assert "l4-24gb" not in names
+
+
+def test_numpy_records_its_functions_and_folds_constants() -> None:
+    (x,) = inputs("x")
+    found: Any = np.where(x > 2.0, np.exp(x * np.log(1.0)), np.maximum(x, 0.0))
+    assert isinstance(found, Node)
+    assert [node.op for node in in_order([found]) if node.op not in ("input", "constant")] == [
+        "greater", "multiply", "exp", "maximum", "where",
+    ]  # fmt: skip
+    assert found is np.where(x > 2.0, np.exp(x * 0.0), np.maximum(x, 0.0))

@@ -1,0 +1,278 @@
+"""The explorer in a real browser: its figures are those of `predict` and `advise`, every control changes what it
+should, it asks nothing of the network, complains of nothing and stays accessible. Skipped without Chromium."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from browser import Browser, Tab, browser, find_browser
+from made_runs import HOSTILE
+
+from quantbench.advice.cost import cost_of
+from quantbench.analysis.blocks import idle_reasons, tile_in_use
+from quantbench.device import lookup
+from quantbench.explore.page import FittedModel, write_explorer
+from quantbench.latency.gemm.model import GemmModel
+from quantbench.latency.model_times import ModelTimes, best_gemm_model
+from quantbench.latency.op_times import OpEstimate, RememberedTimes, correlation_of, peak_share, total
+from quantbench.planner.formulas import parameters
+from quantbench.units import latency
+from quantbench.workload import MoE, TransformerShape
+from quantbench.workload.presets import preset
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_browser() is None, reason="no Chromium here (apt-get install chromium)"),
+]
+
+GPUS = ("a100-sxm4-80gb", "h100-sxm5-80gb")
+AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
+IDLE = """new Promise(done => (function look() {
+  document.documentElement.dataset.busy === 'no' ? done(1) : setTimeout(look, 20); })())"""
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    path = find_browser()
+    assert path is not None
+    with browser(path, tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("explore") / "explore.html"
+    size = write_explorer(path, [lookup(gpu) for gpu in GPUS], preset("llama-3-8b"))
+    assert size < 5e6 * len(GPUS)
+    return path
+
+
+@pytest.fixture
+def tab(opened: Browser, page: Path) -> Iterator[Tab]:
+    with opened.tab(page, 1280) as found:
+        found.evaluate(IDLE)
+        yield found
+
+
+@pytest.mark.parametrize(("gpu", "dtype"), [(GPUS[0], "bf16"), (GPUS[1], "bf16"), (GPUS[1], "fp8")])
+def test_products_take_the_time_that_python_predicts(tab: Tab, gpu: str, dtype: str) -> None:
+    rng, count = np.random.default_rng(1), 5000
+    m = np.floor(2 ** rng.uniform(0, 15.5, count))
+    n, k = (np.floor(2 ** rng.uniform(3, 15.5, count) / 8) * 8 + 8 for _ in range(2))
+    odd = rng.random(count) < 0.15
+    n[odd] += rng.integers(0, 8, odd.sum())
+    model = best_gemm_model(lookup(gpu), dtype)[0]
+    expected = model.predict(m, n, k, layout="nt")
+    shapes = json.dumps(np.stack([m, n, k], axis=1).tolist())
+    found = np.array(
+        tab.evaluate(
+            f"load(['{gpu}/{dtype}/{model.library}']).then(() => {{"
+            f"const g = models.get('{gpu}/{dtype}/{model.library}').entry.gemm;"
+            f"return {shapes}.map(([m, n, k]) => g.predict(m, n, k, 1, 1)).map(x => [x.us, x.low, x.high]); }})"
+        )
+    )
+    error = np.abs(found / np.stack([expected.latency_us, expected.low_us, expected.high_us], axis=1) - 1)
+    # A tree's threshold may lie between single and double precision of the same number.
+    assert np.quantile(error, 0.999) < 1e-4
+    assert error.max() < 2e-2
+
+
+def settings(count: int) -> list[dict[str, Any]]:
+    """Random possible settings of the page's controls."""
+    draw, found = Random(2), []
+    while len(found) < count:
+        tp, width = draw.choice([1, 2, 4, 8]), draw.choice([64, 80, 96, 100, 128])
+        group = draw.choice([1, 1, 2, 4, 8])
+        heads = group * tp * draw.randint(1, 6)
+        one = {
+            "hidden": heads * width if draw.random() < 0.8 else 8 * draw.randint(64, 1024), "heads": heads,
+            "kv_heads": heads // group, "head_dim": width, "ffn": tp * draw.choice([8, 64, 1]) * draw.randint(100, 300),
+            "seq": draw.choice([257, 1000, 2048, 4096, draw.randint(1, 5000)]), "mbs": draw.randint(1, 4), "tp": tp,
+            "vocab": 128 * tp * draw.randint(50, 60000 // 128 // tp), "layers": draw.randint(1, 80),
+            "gated": draw.random() < 0.5, "tied": draw.random() < 0.5, "gate_fused": False,
+        }  # fmt: skip
+        one["gate_fused"] = bool(one["gated"]) and draw.random() < 0.5
+        found.append(one)
+    return found
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_settings_cost_what_predict_and_advise_print(tab: Tab, gpu: str) -> None:
+    device = lookup(gpu)
+    times = RememberedTimes(ModelTimes(device))
+    made = settings(200)
+    identity = f"{gpu}/bf16/{best_gemm_model(device, 'bf16')[0].library}"
+    script = (
+        f"load(['{identity}']).then(() => {{ const t = models.get('{identity}');"
+        f"return {json.dumps(made)}.map(s => {{ s = {{...s, direction: 'both'}}; const sum = t.layer(s);"
+        "return {sum: [sum.us, sum.low, sum.high, sum.share], parameters: parameters(s),"
+        "ops: ops(s).map(op => { const one = t.estimate(op), waste = t.waste(op);"
+        "return {name: label(op), us: one.us, text: latency(one.us), low: one.low, high: one.high,"
+        "share: t.share(op, one.us), bound: one.bound, why: t.reasons(op).map(r => r.words),"
+        "waste: waste && waste.us, words: waste && waste.words}})}})})"
+    )
+    answers = tab.evaluate(script)
+    same = checked = 0
+    for one, found in zip(made, answers, strict=True):
+        shape = TransformerShape(**one)
+        cost = cost_of(shape, times)
+        assert found["parameters"] == parameters(shape)
+        assert [op["name"] for op in found["ops"]] == [op.op.label for op in cost.ops]
+        layer = [op for op in cost.ops if op.op.name != "logits"]
+        ops = [OpEstimate(type(op.op)(op.op.name, op.op.phase, op.op.workload, 1), op.latency) for op in layer]
+        whole = total(ops, correlation_of(times))
+        shares = [(peak_share(op.op.workload, op.estimate.latency_us, device) or 0) * op.total_us for op in ops]
+        expected = (whole.latency_us, whole.low_us, whole.high_us, sum(shares) / whole.latency_us)
+        # A flipped branch of one tree moves an interval by a percent.
+        assert found["sum"] == pytest.approx(expected, rel=2e-2)
+        assert found["sum"][0] == pytest.approx(expected[0], rel=1e-2)
+        for own, op in zip(found["ops"], cost.ops, strict=True):
+            estimate, work = op.latency, op.op.workload
+            share = peak_share(work, estimate.latency_us, device)
+            assert own["us"] == pytest.approx(estimate.latency_us, rel=2e-2)
+            assert (own["low"], own["high"]) == pytest.approx((estimate.low_us, estimate.high_us), rel=5e-2)
+            checked += 1
+            if abs(own["us"] / estimate.latency_us - 1) > 1e-5:
+                continue
+            same += 1
+            assert own["text"] == latency(estimate.latency_us)
+            assert own["bound"] == estimate.bound
+            why = idle_reasons(work, device, tile_in_use(device, work.dtype, op.launch), share)
+            assert own["why"] == [reason.words for reason in why]
+            assert (own["waste"] or 0.0) == pytest.approx(
+                op.findings[0].waste_us if op.findings else 0.0, abs=1e-2 * estimate.latency_us
+            )
+            if op.findings and own["waste"] is not None:
+                assert own["words"] == op.findings[0].edge.words
+    assert same / checked > 0.995
+
+
+def test_experts_get_the_tokens_that_python_draws(tab: Tab) -> None:
+    for tokens, experts, top_k, ep in ((512, 8, 2, 4), (8192, 64, 6, 8), (100, 128, 1, 2), (4097, 256, 8, 1)):
+        for skew in ("balanced", "power_law_1.01", "power_law_1.2"):
+            layer = MoE(tokens, 1024, 512, experts, top_k, ep=ep, distribution=skew)
+            exponent = 0 if skew == "balanced" else float(skew[10:])
+            asked = {"tokens": tokens, "experts": experts, "topK": top_k, "ep": ep, "exponent": exponent}
+            assert tab.evaluate(f"tokensPerExpert({json.dumps(asked)}, draws)") == list(layer.tokens_per_expert)
+
+
+def type_in(tab: Tab, name: str, value: object, event: str = "change") -> None:
+    change = f"e.value = {json.dumps(str(value))}; e.dispatchEvent(new Event('{event}'));"
+    tab.evaluate(f"(e => {{ {change} }})(document.getElementById('{name}'))")
+    tab.evaluate(IDLE)
+
+
+def seen(tab: Tab) -> dict[str, str]:
+    names = [
+        "answer",
+        "ops",
+        "experts-text",
+        "c-predict",
+        "c-sweep",
+        "c-advise",
+        "better",
+        "shown",
+        "tiles-text",
+        "wrong",
+    ]
+    return tab.evaluate(
+        f"Object.fromEntries({json.dumps(names)}.map(id => [id, document.getElementById(id).textContent]))"
+    )
+
+
+def test_every_control_changes_what_it_should(tab: Tab, opened: Browser, page: Path) -> None:
+    moves = [
+        ("n-hidden", 5120, "ops"), ("n-heads", 64, "ops"), ("n-kv_heads", 32, "ops"), ("n-ffn", 13824, "ops"),
+        ("n-seq", 257, "ops"), ("n-mbs", 2, "ops"), ("n-tp", 2, "ops"), ("n-vocab", 50304, "ops"),
+        ("n-layers", 40, "c-advise"), ("n-head_dim", 64, "ops"), ("n-experts", 16, "experts-text"),
+        ("n-top_k", 4, "experts-text"), ("n-ep", 4, "experts-text"), ("n-expert_ffn", 2048, "experts-text"),
+        ("skew", "power_law_1.2", "experts-text"), ("axis", "seq", "c-sweep"), ("direction", "both", "ops"),
+        ("dtype", "fp16", "answer"), ("gpu", "h100-sxm5-80gb", "answer"), ("dtype", "fp8", "answer"),
+        ("preset", "gpt2-xl", "ops"),
+    ]  # fmt: skip
+    before = seen(tab)
+    for name, value, changes in moves:
+        type_in(tab, name, value)
+        now = seen(tab)
+        assert now[changes] != before[changes], name
+        assert now["wrong"] == "", name
+        before = now
+    type_in(tab, "r-ffn", 8192, "input")
+    assert "--ffn 8192" in seen(tab)["c-predict"]
+    for name, what in (("gated", "ops"), ("gate_fused", "ops"), ("lock-ffn", "c-advise"), ("add", "shown")):
+        tab.evaluate(f"document.getElementById('{name}').click()")
+        tab.evaluate(IDLE)
+        assert seen(tab)[what] != before[what], name
+        before = seen(tab)
+    fragment = tab.evaluate("location.hash")
+    with opened.tab(page, 1280, fragment=fragment) as again:
+        again.evaluate(IDLE)
+        assert seen(again) == before
+    type_in(tab, "n-tp", 7)
+    assert "tp = 7 must divide heads" in seen(tab)["wrong"]
+    tab.evaluate("document.getElementById('reset').click()")
+    tab.evaluate(IDLE)
+    assert seen(tab)["wrong"] == ""
+
+
+def test_a_better_shape_is_taken_over_by_a_click(tab: Tab) -> None:
+    type_in(tab, "n-seq", 2049)
+    type_in(tab, "n-ffn", 14000)
+    change = tab.evaluate("document.querySelector('#better td').textContent")
+    tab.evaluate("document.querySelector('#better button').click()")
+    tab.evaluate(IDLE)
+    for part in change.split(", "):
+        name, _, _, value = part.split(" ")
+        assert tab.evaluate(f"state.{name}") == int(value)
+
+
+@pytest.mark.parametrize(("width", "dark", "text"), [(400, False, 100), (1280, True, 200), (2560, False, 100)])
+def test_it_fits_asks_nothing_of_the_network_and_complains_of_nothing(
+    opened: Browser, page: Path, width: int, dark: bool, text: int
+) -> None:
+    with opened.tab(page, width, dark=dark) as tab:
+        tab.evaluate(f"document.documentElement.style.fontSize = '{text}%'")
+        tab.evaluate(IDLE)
+        assert tab.shown.problems == []
+        assert [url for url in tab.shown.requests if not url.startswith("data:")] == [page.resolve().as_uri()]
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        if AXE.is_file():
+            found = violations(tab)
+            assert found == []
+
+
+def violations(tab: Tab) -> list[str]:
+    """What axe-core finds against WCAG 2 (A and AA): contrast, labels, roles."""
+    tab.evaluate(AXE.read_text(encoding="utf-8") + ";0")
+    told = "v.id + ': ' + n.html.slice(0, 120) + ' ' + n.failureSummary"
+    script = f"axe.run().then(r => r.violations.flatMap(v => v.nodes.map(n => {told})))"
+    return list(tab.evaluate(script))
+
+
+def test_hostile_names_are_text(opened: Browser, tmp_path: Path) -> None:
+    device, path = lookup("a100-sxm4-80gb"), tmp_path / "explore.html"
+    hostile = FittedModel(GemmModel.prior(device, dtype="bf16"), HOSTILE)
+    write_explorer(path, [device], preset("gpt2-xl"), title=HOSTILE, fitted={"bf16": hostile})
+    with opened.tab(path, 1280, fragment="#hidden=<img src=x onerror=alert(1)>&lines=<b>&keep=<i>&axis=<u>") as tab:
+        tab.evaluate(IDLE)
+        assert tab.shown.problems == []
+        assert HOSTILE.strip()[:20] in tab.evaluate("document.body.innerText")
+        assert tab.evaluate("document.querySelectorAll('img, b, i, u').length") == 0
+
+
+def test_sixty_moves_leave_no_memory_behind(tab: Tab) -> None:
+    script = """(async () => { for (let i = 0; i < 60; i += 2) {
+        set('seq', 1024 + 64 * (i % 20)); await new Promise(done => setTimeout(done)); } })()"""
+    sizes = []
+    for _ in range(3):
+        tab.evaluate(script)
+        tab.evaluate(IDLE)
+        tab.browser._ask("HeapProfiler.collectGarbage", tab.session)
+        sizes.append(tab.evaluate("performance.memory.usedJSHeapSize"))
+    assert sizes[2] < sizes[1] * 1.1 + 1e6

@@ -1,0 +1,70 @@
+"""Writes the explorer's screenshots for README and docs, and its page for the documentation site.
+
+Entry points: `screenshots` and `site_page`, or `python -m tools.guide.explorer [SITE]`. Run by `make docs`.
+
+Screenshots need Chromium; without it they stay as they are.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from urllib.parse import urlencode
+
+from PIL import Image
+
+from quantbench.device import lookup
+from quantbench.explore.page import shelf_devices, write_explorer
+from quantbench.workload import TransformerShape
+from quantbench.workload.presets import preset
+
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+_GPUS = ("a100-sxm4-80gb", "h100-sxm5-80gb")
+#: file name → (setting of the page, width and height in pixels)
+SHOTS: dict[str, tuple[dict[str, object], tuple[int, int]]] = {
+    "docs/figures/explore.png": (
+        {"hidden": 5000, "heads": 40, "kv_heads": 40, "head_dim": 125, "ffn": 20000, "seq": 2048, "tp": 8,
+         "vocab": 50304, "gated": 0, "detail": "h100-sxm5-80gb/bf16/vllm"},
+        (1280, 820),
+    ),
+    "docs/figures/explore-tiles.png": (
+        {"hidden": 4096, "heads": 32, "kv_heads": 32, "head_dim": 128, "ffn": 16384, "seq": 257, "vocab": 50304,
+         "gated": 0, "axis": "seq", "detail": "a100-sxm4-80gb/bf16/sglang"},
+        (1280, 1860),
+    ),
+}  # fmt: skip
+
+
+def screenshots() -> None:
+    """Writes the files of SHOTS with the first Chromium found."""
+    browser = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
+    if browser is None:
+        print("no Chromium here: the explorer's screenshots stay as they are", file=sys.stderr)
+        return
+    with TemporaryDirectory() as folder:
+        page = Path(folder) / "explore.html"
+        write_explorer(page, [lookup(gpu) for gpu in _GPUS], TransformerShape(hidden=4096, heads=32))
+        for name, (setting, (width, height)) in SHOTS.items():
+            words = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+            # Virtual time lets the page finish before it is drawn.
+            words += [f"--user-data-dir={folder}/profile", "--virtual-time-budget=60000"]
+            words += [f"--window-size={width},{height}", f"--screenshot={Path(name).resolve()}"]
+            subprocess.run([*words, f"{page.as_uri()}#{urlencode(setting)}"], check=True, capture_output=True)
+            with Image.open(name) as shot:
+                smaller = shot.convert("RGB").quantize(96)
+            smaller.save(name, optimize=True)
+
+
+def site_page(path: Path) -> None:
+    """Writes the explorer of all GPUs with a shipped model."""
+    write_explorer(path, shelf_devices(), preset("llama-3-8b"), title="Transformer layers on the GPUs of the shelf")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        site_page(Path(sys.argv[1]))
+    else:
+        screenshots()
