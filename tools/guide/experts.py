@@ -100,6 +100,8 @@ def _sizes(_: MoETable, model: MoEModel) -> list[float]:
     return [float(ratio) for ratio in small / large]
 
 
+_EVEN = Choice(SPREAD.alike, lambda work: SPREAD.order(work) if work.distribution == "balanced" else None)
+_UNEVEN = Choice(SPREAD.alike, lambda work: SPREAD.order(work) if work.distribution == "power_law_1.2" else None)
 _RULES: tuple[tuple[str, Judge, str], ...] = (
     ("tokens per expert % 64", _between(64, 1), "where refuted: choose tokens without it"),
     (
@@ -110,12 +112,12 @@ _RULES: tuple[tuple[str, Judge, str], ...] = (
     ("expert_ffn / TP % 128 (predicted)", _widths, "where confirmed: keep it; elsewhere measure"),
     (
         f"EP rather than TP, as many GPUs, {_FEW_TOKENS} tokens or more, balanced",
-        lambda of, model: _chosen(_EVEN)(of, model),
+        _chosen(_EVEN),
         "compare both with `quantbench advise`: communication is not in these times",
     ),
     (
         "EP rather than TP, the same with a power law of 1.2",
-        lambda of, model: _chosen(_UNEVEN)(of, model),
+        _chosen(_UNEVEN),
         "with skew the busiest GPU of EP sets the pace; TP shares out every expert",
     ),
     ("balanced routing over 8 GPUs, not a power law of 1.2", _chosen(BALANCED, 8), "balance, or replicate hot experts"),
@@ -125,8 +127,6 @@ _RULES: tuple[tuple[str, Judge, str], ...] = (
         "small experts cost time; weigh it against their quality",
     ),
 )
-_EVEN = Choice(SPREAD.alike, lambda work: SPREAD.order(work) if work.distribution == "balanced" else None)
-_UNEVEN = Choice(SPREAD.alike, lambda work: SPREAD.order(work) if work.distribution == "power_law_1.2" else None)
 
 
 def write_page(docs: Path) -> list[Path]:
