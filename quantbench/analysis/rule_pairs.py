@@ -2,8 +2,8 @@
 
 Entry points: the finders of pairs (`PairFinder`) `multiples`, `halves`, `whole_waves`, `fallbacks` and `first_of` for
 single ops, `best_value` and `doublings` for whole layers. A finder takes a `Material` and returns `PairsOrReason`: its
-`RulePair` objects, or the reason why there are none. Used by `rules`, which assigns a finder to each rule, and by
-`check`, which collects the `Material`.
+`RulePair` objects, or the reason why there are none. Used by `rules`, which assigns a finder to each rule, by
+`expert_pairs` and by `check`, which collects the `Material`.
 
 Effects are ratios of time per unit of useful work, broken / kept: above 1, the rule helps.
 """

@@ -26,15 +26,14 @@ from quantbench.workload.dtypes import GEMM_DTYPES
 from quantbench.workload.ops import LAYOUTS
 from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 
-LINEAR_OPS = (
-    "qkv", "latent_down", "q_up", "kv_up", "proj", "mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down",
-    "shared_up", "shared_gate", "shared_up_gate", "shared_down",
-)  # fmt: skip
+LINEAR_OPS = ("qkv", "proj", "mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down")
+# Products of latent attention and of shared experts.
+_OTHER_LINEAR = ("latent_down", "q_up", "kv_up", "shared_up", "shared_gate", "shared_up_gate", "shared_down")
 UNFUSED_OPS = ("scores", "softmax", "context")
 _ATTENTION_OPS = (*UNFUSED_OPS, "attention")
 _GROUPED_OPS = ("experts_up", "experts_up_gate", "experts_down")
 EXPERT_OPS = (*_GROUPED_OPS, "permute", "unpermute")
-MODEL_OPS = (*LINEAR_OPS, *_ATTENTION_OPS, *EXPERT_OPS, "logits")
+MODEL_OPS = (*LINEAR_OPS, *_OTHER_LINEAR, *_ATTENTION_OPS, *EXPERT_OPS, "logits")
 DIRECTIONS = ("forward", "backward", "both")
 
 #: kinds of attention that a sweep runs; `both` only occurs in runs from before 0.2
@@ -58,7 +57,7 @@ class _Dim:
 
 
 _DIMS = {
-    "hidden": _Dim(64, "1024:8192:64", "256:1024:16", (*LINEAR_OPS, *EXPERT_OPS), grain=8),
+    "hidden": _Dim(64, "1024:8192:64", "256:1024:16", (*LINEAR_OPS, *_OTHER_LINEAR, *EXPERT_OPS), grain=8),
     "heads": _Dim(1, "8:128:8", "4:24:4", _ATTENTION_OPS),
     "head-dim": _Dim(8, "32:256:8", "16:128:8", _ATTENTION_OPS, grain=8),
     "ffn": _Dim(64, "4096:16384:128", "512:2048:64", ("mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down"), grain=8),
