@@ -241,7 +241,7 @@ def test_whole_layers_of_experts_are_compared_in_one_choice(rule: str, broken: d
     sizes = ("tokens", "hidden", "expert_ffn", "top_k", "num_experts", "tp", "ep")
     records = [record(work, us, {name: getattr(work, name) for name in sizes}, "moe") for work, us in pairs]
     found = verdict(rule, records)
-    assert (found.verdict, found.pairs) == ("CONFIRMED", 2)
+    assert (found.verdict, found.num_pairs) == ("CONFIRMED", 2)
     assert found.effect == pytest.approx(1.2)
     with pytest.raises(UnsupportedError, match="import aiconfigurator --table moe"):
         rule_named(rule).experiment(A100)
