@@ -141,6 +141,9 @@ def test_a_kernel_outside_the_menu_joins_it_with_its_split() -> None:
     index = menu.nearest(32, 32, 18)
     assert (menu.each.block_m[index, 0], menu.each.block_n[index, 0], menu.each.split_k[index, 0]) == (32, 32, 18)
     assert len(menu_for(None)) == len(Menu.of())
+    wide = menu_for([Launch("k", tile=Tile(256, 64)), None], "CUDA cores")
+    sides = [wide.tiles[i] for i, _ in wide.kernels]
+    assert {pair for pair in sides if max(pair) > 128 or min(pair) < 32} == {(256, 64)}
 
 
 def test_two_kernels_of_one_tile_are_told_apart() -> None:

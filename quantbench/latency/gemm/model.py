@@ -28,7 +28,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, QuantbenchError, StoreError, UnsupportedError, require_choice
 from quantbench.files import read_bytes, reason, write_file
 from quantbench.latency.estimate import Estimate, IntervalCalibration
-from quantbench.latency.families import family
+from quantbench.latency.families import family, unit
 from quantbench.latency.gemm import files, public
 from quantbench.latency.gemm.cost_model import FloatArray, IndexArray, Machine, Menu, Shapes, runs_in_waves
 from quantbench.latency.gemm.distilled import FastGemm, distil
@@ -225,7 +225,7 @@ class GemmModel:
         m = np.atleast_1d(np.asarray(m))
         sizes = whole_sizes("GemmModel.fit", m, n, k, np.broadcast_to(batch, m.shape) if np.ndim(batch) == 0 else batch)
         times = _measured_times(latency_us, len(sizes[0]))
-        menu = menu_for(launches)
+        menu = menu_for(launches, unit(spec, dtype))
         layouts = _layouts("GemmModel.fit", layout, len(times))
         kernels, split_k = _recorded_kernels(menu, launches, len(times))
         rows = Measured(sizes[0], sizes[1], sizes[2], np.log(times), kernels, sizes[3], layouts, split_k)
@@ -241,7 +241,7 @@ class GemmModel:
             bare = _unfitted(spec, dtype, machine, start, blind, library)
             few = f"{len(rows)} rows are too few to fit ({FEWEST_ROWS} are needed): the prior as it stands. "
             return replace(bare, note=few + bare.note)
-        ensemble, interval = train(machine, menu, rows, start, reference, effort or Effort(), seed)
+        ensemble, interval = train(machine, menu, rows, start, reference, effort or Effort.of(len(rows)), seed)
         note = ""
         if len(rows) < FEWEST_FOR_TREES:
             note = f"{len(rows)} rows: the cost model was fitted, no trees were grown ({FEWEST_FOR_TREES} are needed)"

@@ -164,8 +164,8 @@ def _teaches(known: Known, which: str, dtype: str) -> bool:
     return same and unit(lookup(known.device), known.dtype) == which
 
 
-# A100 PCIe, made in 7 nm, runs fp32 at its peak of 19.5 TFLOP/s within its 250 W (NVIDIA, A100 datasheet): less power
-# a TFLOP/s than any CUDA cores of older processes.
+# A100 PCIe, made in 7 nm, runs fp32 at its peak of 19.5 TFLOP/s within its 250 W: less power a TFLOP/s than any CUDA
+# cores of older processes. (https://wccftech.com/nvidia-ampere-a100-pcie-gpu-launch-20x-volta/ has both figures.)
 _WATTS_PER_TFLOPS = 250.0 / 19.5
 
 
@@ -239,6 +239,11 @@ class Effort:
     rows_other: int = 400
     growth: Growth = field(default_factory=Growth)
 
+    @classmethod
+    def of(cls, rows: int) -> Effort:
+        """Returns the default for this many rows. Below 150 a fit varies with single rows: more are averaged."""
+        return cls(members=8) if rows < 150 else cls()
+
 
 def fit_parameters(
     machine: Machine,
@@ -292,8 +297,12 @@ def _pseudo_huber(error: FloatArray, weight: FloatArray | float = 1.0) -> tuple[
     return float((scale * _DELTA**2 * (bend - 1.0)).sum()), scale * error / bend
 
 
-def menu_for(launches: Sequence[Launch | None] | None) -> Menu:
-    """Builds the default menu extended by the most frequent recorded tiles, variants and splits that it lacks."""
+def menu_for(launches: Sequence[Launch | None] | None, which: str = "tensor cores") -> Menu:
+    """Builds the menu of a unit, extended by the most frequent recorded tiles, variants and splits that it lacks.
+
+    which: `families.unit`. On CUDA cores a tile's sides are 32 to 128, as in the names of cuBLAS's sgemm from Pascal to
+    Ampere (NeuSight's table): a thread holds at most 8 × 8 sums.
+    """
     recorded = [(launch.kernel, launch.tile) for launch in launches or () if launch is not None and launch.tile]
     seen = Counter(((tile.block_m, tile.block_n), variant(kernel)) for kernel, tile in recorded)
     first = {size: name for (size, name), _ in reversed(seen.most_common())}  # the most frequent of each size
@@ -304,8 +313,11 @@ def menu_for(launches: Sequence[Launch | None] | None) -> Menu:
     menu = replace(Menu.of(tiles), variants=tuple(name for _, name in other))
     found = [menu.nearest(tile.block_m, tile.block_n, tile.split_k, kernel) for kernel, tile in recorded]
     pairs = Counter((menu.kernels[i][0], tile.split_k) for i, (_, tile) in zip(found, recorded, strict=True))
-    more = [pair for pair, _ in pairs.most_common() if pair not in menu.kernels][:_MOST_EXTRA_KERNELS]
-    return replace(menu, kernels=(*menu.kernels, *more))
+    common = menu.kernels
+    if which == "CUDA cores":
+        common = tuple(pair for pair in common if all(32 <= side <= 128 for side in tiles[pair[0]]))
+    more = [pair for pair, _ in pairs.most_common() if pair not in common][:_MOST_EXTRA_KERNELS]
+    return replace(menu, kernels=(*common, *more))
 
 
 def train(
