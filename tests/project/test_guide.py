@@ -81,11 +81,13 @@ def test_the_commands_that_write_the_pages_can_be_imported() -> None:
 @needs_tables
 def test_the_page_says_what_the_tables_say(tmp_path: Path) -> None:
     from tools.guide.evidence import evidence, find
+    from tools.guide.formats import formats_table
     from tools.guide.page import texts
 
     text = PAGE.read_text(encoding="utf-8")
-    kernels = {"named-kernels": kept(text, "named-kernels")}  # from a table that no package has
-    assert fill(text, {**texts(find(evidence(), SEARCHES)), **kernels}) == text
+    kernels = kept(text, "named-kernels")  # from a table that no package has
+    tables = {"named-kernels": kernels, "formats": formats_table()}
+    assert fill(text, {**texts(find(evidence(), SEARCHES)), **tables}) == text
 
 
 @pytest.mark.slow
