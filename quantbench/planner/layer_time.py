@@ -18,11 +18,13 @@ from functools import cached_property
 from quantbench.latency.interconnect import NODE_LATENCY_S
 from quantbench.latency.op_times import OpTimes, as_run
 from quantbench.planner.calibration import Calibration
-from quantbench.planner.layout import Job, LayerKey, padded_vocab
+from quantbench.planner.layout import Job, LayerKey, layer_weights, padded_vocab
 from quantbench.planner.memory import MASK_BYTES
-from quantbench.workload import Op, TransformerShape
+from quantbench.workload import GroupedGemm, Op, TransformerShape
 from quantbench.workload.dtypes import element_bytes
 from quantbench.workload.kinds import Compute
+from quantbench.workload.moe import Permute
+from quantbench.workload.ops import Cast
 
 # Ops between the qkv and output projections.
 _CORE = ("scores", "softmax", "context", "attention")
@@ -114,7 +116,7 @@ class LayerTimes:
 
     def __init__(self, job: Job, times: OpTimes, calibration: Calibration) -> None:
         self._job, self._times, self._unaligned = job, times, calibration.unaligned_share
-        self._divided: dict[tuple[int, int, int], tuple[TransformerShape, tuple[Op, ...]]] = {}
+        self._divided: dict[tuple[int, ...], tuple[TransformerShape, tuple[Op, ...]]] = {}
         self._known: dict[LayerKey, LayerTime] = {}
 
     def at(self, key: LayerKey) -> LayerTime:
@@ -140,14 +142,16 @@ class LayerTimes:
         """Returns the distinct workloads of the layers at these keys."""
         found: dict[Compute, None] = {}
         for key in keys:
-            found.update((op.workload, None) for op in self._ops(key)[1])
+            found.update((work, None) for op in self._ops(key)[1] for work in _timed(op.workload))
         return list(found)
 
     def _ops(self, key: LayerKey) -> tuple[TransformerShape, tuple[Op, ...]]:
         """Returns the layer on one GPU with whole sequences, and its ops with the tokens that the GPU holds."""
-        degrees = key.tp, key.mbs, key.cp
+        degrees = key.tp, key.mbs, key.cp, key.ep, key.expert_tp
         if degrees not in self._divided:
             shape = divided(self._job.shape, key.tp, key.mbs)
+            if shape.experts:
+                shape = replace(shape, ep=key.ep, expert_tp=key.expert_tp)
             ops = shape.ops()
             if key.cp > 1:
                 # Linear layers see the GPU's tokens; attention is divided below.
@@ -158,17 +162,24 @@ class LayerTimes:
 
     def _layer(self, key: LayerKey, seconds: Mapping[Compute, Span]) -> LayerTime:
         shape, ops = self._ops(key)
-        spans: dict[tuple[str, bool], Span] = defaultdict(lambda: Span(0.0, 0.0, 0.0))
+        spans: dict[tuple[str, bool], Span] = defaultdict(lambda: exactly(0.0))
+        moved_bytes = {True: 0, False: 0}
         for op in ops:
             part = "core" if op.name in _CORE else "logits" if op.name == "logits" else "products"
-            time = seconds[op.workload]
+            if isinstance(op.workload, Cast | Permute):
+                moved_bytes[op.phase == "forward"] += op.workload.min_bytes
+                continue
+            time = exactly(0.0)
+            for work in _timed(op.workload):
+                time += seconds[work]
             # Ring attention gives every GPU two chunks, one early and one late, so that causal work is even; contiguous
             # chunks leave the last GPU the most.
             uneven = 2 - 1 / key.cp if shape.causal and not key.cp_balanced else 1.0
             spans[part, op.phase == "forward"] += time.times(uneven / key.cp) if part == "core" else time
         bytes_per_s = self._job.elementwise_bytes_per_s
         own = replace(shape, seq=shape.seq // key.cp)
-        forward, backward = _vector_bytes(own, key.sequence_parallel)
+        forward, backward = _vector_bytes(own, key)
+        forward, backward = forward + moved_bytes[True], backward + moved_bytes[False]
         dropout_s = _core_dropout_bytes(shape) / key.cp / bytes_per_s
         return LayerTime(
             products=(spans["products", True], spans["products", False]),
@@ -177,23 +188,42 @@ class LayerTimes:
             core_dropout=dropout_s,
             # Megatron runs two all-reduces forward and two backward (with sequence parallelism: gathers and scatters of
             # the same volume).
-            reduces=4 * self._reduce_s(own),
+            reduces=4 * (self._reduce_s(own) + self._exchange_s(own, key)),
             context=self._context_s(shape, key, spans["core", True].mid),
             overhead=0.0,
             logits=spans["logits", True] + spans["logits", False],
             loss=_loss_bytes(own) / bytes_per_s,
             # Lookup and gradient accumulation move each element of a row about four times.
-            embedding=4 * own.tokens * own.hidden * element_bytes(own.dtype) / bytes_per_s,
+            embedding=4 * own.tokens * own.hidden * element_bytes(own.attention_dtype) / bytes_per_s,
         )
 
     def _reduce_s(self, shape: TransformerShape) -> float:
         if shape.tp == 1:
             return 0.0
         cluster = self._job.cluster
-        bus_bytes = 2 * (shape.tp - 1) / shape.tp * shape.tokens * shape.hidden * element_bytes(shape.dtype)
+        bus_bytes = 2 * (shape.tp - 1) / shape.tp * shape.tokens * shape.hidden * element_bytes(shape.attention_dtype)
         if shape.tp <= cluster.gpus_per_node:
             return cluster.intra_node(shape.tp).time_s(bus_bytes)
         return bus_bytes / (cluster.gpu_gb_per_s * 1e9)
+
+    def _exchange_s(self, shape: TransformerShape, key: LayerKey) -> float:
+        """Returns the seconds to send the rows of a layer to their experts; the way back, and both backward, take as
+        long. A row goes once to each GPU, and once to each node, with an expert that it needs."""
+        if key.ep == 1:
+            return 0.0
+        cluster = self._job.cluster
+        row_bytes = shape.tokens / key.tp * shape.hidden * element_bytes(shape.attention_dtype)
+
+        def others(groups: float) -> float:
+            return (groups - 1) * (1 - (1 - 1 / groups) ** shape.top_k)
+
+        nodes = key.ep * key.expert_tp / cluster.gpus_per_node
+        inside = min(key.ep, cluster.gpus_per_node)
+        # all_reduce's links: a GPU sends the same bytes, to its neighbour instead of to all.
+        seconds = cluster.intra_node(inside).time_s(row_bytes * others(key.ep)) if inside > 1 else 0.0
+        if nodes <= 1:
+            return seconds
+        return max(seconds, NODE_LATENCY_S + row_bytes * others(nodes) / (cluster.gpu_gb_per_s * 1e9))
 
     def _context_s(self, shape: TransformerShape, key: LayerKey, core_forward_s: float) -> float:
         """Returns the exposed seconds of context-parallel traffic: keys and values once forward; forward again and
@@ -214,19 +244,27 @@ class LayerTimes:
         return max(once - room, 0.0) + max(2 * once - 2.5 * room, 0.0)
 
 
+def _timed(work: Compute) -> tuple[Compute, ...]:
+    """Returns the workloads whose times make up that of `work`: of grouped products, those of each expert; none of what
+    only moves bytes."""
+    if isinstance(work, GroupedGemm):
+        return work.gemms
+    return () if isinstance(work, Cast | Permute) else (work,)
+
+
 def divided(shape: TransformerShape, tp: int, mbs: int) -> TransformerShape:
     """Returns one layer of the model on one of `tp` GPUs, with the vocabulary padded as in Megatron."""
     return replace(shape, layers=1, tp=tp, mbs=mbs, vocab=padded_vocab(shape.vocab, tp))
 
 
-def _vector_bytes(shape: TransformerShape, sequence_parallel: bool) -> tuple[float, float]:
+def _vector_bytes(shape: TransformerShape, key: LayerKey) -> tuple[float, float]:
     """Returns (forward, backward) bytes moved by the elementwise kernels and norms of one layer.
 
     Assumes the fused kernels of Megatron-LM (megatron/fused_kernels, bias_gelu, bias_dropout_add).
     """
-    w, mask = element_bytes(shape.dtype), MASK_BYTES if shape.dropout else 0
-    whole = shape.tokens * shape.hidden / (shape.tp if sequence_parallel else 1)
-    mlp = shape.tokens * shape.ffn / shape.tp
+    w, mask = element_bytes(shape.attention_dtype), MASK_BYTES if shape.dropout else 0
+    whole = shape.tokens * shape.hidden / (shape.tp if key.sequence_parallel else 1)
+    mlp = shape.tokens * (shape.top_k * shape.moe_ffn if shape.experts else shape.ffn) / shape.tp
     gates = 3 if shape.gated else 2
     width = shape.heads // shape.tp * shape.head_dim
     qkv = shape.tokens * (width + 2 * shape.kv_heads_per_gpu * shape.head_dim)
@@ -241,7 +279,7 @@ def _vector_bytes(shape: TransformerShape, sequence_parallel: bool) -> tuple[flo
     backward = whole * (2 * 5 * w + 2 * (2 * w + mask) + 2 * 3 * w + 2 * w)
     backward += mlp * (gates + 2) * w + qkv * 3 * w + context * 2 * w
     # Weight gradients are accumulated over micro-batches: two reads, a write.
-    return forward, backward + 3 * w * shape.layer_weights(shape.tp)
+    return forward, backward + 3 * w * sum(layer_weights(shape, key))
 
 
 def _core_dropout_bytes(shape: TransformerShape) -> float:
@@ -249,7 +287,7 @@ def _core_dropout_bytes(shape: TransformerShape) -> float:
     if not shape.dropout or shape.attention == "flash":
         return 0.0
     probabilities = shape.mbs * shape.heads / shape.tp * shape.seq**2
-    return probabilities * (2 * element_bytes(shape.dtype) + MASK_BYTES)
+    return probabilities * (2 * element_bytes(shape.attention_dtype) + MASK_BYTES)
 
 
 def _loss_bytes(shape: TransformerShape) -> float:
