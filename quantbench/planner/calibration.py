@@ -41,6 +41,8 @@ _SITE_FORMAT, _SITE_VERSION = "quantbench-planner-site", 1
 #: constants of the iteration time: name → (lowest, highest) plausible value
 RANGES = {
     "compute_factor": (0.5, 3.0),
+    "quantized_factor": (0.2, 3.0),
+    "experts_factor": (0.3, 5.0),
     "attention_factor": (0.3, 5.0),
     "elementwise_factor": (0.5, 10.0),
     "tensor_factor": (0.05, 10.0),
@@ -92,6 +94,9 @@ class Calibration:
     of a GEMM model.)
 
     compute_factor: time of products and attention in training over that in short runs; clocks fall under load.
+    quantized_factor: further factor of products with 8- or 4-bit inputs over those of the inference libraries that were
+        measured, which also cast their input.
+    experts_factor: further factor of grouped products of experts over one product of each.
     attention_factor: further factor of attention's kernels over those that the latency model was fitted to.
     elementwise_factor: bytes that elementwise kernels and norms move over those of ideal fused passes.
     tensor_factor: time of a tensor-parallel collective that shows over its isolated time. It is above 1 if GPUs wait
@@ -118,6 +123,8 @@ class Calibration:
     activation_slack: float
     scatter: float = 0.0
     compute_factor: float = 1.0
+    quantized_factor: float = 1.0
+    experts_factor: float = 1.0
     attention_factor: float = 1.0
     elementwise_factor: float = 1.0
     exposed_share: float = 0.0

@@ -132,7 +132,7 @@ def iteration(job: Job, layout: Layout, layer_times: LayerTimes, calibration: Ca
     ends = (time.logits.mid if slowest.last else 0.0) + (time.embedding if slowest.first else 0.0)
     return Iteration(
         sec=total.times(1 + waiting).widened(calibration.scatter),
-        products=(time.products[0].mid + time.products[1].mid) * own_layers,
+        products=sum(span.mid for span in (*time.products, *time.experts)) * own_layers,
         attention=(time.core[0].mid + time.core[1].mid) * own_layers,
         recompute=again.mid * layout.recomputed(slowest.layers) * count,
         vector=sum(time.vector) * own_layers,

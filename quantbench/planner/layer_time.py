@@ -20,14 +20,19 @@ from quantbench.latency.op_times import OpTimes, as_run
 from quantbench.planner.calibration import Calibration
 from quantbench.planner.layout import Job, LayerKey, layer_weights, padded_vocab
 from quantbench.planner.memory import MASK_BYTES
-from quantbench.workload import GroupedGemm, Op, TransformerShape
+from quantbench.workload import Gemm, GroupedGemm, Op, TransformerShape
 from quantbench.workload.dtypes import element_bytes
 from quantbench.workload.kinds import Compute
 from quantbench.workload.moe import Permute
 from quantbench.workload.ops import Cast
+from quantbench.workload.recipes import RECIPES, casts_of
 
 # Ops between the qkv and output projections.
 _CORE = ("scores", "softmax", "context", "attention")
+
+# Products whose input, or whose output's gradient, comes from attention, a residual addition or a permutation.
+_CASTS_INPUT = ("proj", "experts_up", "experts_up_gate")
+_CASTS_GRADIENT = ("qkv", "proj", "mlp_down", "experts_down")
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ def exactly(seconds: float) -> Span:
 class LayerTime:
     """Seconds per micro-batch on one GPU; pairs are (forward, backward).
 
-    products, core: of a layer, its weight GEMMs, and attention's GEMMs with softmax.
+    products, experts, core: of a layer, its weight GEMMs, those of routed experts, and attention's GEMMs with softmax.
     vector: bandwidth-bound kernels of a layer.
     core_dropout: dropout on attention probabilities, a part of `vector`, each way.
     reduces: tensor-parallel collectives of a layer, both ways.
@@ -68,9 +73,11 @@ class LayerTime:
     overhead: overhead per layer.
     logits: logits and loss.
     embedding: lookup and its gradient.
+    quantized: whether the products of a layer have 8- or 4-bit inputs.
     """
 
     products: tuple[Span, Span]
+    experts: tuple[Span, Span]
     core: tuple[Span, Span]
     vector: tuple[float, float]
     core_dropout: float
@@ -80,12 +87,16 @@ class LayerTime:
     logits: Span
     loss: float
     embedding: float
+    quantized: bool = False
 
     def fitted(self, c: Calibration) -> LayerTime:
         """Returns the times in training: those of single ops and ideal passes, times the factors of `c`."""
         core = c.compute_factor * c.attention_factor
+        products = c.compute_factor * (c.quantized_factor if self.quantized else 1.0)
+        experts = products * c.experts_factor
         return LayerTime(
-            products=(self.products[0].times(c.compute_factor), self.products[1].times(c.compute_factor)),
+            products=(self.products[0].times(products), self.products[1].times(products)),
+            experts=(self.experts[0].times(experts), self.experts[1].times(experts)),
             core=(self.core[0].times(core), self.core[1].times(core)),
             vector=(self.vector[0] * c.elementwise_factor, self.vector[1] * c.elementwise_factor),
             core_dropout=self.core_dropout * c.elementwise_factor,
@@ -101,13 +112,14 @@ class LayerTime:
     def once(self) -> Span:
         """Seconds of a layer without recomputation."""
         rest = sum(self.vector) + self.reduces + self.context + self.overhead
-        return self.products[0] + self.products[1] + self.core[0] + self.core[1] + exactly(rest)
+        products = self.products[0] + self.products[1] + self.experts[0] + self.experts[1]
+        return products + self.core[0] + self.core[1] + exactly(rest)
 
     def repeated(self, recompute: str) -> Span:
         """Returns the seconds of a layer's recomputation."""
         if recompute == "full":
             again = self.vector[0] + self.reduces / 2 + self.context / 3
-            return self.products[0] + self.core[0] + exactly(again)
+            return self.products[0] + self.experts[0] + self.core[0] + exactly(again)
         return self.core[0] + exactly(self.core_dropout) if recompute == "selective" else exactly(0.0)
 
 
@@ -166,8 +178,10 @@ class LayerTimes:
         moved_bytes = {True: 0, False: 0}
         for op in ops:
             part = "core" if op.name in _CORE else "logits" if op.name == "logits" else "products"
-            if isinstance(op.workload, Cast | Permute):
-                moved_bytes[op.phase == "forward"] += op.workload.min_bytes
+            part = "experts" if isinstance(op.workload, GroupedGemm) else part
+            moved_bytes[True] += _moved(op, shape)[0]
+            moved_bytes[False] += _moved(op, shape)[1]
+            if not _timed(op.workload):
                 continue
             time = exactly(0.0)
             for work in _timed(op.workload):
@@ -183,6 +197,7 @@ class LayerTimes:
         dropout_s = _core_dropout_bytes(shape) / key.cp / bytes_per_s
         return LayerTime(
             products=(spans["products", True], spans["products", False]),
+            experts=(spans["experts", True], spans["experts", False]),
             core=(spans["core", True], spans["core", False]),
             vector=(forward / bytes_per_s + dropout_s, backward / bytes_per_s + dropout_s),
             core_dropout=dropout_s,
@@ -195,6 +210,7 @@ class LayerTimes:
             loss=_loss_bytes(own) / bytes_per_s,
             # Lookup and gradient accumulation move each element of a row about four times.
             embedding=4 * own.tokens * own.hidden * element_bytes(own.attention_dtype) / bytes_per_s,
+            quantized=bool(shape.fp8_recipe),
         )
 
     def _reduce_s(self, shape: TransformerShape) -> float:
@@ -242,6 +258,23 @@ class LayerTimes:
         # One of cp steps has nothing to overlap with; backward computes 2.5 times as much (five products for two).
         room = core_forward_s * (key.cp - 1) / key.cp
         return max(once - room, 0.0) + max(2 * once - 2.5 * room, 0.0)
+
+
+def _moved(op: Op, shape: TransformerShape) -> tuple[int, int]:
+    """Returns the (forward, backward) bytes of an op's permutation, or of a product's casts that are kernels of their
+    own. Transformer Engine casts once per iteration what is a weight, and in the kernel before what a norm or an
+    activation puts out (LayerNormLinear, LayerNormMLP)."""
+    work, forward = op.workload, op.phase == "forward"
+    if isinstance(work, Permute):
+        return (work.min_bytes, 0) if forward else (0, work.min_bytes)
+    if isinstance(work, GroupedGemm):
+        work = work.gemm(work.rows)
+    if not (forward and shape.fp8_recipe and isinstance(work, Gemm) and work.dtype == shape.dtype):
+        return 0, 0
+    inputs, gradients = casts_of(work, RECIPES[shape.fp8_recipe], backward=True)
+    return inputs[0].min_bytes if op.name in _CASTS_INPUT else 0, (
+        gradients[0].min_bytes if op.name in _CASTS_GRADIENT else 0
+    )
 
 
 def _timed(work: Compute) -> tuple[Compute, ...]:
