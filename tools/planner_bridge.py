@@ -1,7 +1,8 @@
-"""Predicts Megatron-Bridge's published pre-training runs: `bridge_table` for tools.planner_accuracy.
+"""Reads Megatron-Bridge's published pre-training runs: `bridge_runs`, for tools.planner_fit and planner_accuracy.
 
-Each model is predicted with factors fitted without it, over the other models of the same release and the published
-tables of other stacks. Rows whose model the planner cannot express are counted with the reason.
+What the table does not say is taken as in Megatron-Bridge's recipes for these runs: no recomputation, sequence
+parallelism with tensor parallelism, distributed optimizer, ZeRO-3 where it names FSDP, tokens forced to be balanced over
+the experts, whole experts on each GPU. FP8 is taken as scaled by tensor, the default of the recipes.
 """
 
 from __future__ import annotations
@@ -10,19 +11,15 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
-
 from quantbench.errors import InputError
 from quantbench.importers.csv_table import CsvFile, CsvRow
 from quantbench.latency.op_times import TimesOf
-from quantbench.planner.calibration import architecture
-from quantbench.planner.constraints import is_possible
-from quantbench.planner.fitting import Observed, fit_pooled, log_errors, observe
+from quantbench.planner.constraints import is_possible, strict_violations
+from quantbench.planner.fitting import Observed, observe
 from quantbench.planner.rows import TableRow, case_of
 from quantbench.workload.presets import preset
-from tools.guide.markers import table
 
-RELEASE, STACK = "26.04.01", "nemo"
+RELEASE, STACK = "26.04.01", "megatron-bridge"
 _GPUS = {
     "DGX-H100": "h100-sxm5-80gb", "DGX-B200": "b200-sxm-180gb", "DGX-B300": "b300-sxm-270gb",
     "DGX-GB200": "gb200-186gb", "DGX-GB300": "gb300-279gb",
@@ -36,14 +33,16 @@ _NOT_EXPRESSIBLE = {
     "Nemotron_3_Super": "state-space layers",
 }  # fmt: skip
 _RECIPES = {"BF16": "", "FP8": "tensorwise", "MXFP8": "mxfp8", "NVFP4": "nvfp4"}
-_SHAPE = ("hidden", "heads", "kv_heads", "head_dim", "layers", "ffn", "gated", "vocab", "tied", "experts", "top_k", "moe_ffn")
+_SHAPE = (
+    "hidden", "heads", "kv_heads", "head_dim", "layers", "ffn", "gated", "vocab", "tied", "experts", "top_k", "moe_ffn",
+)  # fmt: skip
 
 
 def row_of(row: CsvRow) -> TableRow:
     """Returns a run as a row of a table of layouts. Raises InputError for a model that cannot be expressed."""
     model = row.text("model")
     if model in _NOT_EXPRESSIBLE or model not in _MODELS:
-        raise InputError("planner_bridge", model, f"a model without {_NOT_EXPRESSIBLE.get(model, 'unknown layers')}")
+        raise InputError(model, _NOT_EXPRESSIBLE.get(model, "unknown layers"), "attention with an MLP or experts")
     shape = {name: value for name, value in asdict(preset(_MODELS[model])).items() if name in _SHAPE}
 
     def degree(name: str) -> int:
@@ -54,7 +53,7 @@ def row_of(row: CsvRow) -> TableRow:
         model, gpu=_GPUS[row.text("system")], gpus=gpus, gbs=gbs, mbs=degree("mbs"), seq=seq, tp=tp, pp=degree("pp"),
         cp=degree("cp"), interleave=degree("vp"), ep=degree("ep"), recompute="none", sequence_parallel=tp > 1,
         zero=3 if row.text("fsdp") not in ("0", "n/a") else 1, stack=STACK, precision="bf16",
-        fp8_recipe=_RECIPES[row.text("precision")], table=f"{STACK} {model}", dropout=False, attention="flash",
+        fp8_recipe=_RECIPES[row.text("precision")], table=model, dropout=False, attention="flash",
         sec_per_it=gbs * seq / (gpus * float(row.text("tokens_per_sec_per_gpu"))), **shape,
     )  # fmt: skip
 
@@ -72,7 +71,8 @@ def bridge_runs(path: Path, times: TimesOf, release: str = RELEASE) -> tuple[lis
             refused[str(error)] += 1
             continue
         if not is_possible(case.job, case.layout):
-            refused[f"{found.row_id}: a layout that the planner refuses"] += 1
+            broken = ", ".join(rule.constraint.name for rule in strict_violations(case.job, case.layout))
+            refused[f"{found.row_id}: layout that breaks {broken}"] += 1
             continue
         runs.append((case, found.sec_per_it or 0.0, found.table))
     return observe(runs, times), refused

@@ -70,8 +70,10 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeOptions(ModelOptions):
-    """Options for a model with one value per size. `size_names` lists the fields that are sizes of a transformer."""
+    """Options for a model with one value per size. `size_names` lists the fields that are sizes of a transformer,
+    `takes_experts` says whether the command takes models with experts."""
 
+    takes_experts: ClassVar[bool] = False
     size_names: ClassVar[tuple[str, ...]] = ("hidden", "heads", "kv_heads", "ffn", "layers", "seq", "vocab")
 
     hidden: int | None = size_option("Hidden size.")
@@ -80,6 +82,7 @@ class ShapeOptions(ModelOptions):
     layers: int | None = size_option("Layers (default: a usual depth for the hidden size).")
     seq: int | None = size_option("Sequence length, tokens.")
     vocab: int | None = size_option("Vocabulary size.")
+    fp8_recipe: str = _model("", f"Recipe of an 8- or 4-bit step: {', '.join(RECIPES)} (default: none, no casts).")
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -95,7 +98,6 @@ class StepOptions(ShapeOptions):
     head_dim: int | None = size_option("Width of a head (default: hidden / heads).")
     mbs: int | None = size_option("Micro-batch size, sequences (default: 1).")
     tp: int | None = size_option("Tensor-parallel degree (default: 1).")
-    fp8_recipe: str = _model("", f"Recipe of an 8-bit training step: {', '.join(RECIPES)} (default: none, no casts).")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +229,7 @@ def chosen_model(
     if missing:
         sizes = ", ".join(f"--{name}" for name in needed)
         raise InputError(who, f"no {' and no '.join(missing)}", f"--model, --config, or all of {sizes}")
-    if named is not None and named.shape.experts:
+    if named is not None and named.shape.experts and not options.takes_experts:
         what = f"{named.name} with {named.shape.experts} experts"
         raise UnsupportedError(who, what, "a dense model; measure experts by quantbench sweep --dim experts")
     # A valid shape to start from, as one head always divides hidden; `changes` has the typed heads.
@@ -257,8 +259,7 @@ def chosen_model(
         assumed += [] if said is None else [said]
     if options.gated:
         changes["gated"] = True
-    fp8_recipe = options.fp8_recipe if isinstance(options, StepOptions) else ""
-    require_choice(who, "--fp8-recipe", fp8_recipe, ("", *RECIPES))
+    fp8_recipe = require_choice(who, "--fp8-recipe", options.fp8_recipe, ("", *RECIPES))
     recipe = RECIPES.get(fp8_recipe)
     usual = default_dtype(device) if recipe is None else recipe.forward
     if device.peak(options.dtype or usual) is None:

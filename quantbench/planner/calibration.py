@@ -80,7 +80,8 @@ class Stack:
 
 STACKS = {
     "megatron": Stack("Megatron-LM with its fused kernels and distributed optimizer", "fused"),
-    "nemo": Stack("NeMo or Megatron-Bridge: Megatron with Transformer Engine and overlapped collectives", "fused"),
+    "nemo": Stack("NeMo: Megatron with Transformer Engine and overlapped collectives", "fused"),
+    "megatron-bridge": Stack("Megatron-Bridge 26.04.01, of 2026, with FP8 and experts", "fused"),
     "torchtitan": Stack("torchtitan: FSDP2 with torch.compile", "compiled", fsdp=True, stages_with_zero=True),
     "fsdp": Stack("PyTorch FSDP with torch.compile", "compiled", fsdp=True),
     "deepspeed": Stack("Megatron-DeepSpeed", "fused", overlaps=False),
@@ -148,8 +149,10 @@ class Calibration:
         return bool(self.provenance.get("rows_fitted"))
 
     def __str__(self) -> str:
+        further = (("8- and 4-bit ones", self.quantized_factor), ("experts' ones", self.experts_factor))
+        quantized = (f" ({what} × {factor:.2f} more)" for what, factor in further if factor != 1)
         return (
-            f"products × {self.compute_factor:.2f}, attention × {self.compute_factor * self.attention_factor:.2f}, "
+            f"products × {self.compute_factor:.2f}{''.join(quantized)}, attention × {self.compute_factor * self.attention_factor:.2f}, "
             f"elementwise bytes × {self.elementwise_factor:.1f}, tensor-parallel collectives × "
             f"{self.tensor_factor:.2f}, {self.layer_overhead_ms:.2f} ms per layer and micro-batch, "
             f"{self.step_overhead_ms:.0f} ms per iteration, "
@@ -195,7 +198,9 @@ class Pooled:
         }
         seen = any(term.key == stack for term in self.effects) if stack else False
         where = f"{stack or 'an unknown stack'} on {architecture}"
-        rule = f"for {where}, pooled over {len(self.provenance.get('tables', ()))} published tables"
+        release = self.provenance.get("release")
+        rule = f"for {where}{f' {release}' if release else ''}, pooled over "
+        rule += f"{len(self.provenance.get('tables', ()))} published tables"
         scatter = self.scatter if seen else self.unknown_scatter
         return Calibration(**values, **self.rest, scatter=scatter, provenance={"rule": rule})
 
@@ -225,10 +230,15 @@ def composed(factor: str, means: Mapping[str, float], effects: Iterable[float], 
 
 @dataclass(frozen=True)
 class Calibrations:
-    """Planner constants by stack and GPU, and by site (name of a cluster). chosen: overrides all others."""
+    """Planner constants by stack and GPU, and by site (name of a cluster).
+
+    own: of stacks that are fitted on their own, because one release of them was measured.
+    chosen: overrides all others.
+    """
 
     sites: Mapping[str, Calibration]
     pooled: Pooled
+    own: Mapping[str, Pooled] = field(default_factory=dict)
     chosen: Calibration | None = None
 
     def of(self, cluster: Cluster, stack: str = "") -> Calibration:
@@ -239,7 +249,7 @@ class Calibrations:
         site = self.sites.get(cluster.name)
         if site is not None and stack in ("", site.provenance.get("stack", "deepspeed")):
             return site
-        return self.pooled.of(stack, architecture(cluster.device))
+        return self.own.get(stack, self.pooled).of(stack, architecture(cluster.device))
 
     @property
     def unaligned_share(self) -> float:
@@ -247,19 +257,12 @@ class Calibrations:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the content of planner.json."""
-        pooled = self.pooled
-        effects: dict[str, dict[str, float]] = defaultdict(dict)
-        for term, value in pooled.effects.items():
-            effects[term.factor][term.key] = round(value, 4)
         return {
             "format": _FORMAT,
             "version": _VERSION,
             "sites": {name: asdict(site) for name, site in self.sites.items()},
-            "pooled": {
-                **{name: getattr(pooled, name) for name in ("means", "scatter", "unknown_scatter", "rest")},
-                "effects": effects,
-                "provenance": pooled.provenance,
-            },
+            "pooled": _pooled_json(self.pooled),
+            "own": {stack: _pooled_json(pooled) for stack, pooled in self.own.items()},
         }
 
     @classmethod
@@ -269,11 +272,24 @@ class Calibrations:
             raise InputError(_WHO, repr(data)[:80], f"{_FORMAT} version {_VERSION}")
         try:
             sites = {name: Calibration(**values) for name, values in data["sites"].items()}
-            pooled = dict(data["pooled"])
-            effects = {Term(f, key): value for f, by in pooled.pop("effects").items() for key, value in by.items()}
-            return cls(sites, Pooled(effects=effects, **pooled))
+            own = {stack: _pooled_of(pooled) for stack, pooled in data.get("own", {}).items()}
+            return cls(sites, _pooled_of(data["pooled"]), own)
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(_WHO, str(error), "sites and pooled effects with their constants") from None
+
+
+def _pooled_json(pooled: Pooled) -> dict[str, Any]:
+    effects: dict[str, dict[str, float]] = defaultdict(dict)
+    for term, value in pooled.effects.items():
+        effects[term.factor][term.key] = round(value, 4)
+    kept = {name: getattr(pooled, name) for name in ("means", "scatter", "unknown_scatter", "rest")}
+    return {**kept, "effects": effects, "provenance": pooled.provenance}
+
+
+def _pooled_of(data: Mapping[str, Any]) -> Pooled:
+    rest = dict(data)
+    effects = {Term(f, key): value for f, by in rest.pop("effects").items() for key, value in by.items()}
+    return Pooled(effects=effects, **rest)
 
 
 @cache
