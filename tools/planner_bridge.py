@@ -1,8 +1,8 @@
 """Reads Megatron-Bridge's published pre-training runs: `bridge_runs`, for tools.planner_fit and planner_accuracy.
 
 What the table does not say is taken as in Megatron-Bridge's recipes for these runs: no recomputation, sequence
-parallelism with tensor parallelism, distributed optimizer, ZeRO-3 where it names FSDP, tokens forced to be balanced over
-the experts, whole experts on each GPU. FP8 is taken as scaled by tensor, the default of the recipes.
+parallelism with tensor parallelism, distributed optimizer, ZeRO-3 where it names FSDP, tokens balanced over the
+experts, whole experts on each GPU. FP8 is current scaling by tensor (fp8cs in the names of the recipes).
 """
 
 from __future__ import annotations

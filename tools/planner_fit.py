@@ -166,7 +166,7 @@ def fit(data: Path, before: str, start: Calibrations, times: TimesOf) -> Calibra
     )  # fmt: skip
     rule = f"as at {SITE}: the same centre and software, nothing fitted to its own rows"
     kin = {name: replace(site, scatter=pooled.unknown_scatter, provenance={"rule": rule}) for name in same_site(SITE)}
-    return Calibrations({SITE: site, **kin}, pooled, {STACK: fit_bridge(data / BRIDGE, times, rest)})
+    return Calibrations({SITE: site, **kin}, pooled, own={STACK: fit_bridge(data / BRIDGE, times, rest)})
 
 
 def memory_of_others() -> dict[str, float]:

@@ -268,7 +268,10 @@ def chosen_model(
         raise InputError(who, f"{asked} on {device.name}", f"one of {known}")
     changes |= {"dtype": options.dtype or usual, "fp8_recipe": fp8_recipe}
     assumed += [] if options.dtype else [f"dtype = {changes['dtype']}"]
-    assumed += [] if recipe is None else ["casts are kernels of their own", f"logits in {default_dtype(device)}"]
+    if recipe is not None:
+        fused = "casts fused with norms and activations, weights cast once per step"
+        assumed += [fused if options.takes_experts else "casts are kernels of their own"]
+        assumed += [f"logits in {default_dtype(device)}"]
     try:
         shape = replace(base, **changes, **how)
     except InputError as error:

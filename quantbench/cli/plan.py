@@ -56,7 +56,7 @@ class PlanOptions(ShapeOptions):
     library: str = library_option(_MACHINES)
     profile: Path | None = _machines(None, "Profile of the GPU (JSON file); its times replace the models'.")
     stack: str = _machines(
-        "", f"Software: {', '.join(STACKS)} (default: the site's, else megatron)."
+        "", f"Software: {', '.join(STACKS)} (default: the site's, else megatron; megatron-bridge for experts and FP8)."
     )
     site: Path | None = _machines(None, "Factors of your site (JSON file, from --fit); they replace the stack's.")
     straggler_spread: float | None = _machines(
@@ -126,11 +126,16 @@ class PlanOptions(ShapeOptions):
         usual = (("mbs", "mbs = 1"), ("zero", "ZeRO-1"), ("recompute", "full recomputation")) if one_layout else ()
         after = (("optimizer", "fused Adam"), ("cluster", f"{self.where().name} as its system"))
         vocab = [f"vocab {shape.vocab} padded to multiples of 128 · tp"] if padded else []
+        if shape.experts:
+            said = "experts not measured in training: a product of each and a fitted factor", "balanced routing"
+            words = (*words, *said, "exchange between experts at the links' rates (not measured)")
         site = self.where().name if not self.used_stack else ""
         stack = [] if self.stack or self.site else [f"software of {site}" if site else f"--stack {self.used_stack}"]
         overlaps = "overlapping" if self.overlap else "not overlapping"
         stack += [f"data-parallel traffic {overlaps} with computation"] if self.dp_overlap is None else []
         models = self.profile is None
+        if (shape.experts or shape.fp8_recipe) and self.used_stack not in self.calibrations.own and self.site is None:
+            stack += ["nothing fitted to 8-bit products or experts of that software"]
         whose = [library_words(self.where().device.name, shape.dtype, self.library, _WHO)] if models else []
         return (*words, *vocab, *(word for name, word in (*usual, *after) if not getattr(self, name)), *stack, *whose)
 
@@ -144,11 +149,14 @@ class PlanOptions(ShapeOptions):
 
     @cached_property
     def used_stack(self) -> str:
-        """--stack, or that of --site; "" if the cluster's own factors are used, else megatron."""
+        """--stack, or that of --site; "" if the cluster's own factors are used; else megatron-bridge for experts and
+        8-bit products, megatron for other models."""
         if self.stack or self.calibrations.chosen is not None:
             chosen = self.calibrations.chosen
             return self.stack or str(chosen.provenance.get("stack", "") if chosen else "")
-        return "" if self.where().name in self.calibrations.sites else "megatron"
+        if self.where().name in self.calibrations.sites:
+            return ""
+        return "megatron-bridge" if self.shape().experts or self.fp8_recipe else "megatron"
 
     @property
     def overlap(self) -> float:

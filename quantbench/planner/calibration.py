@@ -150,9 +150,10 @@ class Calibration:
 
     def __str__(self) -> str:
         further = (("8- and 4-bit ones", self.quantized_factor), ("experts' ones", self.experts_factor))
-        quantized = (f" ({what} × {factor:.2f} more)" for what, factor in further if factor != 1)
+        said = ", ".join(f"{what} × {factor:.2f} more" for what, factor in further if factor != 1)
         return (
-            f"products × {self.compute_factor:.2f}{''.join(quantized)}, attention × {self.compute_factor * self.attention_factor:.2f}, "
+            f"products × {self.compute_factor:.2f}{f' ({said})' if said else ''}, "
+            f"attention × {self.compute_factor * self.attention_factor:.2f}, "
             f"elementwise bytes × {self.elementwise_factor:.1f}, tensor-parallel collectives × "
             f"{self.tensor_factor:.2f}, {self.layer_overhead_ms:.2f} ms per layer and micro-batch, "
             f"{self.step_overhead_ms:.0f} ms per iteration, "
@@ -232,14 +233,14 @@ def composed(factor: str, means: Mapping[str, float], effects: Iterable[float], 
 class Calibrations:
     """Planner constants by stack and GPU, and by site (name of a cluster).
 
-    own: of stacks that are fitted on their own, because one release of them was measured.
     chosen: overrides all others.
+    own: of stacks that are fitted on their own, because one release of them was measured.
     """
 
     sites: Mapping[str, Calibration]
     pooled: Pooled
-    own: Mapping[str, Pooled] = field(default_factory=dict)
     chosen: Calibration | None = None
+    own: Mapping[str, Pooled] = field(default_factory=dict)
 
     def of(self, cluster: Cluster, stack: str = "") -> Calibration:
         """Returns the constants of a cluster's site, if it has any and no other stack is named; else those of the stack
@@ -273,7 +274,7 @@ class Calibrations:
         try:
             sites = {name: Calibration(**values) for name, values in data["sites"].items()}
             own = {stack: _pooled_of(pooled) for stack, pooled in data.get("own", {}).items()}
-            return cls(sites, _pooled_of(data["pooled"]), own)
+            return cls(sites, _pooled_of(data["pooled"]), own=own)
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(_WHO, str(error), "sites and pooled effects with their constants") from None
 

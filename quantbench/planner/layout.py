@@ -1,8 +1,8 @@
 """Defines the training job, its parallel layout and the split of layers into pipeline stages.
 
-Entry points: `Job`, `Layout` and its `LayerKey`, `partition_of`, `stage_kinds` (`StageKind`), `layer_weights`, `padded_vocab`; the
-constants `PRECISIONS`, `RECOMPUTATIONS` and `ALIGNED_ELEMENTS`. Used by the other modules of this package, by
-`advice.space`, by the command `plan`, by `cli.model_options` and by `tools.planner_accuracy`.
+Entry points: `Job`, `Layout` and its `LayerKey`, `partition_of`, `stage_kinds` (`StageKind`), `layer_weights`,
+`padded_vocab`; the constants `PRECISIONS`, `RECOMPUTATIONS` and `ALIGNED_ELEMENTS`. Used by the other modules of this
+package, by `advice.space`, by the command `plan` and by `cli.model_options`.
 """
 
 from __future__ import annotations

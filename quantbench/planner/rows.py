@@ -58,7 +58,8 @@ class TableRow:
     """Row of a table of layouts, with cells as typed; None and "" stand for empty cells.
 
     Every column is optional. tests/data/bloom_tables.csv lacks ffn, kv_heads, head_dim, interleave, recompute,
-    optimizer, attention, softmax, cluster, gated, tied, sequence_parallel, dropout, stack, fp8_recipe, cp, ep, expert_tp, experts, top_k, moe_ffn, dp_overlap and
+    optimizer, attention, softmax, cluster, gated, tied, sequence_parallel, dropout, stack, fp8_recipe,
+    cp, ep, expert_tp, experts, top_k, moe_ffn, dp_overlap and
     node_gbit_per_s.
 
     mem_gb: memory as nvidia-smi shows it, GiB.
@@ -358,8 +359,9 @@ def _shape(filling: _Filling, layout: Layout, device: DeviceSpec) -> Transformer
         hidden=hidden, heads=heads, kv_heads=filling.known("kv_heads") or 0, head_dim=filling.known("head_dim") or 0,
         ffn=filling.known("ffn") or 0, gated=bool(filling.known("gated")), seq=seq,
         vocab=padded_vocab(vocab, layout.tp), tied=TransformerShape.tied if tied is None else tied, layers=layers,
-        experts=filling.known("experts") or 0, top_k=filling.known("top_k") or 0, moe_ffn=filling.known("moe_ffn") or 0,
-        dtype=dtype, fp8_recipe=recipe, attention=require_choice(_WHO, "attention", attention, ATTENTIONS), dropout=dropout,
+        **{name: filling.known(name) or 0 for name in ("experts", "top_k", "moe_ffn")},
+        dtype=dtype, fp8_recipe=recipe, attention=require_choice(_WHO, "attention", attention, ATTENTIONS),
+        dropout=dropout,
         softmax=require_choice(_WHO, "softmax", filling.known("softmax") or SOFTMAXES[0], SOFTMAXES),
     )  # fmt: skip
 

@@ -1,7 +1,7 @@
-"""Defines how a training step uses 8- and 4-bit formats: the format of each product, and the casts that make its inputs.
+"""Defines how a training step uses 8- and 4-bit formats: the formats of the products, and the casts of their inputs.
 
-Entry points: `RECIPES`, each a `Recipe`; `casts_of`, the casts of one linear layer. Used by `workload.transformer`
-and `cli.model_options`.
+Entry points: `RECIPES`, each a `Recipe`; `casts_of`, the casts of one linear layer. Used by `workload.transformer`,
+`planner` and `cli.model_options`.
 
 A recipe quantizes three tensors of a linear layer y = x·Wᵀ: x for the forward product and for the weight gradient, W
 for the forward product and for the data gradient, and dy for both gradients. Tensor cores read 8-bit inputs along the

@@ -157,8 +157,8 @@ class TransformerShape:
         """Returns the experts of one layer for a micro-batch of `tokens` tokens on each of `ep` GPUs."""
         tp = self.expert_tp or self.tp
         return MoE(
-            tokens * self.ep * tp // self.tp, self.hidden, self.moe_ffn, self.experts, self.top_k, self.dtype, tp=tp, ep=self.ep,
-            gated=self.gated, distribution=self.routing,
+            tokens * self.ep * tp // self.tp, self.hidden, self.moe_ffn, self.experts, self.top_k, self.dtype, tp=tp,
+            ep=self.ep, gated=self.gated, distribution=self.routing,
         )  # fmt: skip
 
     def layer_weights(self, tp: int = 1) -> int:
