@@ -1,7 +1,7 @@
 """Writes and reads the folder of a run: run.json and records.jsonl.
 
 Entry points: `RunWriter`, used by all that measure or import; `read_run`, which returns a `Run`; `find_runs`. Used by
-`sweep`, `cluster`, `importers`, `analysis`, `report`, `profile`, tools and the commands `comm` and `sweep`.
+`sweep`, `cluster`, `importers`, `analysis`, `report`, `profile`, tools and the commands `check`, `comm` and `sweep`.
 
 Each record is one line, flushed to disk before the next point starts, so a crash loses at most the point in flight.
 `read_run` tolerates and reports an incomplete last line, missing lines and repeated lines; a resumed run measures the

@@ -163,7 +163,7 @@ def test_a_lower_bound_is_called_so() -> None:
     seconds = found["days_per_trillion_tokens"] * 86400
     assert seconds * found["tokens_per_s"] == pytest.approx(1e12)
     assert found["gpu_hours_per_trillion_tokens"] == pytest.approx(seconds / 3600 * 16)
-    assert "stragglers" in found["not_counted"]
+    assert "restarts" in found["not_counted"]
     advised = json.loads(run("advise", "--model", "llama-3-8b", "--json"))
     assert advised["gpu_hours_note"].startswith("lower bound: ")
 

@@ -117,5 +117,5 @@ def test_the_fast_model_of_a_large_table_is_taught_a_bounded_number_of_its_rows(
             "block_m": 0 * m, "block_n": 0 * m, "split_k": 0 * m, "latency_us": m * 1.0,
             "low_us": m * 1.0, "high_us": m * 1.0, "grade": ["C"] * rows, "origin": ["imported"] * rows,
         }  # fmt: skip
-        profile_fit._product(GPU.spec(), Table.of("gemm", columns), "bf16", True, 0)
+        profile_fit._product(GPU.spec(), Table.of("gemm", columns), "bf16", "", True, 0)
         assert (asked["fitted"], asked["members"], asked["taught"]) == expected

@@ -3,8 +3,8 @@
 Entry points: `choose`, which returns the `Prior` of a device from the shipped parameters of measured GPUs
 (`shipped_pool` of `Known`, `pooled`, `near`), or from its `spec_sheet`; `menu_for`; `fit_parameters` (cost model only:
 maximum a posteriori by L-BFGS); `train` (complete fit) and its `Effort`; the constants `FEWEST_ROWS`,
-`FEWEST_FOR_TREES`, `POOL_FORMAT` and `POOL_VERSION`. Used by `model`, `distilled`, `profile.fit` and tools;
-`analysis.blocks` uses `known_in_waves`.
+`FEWEST_FOR_TREES`, `POOL_FORMAT` and `POOL_VERSION`. Used by `model`, `distilled`, `public`, `profile.fit` and
+tools; `analysis.blocks` uses `known_in_waves`.
 """
 
 from __future__ import annotations
