@@ -51,8 +51,8 @@ _SAID_AGAIN = (
     "model", "config", "hidden", "heads", "kv_heads", "ffn", "layers", "seq", "vocab", "dtype", "gpus", "gpu",
     "profile", "stack", "site", "straggler_spread", "cluster", "gpus_per_node", "node_gbit_per_s", "link_gb_per_s",
     "gbs", "optimizer",
-    "attention", "softmax", "rampup_step", "dp_overlap", "gated", "dropout", "untied", "head_dim", "fp8_recipe", "expert_tp",
-    "cp_gather",
+    "attention", "softmax", "rampup_step", "dp_overlap", "gated", "dropout", "untied", "head_dim",
+    "fp8_recipe", "expert_tp", "cp_gather",
     "cp_contiguous", "shards",
 )  # fmt: skip
 

@@ -344,8 +344,8 @@ def _shape(filling: _Filling, layout: Layout, device: DeviceSpec) -> Transformer
         what = f"hidden = {hidden}, heads = {heads}, tp = {layout.tp}"
         filling.missing(what, "hidden divisible by heads and heads by tp")
     recipe = require_choice(_WHO, "fp8_recipe", filling.known("fp8_recipe") or "", ("", *RECIPES))
-    dtype = RECIPES[recipe].forward if recipe else filling.known("precision")
-    if recipe and device.peak(dtype) is None and device.peak("fp8") is None:
+    dtype = RECIPES[recipe].forward if recipe else filling.known("precision") or ""
+    if recipe and device.peak(dtype) is None:
         filling.missing(f"fp8_recipe = {recipe} on {device.name}", "a GPU with such products")
     if not recipe and dtype not in PRECISIONS:
         dtype = "fp16" if device.peak("bf16") is None else "bf16"
@@ -359,7 +359,8 @@ def _shape(filling: _Filling, layout: Layout, device: DeviceSpec) -> Transformer
         hidden=hidden, heads=heads, kv_heads=filling.known("kv_heads") or 0, head_dim=filling.known("head_dim") or 0,
         ffn=filling.known("ffn") or 0, gated=bool(filling.known("gated")), seq=seq,
         vocab=padded_vocab(vocab, layout.tp), tied=TransformerShape.tied if tied is None else tied, layers=layers,
-        **{name: filling.known(name) or 0 for name in ("experts", "top_k", "moe_ffn")},
+        experts=filling.known("experts") or 0, top_k=filling.known("top_k") or 0,
+        moe_ffn=filling.known("moe_ffn") or 0,
         dtype=dtype, fp8_recipe=recipe, attention=require_choice(_WHO, "attention", attention, ATTENTIONS),
         dropout=dropout,
         softmax=require_choice(_WHO, "softmax", filling.known("softmax") or SOFTMAXES[0], SOFTMAXES),

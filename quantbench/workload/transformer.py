@@ -192,7 +192,7 @@ class TransformerShape:
         for op in layer:
             work, experts = op.workload, 1
             if isinstance(work, GroupedGemm):
-                work, experts = work.gemm(work.rows), work.num_experts
+                experts, work = work.num_experts, work.gemm(work.rows)
             if isinstance(work, Gemm) and work.dtype == self.dtype:
                 new = op.name != "mlp_gate"  # its input is that of mlp_up
                 recipe = RECIPES[self.fp8_recipe]
