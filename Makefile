@@ -104,6 +104,7 @@ docs: install
 	$(BIN)/python -m tools.accuracy.page docs/accuracy.md --adaptive
 	$(BIN)/python -m tools.accuracy.padding docs/padding.md
 	$(BIN)/python -m tools.guide docs $(wildcard ../shared/data/neusight_fp32.parquet)
+	$(BIN)/python -m tools.guide.experts docs
 	$(BIN)/python -m tools.advice_examples docs
 	$(BIN)/python -m tools.guide.front
 	$(BIN)/python -m tools.guide.explorer

@@ -27,6 +27,9 @@ _WHOLE_ROWS = 128
 # Names of the sides (m, n, k) of the forward GEMMs that TransformerShape.ops makes.
 _FORWARD = {
     "qkv": ("tokens", "qkv width / tp", "hidden"),
+    "latent_down": ("tokens", "q_rank + kv_rank + rope_dim", "hidden"),
+    "q_up": ("tokens", "heads · head_dim / tp", "q_rank or hidden"),
+    "kv_up": ("tokens", "heads · (head_dim - rope_dim + value_dim) / tp", "kv_rank"),
     "scores": ("seq", "seq", "head_dim"),
     "context": ("seq", "head_dim", "seq"),
     "proj": ("tokens", "hidden", "heads · head_dim / tp"),
@@ -34,6 +37,13 @@ _FORWARD = {
     "mlp_gate": ("tokens", "ffn / tp", "hidden"),
     "mlp_up_gate": ("tokens", "2 · ffn / tp", "hidden"),
     "mlp_down": ("tokens", "hidden", "ffn / tp"),
+    "shared_up": ("tokens", "shared_ffn / tp", "hidden"),
+    "shared_gate": ("tokens", "shared_ffn / tp", "hidden"),
+    "shared_up_gate": ("tokens", "2 · shared_ffn / tp", "hidden"),
+    "shared_down": ("tokens", "hidden", "shared_ffn / tp"),
+    "experts_up": ("rows", "moe_ffn / tp", "hidden"),
+    "experts_up_gate": ("rows", "2 · moe_ffn / tp", "hidden"),
+    "experts_down": ("rows", "hidden", "moe_ffn / tp"),
     "logits": ("tokens", "vocab / tp", "hidden"),
 }
 
@@ -231,7 +241,7 @@ def broken_by_shape(shape: TransformerShape, *, library: str = "", backward: boo
     """
     found: dict[tuple[AlignmentRule, str, int, int], list[str]] = {}
     for op in shape.ops(backward=backward):
-        if not isinstance(work := op.workload, Gemm | Attention):
+        if not isinstance(work := op.workload, Gemm | GroupedGemm | Attention):
             continue
         if op.name == "logits" and isinstance(work, Gemm):
             work = replace(work, dtype=shape.attention_dtype, accumulate="")
@@ -256,7 +266,7 @@ def side_names(op: Op) -> dict[str, str]:
     >>> side_names(next(op for op in ops if op.label == "mlp_up.wgrad"))
     {'m': 'ffn / tp', 'n': 'hidden', 'k': 'tokens'}
     """
-    if op.name not in _FORWARD or op.workload.kind != "gemm":
+    if op.name not in _FORWARD or op.workload.kind not in ("gemm", "grouped_gemm"):
         return {}
     m, n, k = _FORWARD[op.name]
     if op.phase == "dgrad":

@@ -74,6 +74,8 @@ class Advice:
     repair: the shapes that tp can split, if it cannot split the shape; `cost` is then that of the fastest of them.
     repaired: the other repaired shapes, compared with the fastest.
     broken: rules of number formats and libraries that the shape breaks.
+    missing: what has no model and is left out of the times, as text.
+    blocks: sizes of the experts that are no multiples of 128, as text.
     """
 
     device: DeviceSpec
@@ -87,6 +89,8 @@ class Advice:
     repair: Repair | None = None
     repaired: tuple[Advised, ...] = ()
     broken: tuple[Broken, ...] = ()
+    missing: tuple[str, ...] = ()
+    blocks: tuple[str, ...] = ()
 
     @property
     def shape(self) -> TransformerShape:
@@ -152,8 +156,28 @@ def advise(
     return Advice(
         times.device, known.note, cost, _unmeasured(cost), _advised(search.best(top), cost, known),
         _advised(search.single(), cost, known), search.tried, within, repair,
-        _advised(search.against(others), cost, known), broken_by_shape(shape, library=library),
+        _advised(search.against(others), cost, known),
+        broken_by_shape(shape, library=library, backward=not shape.experts), _missing(shape), _broken_blocks(shape),
     )  # fmt: skip
+
+
+def _missing(shape: TransformerShape) -> tuple[str, ...]:
+    found = []
+    if shape.experts:
+        found.append("a forward pass only: gradients of experts have no model")
+    if shape.kv_rank:
+        found.append("latent attention has no model: its products are counted, its attention is not")
+    return tuple(found)
+
+
+def _broken_blocks(shape: TransformerShape) -> tuple[str, ...]:
+    if not shape.experts:
+        return ()
+    sizes = {
+        "moe_ffn / tp": shape.moe_ffn / shape.tp, "shared_ffn / tp": shape.shared_ffn / shape.tp,
+        "hidden": shape.hidden, "rows of an expert, if balanced": shape.experts_of(shape.tokens).rows_per_expert,
+    }  # fmt: skip
+    return tuple(f"{name} = {size:g} = {size / _ROUND:.4g} × {_ROUND}" for name, size in sizes.items() if size % _ROUND)
 
 
 def _unmeasured(cost: ShapeCost) -> tuple[Unmeasured, ...]:
@@ -182,7 +206,7 @@ def _advised(found: Iterable[Neighbour], cost: ShapeCost, times: RememberedTimes
 
 def _changes(old: ShapeCost, new: ShapeCost) -> str:
     """Describes the differences: `hidden 14400 → 13824, heads 96 → 72, layers 80 → 87`."""
-    names = ["hidden", "heads", "kv_heads", "ffn", "vocab", "layers", "mbs"]
+    names = ["hidden", "heads", "kv_heads", "ffn", "vocab", "layers", "mbs", "experts", "top_k", "moe_ffn", "tp", "ep"]
     if old.shape.kv_heads == old.shape.heads and new.shape.kv_heads == new.shape.heads:
         names.remove("kv_heads")
     if new.shape.ffn * old.shape.hidden == old.shape.ffn * new.shape.hidden:

@@ -35,8 +35,9 @@ class EdgeWaste:
     """An `Edge` that an op has crossed, and the time lost by it in one run of the op, with its 90 % interval.
 
     The waste is the predicted time minus the time of the same arithmetic at the rate (FLOP per µs) predicted just
-    before the edge; for the fused softmax, minus the time of the fused kernel. For tiles and waves, its share of the
-    time is at most the share of the device that becomes idle at the edge (`Edge.most`).
+    before the edge; for the fused softmax, minus the time of the fused kernel; for skew, minus that of balanced
+    experts. For tiles and waves, its share of the time is at most the share of the device that becomes idle at the edge
+    (`Edge.most`).
     """
 
     edge: Edge
@@ -76,7 +77,8 @@ class OpCost:
 class ShapeCost:
     """Cost of all GEMM, softmax and attention ops of a shape, forward and backward, per micro-batch on one GPU.
 
-    Norms, activations, communication, the optimizer and recomputation are not counted.
+    Of a shape with experts it is that of a forward pass. Norms, activations, communication, the optimizer and
+    recomputation are not counted.
     """
 
     shape: TransformerShape
@@ -115,8 +117,8 @@ class ShapeCost:
 
 
 def cost_of(shape: TransformerShape, times: RememberedTimes) -> ShapeCost:
-    """Predicts the time and the waste of every op of a shape."""
-    ops = shape.ops()
+    """Predicts the time and the waste of every op of a shape (`TransformerShape.modelled_ops`)."""
+    ops = shape.modelled_ops()
     times.ask(op.workload for op in ops)
     found = {
         op: edges(op, times.device, times.launch(op.workload), _peak_share(op.workload, times))
@@ -161,7 +163,9 @@ def _findings(op: Op, past: Iterable[Edge], times: RememberedTimes) -> tuple[Edg
     found = []
     for edge in past:
         # Time of the op's arithmetic at the rate just before the edge.
-        ideal = times.fused(edge.before).scaled(op.workload.flops / edge.before.flops)
+        ideal = times.fused(edge.before)
+        if edge.kind != "skew":
+            ideal = ideal.scaled(op.workload.flops / edge.before.flops)
         share = min(edge.most, 1 - ideal.latency_us / now.latency_us)
         if share < _WORTH_SAYING:
             continue

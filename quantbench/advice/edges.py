@@ -4,7 +4,7 @@ Entry points: `edges`, which returns `Edge` objects, used by `cost`, which adds 
 constant `NEAR`, used by `space`.
 
 A size crosses an edge when it breaks 16-byte alignment, starts a new tile or wave, or leaves the conditions of
-Megatron's fused softmax.
+Megatron's fused softmax. Experts cross one if their rows do not fill tiles, and are skewed if not all get the same.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ from quantbench.quantization import (
     quantize,
 )
 from quantbench.units import percent
-from quantbench.workload import Attention, Gemm, Op, Softmax
+from quantbench.workload import Attention, Gemm, MoE, Op, Softmax
 from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.kinds import Compute
 
-KINDS = ("alignment", "fused softmax", "wave edge", "tile edge")
+KINDS = ("alignment", "fused softmax", "wave edge", "tile edge", "skew")
+# Rows of the tiles of grouped GEMMs: kernels take a smaller one for few rows per expert.
+_EXPERT_TILES = (16, 64, 128)
 #: largest relative change of a size that is considered; equal to `analysis.neighbours.NEAR`, which imports scipy
 NEAR = 0.10
 
@@ -45,7 +47,7 @@ class Edge:
     """A condition by which an op has become less efficient; `sweep.refine.Edge` is a measured jump.
 
     kind: one of KINDS.
-    before: the workload just before the edge; for the fused softmax, the same workload.
+    before: the workload just before the edge; for the fused softmax, the same workload; for skew, balanced experts.
     most: upper bound of the share of the op's time that this edge costs: for tiles and waves the idle share, else 1.
     """
 
@@ -69,6 +71,8 @@ def edges(
         return (*_unaligned(work, names), *_tiles_and_waves(work, names, device, launch, peak_share))
     if isinstance(work, Attention):
         return tuple(_of_attention(work))
+    if isinstance(work, MoE):
+        return tuple(_of_experts(work))
     reasons = softmax_objections(work) if isinstance(work, Softmax) else ()
     words = f"Megatron's fused softmax does not run: {'; '.join(reasons)}"
     return (Edge("fused softmax", words, work),) if reasons else ()
@@ -118,6 +122,22 @@ def _tiles_and_waves(
                 to = cdiv(size, block) * block
                 words = f"{padding_words(name, size, to)}: {percent(1 - size / to)} idle ({tiles})"
                 yield Edge("tile edge", words, shorter, 1 - size / to)
+
+
+def _of_experts(work: MoE) -> Iterator[Edge]:
+    balanced = replace(work, distribution="balanced")
+    if work.skew > 1 and work.distribution != "balanced":
+        words = f"the busiest of {work.ep} GPUs has {work.skew:.2f} times the rows of the mean"
+        if work.ep == 1:
+            words = f"the fullest expert has {max(work.tokens_per_expert)} rows, the mean {work.rows_per_expert:.4g}"
+        yield Edge("skew", f"{words} ({work.routing_words})", balanced)
+    rows = max(balanced.tokens_per_expert)
+    block = max((tile for tile in _EXPERT_TILES if tile <= rows), default=_EXPERT_TILES[0])
+    to = cdiv(rows, block) * block
+    tokens = rows // block * block * work.num_experts // work.top_k
+    if to != rows and tokens:
+        words = f"{padding_words('rows of an expert', rows, to)}: {percent(1 - rows / to)} idle (tiles of {block} rows)"
+        yield Edge("tile edge", words, replace(work, tokens=tokens), 1 - rows / to)
 
 
 def _of_attention(work: Attention) -> Iterator[Edge]:

@@ -18,6 +18,7 @@ from quantbench.latency.op_times import RememberedTimes
 from quantbench.planner.formulas import useful_parameters
 from quantbench.units import signed_percent
 from quantbench.workload import Op, TransformerShape
+from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.kinds import Compute
 
 # Shapes whose times differ by a smaller share count as equally fast, because no model here resolves less.
@@ -63,7 +64,7 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class _Timed:
-    """A timed shape. us: time per token and parameter. parts: share of each workload. move: see `Neighbour`."""
+    """A timed shape. us: GPU time per token and parameter. parts: share of each workload. move: see `Neighbour`."""
 
     shape: TransformerShape
     us: float
@@ -84,7 +85,8 @@ class Neighbours:
     ) -> None:
         self._source = times
         self._base = base
-        self._singles = alone(base, space) if space else {}
+        singles = alone(base, space) if space else {}
+        self._singles = {name: [one for one in shapes if _fits(one, times)] for name, shapes in singles.items()}
         self._joint = list(together(base, space)) if space else []
         found = {base, *self._joint, *(shape for shapes in self._singles.values() for shape in shapes)}
         self.tried = len(found) - 1
@@ -140,6 +142,12 @@ class Neighbours:
         )
 
 
+def _fits(shape: TransformerShape, times: RememberedTimes) -> bool:
+    """Returns whether the weights of a shape with experts, spread over ep GPUs, leave memory on each."""
+    held = shape.parameters_per_gpu * DTYPES[shape.dtype].b_bytes
+    return not shape.experts or held < times.device.memory_bytes
+
+
 def fastest_first(shapes: Iterable[TransformerShape], times: RememberedTimes) -> list[TransformerShape]:
     """Sorts shapes by predicted time per token and parameter, not counting padding of the vocabulary."""
     asked = list(shapes)
@@ -150,7 +158,7 @@ def fastest_first(shapes: Iterable[TransformerShape], times: RememberedTimes) ->
 def _times(
     shapes: Iterable[TransformerShape], times: RememberedTimes, base: TransformerShape
 ) -> dict[TransformerShape, _Timed]:
-    ops = {shape: shape.ops() for shape in shapes}
+    ops = {shape: shape.modelled_ops() for shape in shapes}
     times.ask(op.workload for own in ops.values() for op in own)
     return {shape: _time(shape, own, times, base) for shape, own in ops.items()}
 
@@ -164,7 +172,7 @@ def _time(shape: TransformerShape, ops: Sequence[Op], times: RememberedTimes, ba
     count = useful_parameters(shape, base.vocab)
     pairs = ((getattr(shape, name), getattr(base, name)) for name in ("hidden", "ffn", "layers"))
     move = max(abs(own / other - 1) for own, other in pairs)
-    return _Timed(shape, total_us / shape.tokens / count, count, parts, move)
+    return _Timed(shape, total_us * shape.tp / shape.tokens / count, count, parts, move)
 
 
 # Sort keys for changes of one dimension that are as fast as the fastest: the best alignment of the heads' rows; the

@@ -1,8 +1,8 @@
 """Decides whether padding a dimension of a GEMM or of a transformer saves time, and prices the copies and the memory.
 
 Entry points: `padding_verdict`, which returns a `PaddingVerdict` of `Padding` objects with their `Change`s; `compare`,
-for times that are known; the constant `NOISE`. Used by the command `pad`, by `tools.accuracy.padding` and by users'
-Python code.
+for times that are known; `capacity` of experts; the constant `NOISE`. Used by the command `pad`, by
+`tools.accuracy.padding` and by users' Python code.
 
 Weights, the vocabulary, ffn and head_dim are padded once, when the model is built; they cost memory and arithmetic.
 Tokens are padded at run time, and so is any side of a GEMM that the caller names: its tensor is copied in every call,
@@ -27,6 +27,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import ceil, lcm
 
 from quantbench.advice.cost import Shares, ratio_factor
 from quantbench.alignment_rules import Broken, broken_by_shape, broken_rules, side_names
@@ -39,7 +40,7 @@ from quantbench.latency.model_times import ModelTimes
 from quantbench.latency.op_times import OpEstimate, OpTimes, RememberedTimes, copy_us, correlation_of, total
 from quantbench.planner.calibration import shipped
 from quantbench.quantization import cdiv
-from quantbench.workload import Gemm, Op, TransformerShape
+from quantbench.workload import Gemm, MoE, Op, TransformerShape
 from quantbench.workload.dtypes import DTYPES, element_bytes
 from quantbench.workload.kinds import Compute
 
@@ -215,25 +216,27 @@ def _of_gemm(gemm: Gemm, library: str, at_run_time: Sequence[str]) -> Iterator[_
 
 def _of_shape(shape: TransformerShape, library: str, *, backward: bool) -> Iterator[_Variant]:
     """Yields the transformer as it is, and with each dimension padded alone."""
+    backward = backward and not shape.experts  # whose gradients have no model
 
     def variant(changes: tuple[Change, ...], other: TransformerShape, more_bytes: int = 0) -> _Variant:
         broken = broken_by_shape(other, library=library, backward=backward)
-        return _Variant(changes, _runs(other.ops(backward=backward)), broken, more_bytes=more_bytes)
+        return _Variant(changes, _runs(other.modelled_ops(backward=backward)), broken, more_bytes=more_bytes)
 
     base = variant((), shape)
     yield base
-    sizes = {name: _padded_sizes(getattr(shape, name), shape.tp)[1:] for name in ("vocab", "ffn")}
+    widths = ("vocab", "moe_ffn") if shape.experts else ("vocab", "ffn")
+    sizes = {name: _padded_sizes(getattr(shape, name), shape.tp)[1:] for name in widths}
     sizes["head_dim"] = sorted({one.to for one in base.broken if one.name == "head_dim"})
     for name, candidates in sizes.items():
         for to in candidates:
             other: TransformerShape = replace(shape, **{name: to})  # type: ignore[arg-type]
-            more = (other.parameters - shape.parameters) // shape.tp * DTYPES[shape.dtype].b_bytes
+            more = (other.parameters_per_gpu - shape.parameters_per_gpu) * DTYPES[shape.dtype].b_bytes
             yield variant((Change(name, getattr(shape, name), to, False),), other, round(more))
-    for to in _padded_sizes(shape.tokens, shape.tp)[1:]:
+    for to in sorted({*_padded_sizes(shape.tokens, shape.tp)[1:], *_whole_experts(shape)}):
         # The hidden states (backward: their gradients) are copied once into padded tensors.
         copy = (shape.tokens + to) * shape.hidden * element_bytes(shape.attention_dtype)
         left = tuple(one for one in base.broken if not _repaired(one, to, shape.tp))
-        ops = _with_tokens(shape.ops(backward=backward), to)
+        ops = _with_tokens(shape.modelled_ops(backward=backward), to)
         change = Change("tokens", shape.tokens, to, True)
         yield _Variant((change,), _runs(ops), left, (copy, copy) if backward else (copy,))
 
@@ -289,11 +292,30 @@ def _gemm_copies(gemm: Gemm, padded: Gemm, changed: Collection[str]) -> tuple[in
     return tuple(copies)
 
 
+def _whole_experts(shape: TransformerShape) -> list[int]:
+    """Returns the next number of tokens that gives every expert whole blocks of _ROUND rows, if balanced."""
+    if not shape.experts:
+        return []
+    step = lcm(_ROUND * shape.experts, shape.top_k * shape.ep) // (shape.top_k * shape.ep)
+    to = cdiv(shape.tokens, step) * step
+    return [to] if to != shape.tokens else []
+
+
+def capacity(shape: TransformerShape) -> tuple[int, float]:
+    """Returns a capacity per expert, whole blocks of _ROUND rows above the mean, and the share of rows beyond it."""
+    layer = shape.experts_of(shape.tokens)
+    rows = cdiv(ceil(layer.rows_per_expert), _ROUND) * _ROUND
+    beyond = sum(max(0, own - rows) for own in layer.tokens_per_expert)
+    return rows, beyond / sum(layer.tokens_per_expert)
+
+
 def _with_tokens(ops: Iterable[Op], to: int) -> tuple[Op, ...]:
     """Returns the ops with their sides named `tokens` set to `to`."""
     out = []
     for op in ops:
         changes: dict[str, int] = {side: to for side, name in side_names(op).items() if name == "tokens"}
+        if isinstance(op.workload, MoE):
+            changes = {"tokens": to * op.workload.ep}
         out.append(replace(op, workload=replace(op.workload, **changes)))  # type: ignore[arg-type]
     return tuple(out)
 

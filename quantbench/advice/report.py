@@ -32,6 +32,8 @@ def advice_to_json(advice: Advice) -> dict[str, Any]:
         "format": _ADVICE_FORMAT,
         "version": _ADVICE_VERSION,
         "device": advice.device.name,
+        "missing": list(advice.missing),
+        "blocks": list(advice.blocks),
         "unmeasured": [asdict(one) for one in advice.unmeasured],
         "op_times": advice.note,
         "repaired": repaired,

@@ -1,8 +1,8 @@
 """Lists the shapes near a given one, and the nearest shapes that tensor parallelism can split.
 
 Entry points: `Space`, the limits of the search, and `DIMENSIONS`; `together` (varies hidden, heads, MLP width and
-layers) and `alone` (varies heads, MLP width, vocabulary or micro-batch), used by `neighbours`; `repaired`, which
-returns a `Repair`. Used by `advise`, the command `advise` and tools.
+layers) and `alone` (varies heads, MLP width, vocabulary, micro-batch, experts or their split), used by `neighbours`;
+`repaired`, which returns a `Repair`. Used by `advise`, the command `advise` and tools.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ from quantbench.units import percent
 from quantbench.workload import TransformerShape
 
 #: dimensions that `keep` may name
-DIMENSIONS = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "layers", "mbs")
+DIMENSIONS = (
+    "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "layers", "mbs", "experts", "top_k", "moe_ffn", "tp",
+    "ep",
+)  # fmt: skip
+#: largest factor by which the width of experts may change, and the largest degree of expert parallelism tried
+_EXPERT_FACTOR, _MOST_EP = 4, 64
 #: head widths that attention kernels are tuned for
 _USUAL_HEAD_DIMS = (64, 128, 256)
 _WIDEST = 1024
@@ -74,9 +79,12 @@ class Space:
 def together(base: TransformerShape, space: Space) -> Iterator[TransformerShape]:
     """Lists shapes with about as many parameters whose hidden size, heads and MLP may all differ.
 
+    None for a shape with experts, which mostly are its parameters: `alone` varies them.
     The micro-batch stays, and so does the vocabulary if its rows are 16-byte aligned. The number of layers stays if
     hidden does and the tolerance allows it; otherwise it is the one that comes nearest to the base's parameters.
     """
+    if base.experts:
+        return
     step, whole = space.hidden_step, base.vocab % (ALIGNED_ELEMENTS * base.tp) == 0
     vocab = base.vocab if whole else padded_vocab(base.vocab, base.tp)
     low, high = (int((1 + part) * base.hidden) for part in (-space.near, space.near))
@@ -91,7 +99,8 @@ def together(base: TransformerShape, space: Space) -> Iterator[TransformerShape]
 
 
 def alone(base: TransformerShape, space: Space) -> dict[str, list[TransformerShape]]:
-    """Lists, by dimension, the shapes that differ only in heads (with kv_heads and head_dim), ffn, vocab or mbs."""
+    """Lists, by dimension, the shapes that differ only in heads (with kv_heads and head_dim), ffn, vocab or mbs; in the
+    experts at equal active and total parameters, in ep alone, or in tp and ep on as many GPUs with as many tokens."""
     step = space.hidden_step * base.tp
     low, high = ((1 + part) * base.ffn for part in (-space.near, space.near))
     batches = {base.mbs // 2, *(base.mbs << i for i in range(1, space.most_mbs.bit_length()))}
@@ -101,12 +110,40 @@ def alone(base: TransformerShape, space: Space) -> dict[str, list[TransformerSha
         "vocab": [{"vocab": padded_vocab(base.vocab, base.tp)}],
         "mbs": [{"mbs": mbs} for mbs in sorted(batches) if 1 <= mbs <= space.most_mbs],
     }
+    if base.experts:
+        values |= {"experts": list(_experts(base, space)), "ep": list(_spread(base)), "tp and ep": list(_split(base))}
+        del values["heads"], values["ffn"]
     found = {}
     for name, changes in values.items():
         kept = (change for change in changes if _keeps(base, change, space))
         shapes = (_within_budget(replace(base, **change), base, space, same_depth=True) for change in kept)
         found[name] = [shape for shape in shapes if shape is not None and shape != base]
     return found
+
+
+def _experts(base: TransformerShape, space: Space) -> Iterator[dict[str, Any]]:
+    """Yields experts of other widths, as many and as many per token as keep the parameters and the arithmetic."""
+    step = space.hidden_step * base.tp
+    for width in range(step, _EXPERT_FACTOR * base.moe_ffn + 1, step):
+        experts = round(base.experts * base.moe_ffn / width / base.ep) * base.ep
+        top_k = round(base.top_k * base.moe_ffn / width)
+        active = top_k * width / (base.top_k * base.moe_ffn) - 1
+        if width * _EXPERT_FACTOR >= base.moe_ffn and 1 <= top_k <= experts and abs(active) <= space.tolerance:
+            change = {"experts": experts, "top_k": top_k, "moe_ffn": width}
+            yield change if isinstance(base.routing, str) else {**change, "routing": "balanced"}
+
+
+def _spread(base: TransformerShape) -> Iterator[dict[str, Any]]:
+    yield from ({"ep": ep} for ep in range(1, _MOST_EP + 1) if base.experts % ep == 0 and ep & (ep - 1) == 0)
+
+
+def _split(base: TransformerShape) -> Iterator[dict[str, Any]]:
+    gpus, samples = base.tp * base.ep, base.mbs * base.ep
+    for ep in (ep for ep in range(1, gpus + 1) if gpus % ep == 0 and samples % ep == 0 and base.experts % ep == 0):
+        tp = gpus // ep
+        heads = base.heads % tp == 0 and (base.kv_heads % tp == 0 or tp % base.kv_heads == 0)
+        if heads and not any(size % tp for size in (base.ffn, base.vocab, base.shared_ffn, base.moe_ffn)):
+            yield {"tp": tp, "ep": ep, "mbs": samples // ep}
 
 
 def _keeps(base: TransformerShape, changes: dict[str, Any], space: Space) -> bool:

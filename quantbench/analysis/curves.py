@@ -37,7 +37,7 @@ Family = tuple[str, str, str]
 COARSE = 0.125
 
 # Workload fields that are not sizes: points of one curve agree in all of them.
-_VARIANTS = ("dtype", "layout", "mask", "causal", "direction", "op")
+_VARIANTS = ("dtype", "layout", "mask", "causal", "direction", "op", "distribution")
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def forecast(axes: Sequence[Axis], held: Held, times: RememberedTimes, *, skip_i
     impossible: list[str] = []
     for values in product(*(axis.values for axis in axes)):
         try:
-            ops = ops_at(tuple(axes), values, held, "predict")
+            ops = ops_at(tuple(axes), values, held, "predict", modelled=True)
         except InputError as error:
             if not skip_impossible:
                 raise

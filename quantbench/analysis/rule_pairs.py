@@ -2,8 +2,8 @@
 
 Entry points: the finders of pairs (`PairFinder`) `multiples`, `halves`, `whole_waves`, `fallbacks` and `first_of` for
 single ops, `best_value` and `doublings` for whole layers. A finder takes a `Material` and returns `PairsOrReason`: its
-`RulePair` objects, or the reason why there are none. Used by `rules`, which assigns a finder to each rule, and by
-`check`, which collects the `Material`.
+`RulePair` objects, or the reason why there are none. Used by `rules`, which assigns a finder to each rule, by
+`expert_pairs` and by `check`, which collects the `Material`.
 
 Effects are ratios of time per unit of useful work, broken / kept: above 1, the rule helps.
 """
@@ -98,6 +98,7 @@ def multiples(
     alike: Sequence[int] = (),
     same_padding: bool = False,
     ops: Sequence[str] = (),
+    size_of: Callable[[Point], int] | None = None,
 ) -> PairFinder:
     """Builds a finder that compares multiples of `divisor` with the nearest other sizes on both sides.
 
@@ -107,6 +108,7 @@ def multiples(
     alike: divisors that must divide both sizes or neither, so that related rules do not interfere.
     same_padding: whether head_dim or columns must pad to the same size.
     ops: names of the ops to use; empty for all.
+    size_of: size of a point that is to be a multiple, 0 for points without; None for its value on the axis.
     """
 
     def find(material: Material) -> PairsOrReason:
@@ -114,7 +116,8 @@ def multiples(
         curves = [one for one in material.along(axis) if not ops or one.curve.op.partition(".")[0] in ops]
         if not curves:
             return f"no curve along {axis.replace('_', '-')}" + (f" of {', '.join(ops)}" if ops else "")
-        pairs = [pair for one in curves for pair in _around_multiples(one, by, alike, same_padding, material)]
+        found = (_around_multiples(one, by, alike, same_padding, material, size_of) for one in curves)
+        pairs = [pair for own in found for pair in own]
         return (
             pairs or f"no neighbouring values of {axis.replace('_', '-')} with one a multiple of {by} and the other not"
         )
@@ -123,9 +126,17 @@ def multiples(
 
 
 def _around_multiples(
-    one: FittedCurve, by: int, alike: Sequence[int], same_padding: bool, material: Material
+    one: FittedCurve,
+    by: int,
+    alike: Sequence[int],
+    same_padding: bool,
+    material: Material,
+    size_of: Callable[[Point], int] | None,
 ) -> Iterable[RulePair]:
-    curve, sizes = one.curve, one.curve.sizes
+    curve = one.curve
+    sizes = curve.sizes if size_of is None else tuple(map(size_of, curve.points))
+    if not all(sizes):
+        return
     for i, size in enumerate(sizes):
         if size % by:
             continue

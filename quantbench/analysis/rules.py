@@ -7,17 +7,19 @@ verdicts.
 
 The rules come from BigScience's notes on sizing BLOOM and from Megatron-LM's code. Rules that one GPU cannot test are
 left out (data- and pipeline-parallel degrees, batch-size ramp-up, memory estimates, `CUDA_LAUNCH_BLOCKING` over many
-nodes), and so are requirements (`hidden % heads == 0`, `tp` no larger than a node).
+nodes), and so are requirements (`hidden % heads == 0`, `tp` no larger than a node). Rules on experts compare whole
+layers of imported tables, or grouped products.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, lcm, log, sqrt
 
 import numpy as np
 
+from quantbench.analysis.expert_pairs import BALANCED, LARGE, SPREAD, preferred, rows_of
 from quantbench.analysis.rule_pairs import (
     Material,
     PairFinder,
@@ -190,6 +192,21 @@ def _layer(spec: DeviceSpec, dim: str) -> Experiment:
     return Experiment((dim,), Held(hidden=hidden, heads=32, seq=seq, ops=_LAYER_OPS))
 
 
+_GROUPED = ("experts_up", "experts_up_gate", "experts_down")
+_EXPERTS = Held(hidden=2048, experts=8, top_k=2, moe_ffn=2048, vocab=32000, seq=2048, ops=_GROUPED)
+
+
+def _expert_rows(offsets: Sequence[int]) -> Experiment:
+    """Builds an experiment over rows per expert, a quarter of the tokens."""
+    rows = _around((128, 256, 512, 1024), offsets).split(",")
+    return Experiment((f"tokens={','.join(str(4 * int(one)) for one in rows)}",), _EXPERTS)
+
+
+def _only_imported(_: DeviceSpec) -> Experiment:
+    what = "a rule on whole layers of experts, which a sweep does not time"
+    raise UnsupportedError("check --experiment", what, "a table: quantbench import aiconfigurator --table moe")
+
+
 def _fused(work: Softmax) -> bool:
     heads = work.batch // work.mask_batch
     return megatron_fused_available(
@@ -274,6 +291,34 @@ RULES: tuple[RuleOfThumb, ...] = (
         whole_waves,
         # Small m and small steps of n: for any tile, some size fills the last wave to 90 % or more.
         lambda _: Experiment(("n=4096:16384:256@edges",), Held(m=512, k=4096, layout="nt")),
+    ),
+    RuleOfThumb(
+        "expert-rows-64", "tokens per expert % 64 == 0", "the rows of every expert fill tiles of 64",
+        multiples("tokens", 64, ops=(*_GROUPED, "moe"), size_of=rows_of), lambda _: _expert_rows((-32, -16, 0, 16, 32)),
+    ),
+    RuleOfThumb(
+        "expert-rows-128", "tokens per expert % 128 == 0", "the rows of every expert fill tiles of 128",
+        multiples("tokens", 128, alike=(64,), ops=(*_GROUPED, "moe"), size_of=rows_of),
+        lambda _: _expert_rows((-64, 0, 64)),
+    ),
+    RuleOfThumb(
+        "expert-width-128", "expert_ffn / TP % 128 == 0", "the columns of every expert fill tiles of 128",
+        multiples("moe_ffn", 128, alike=(64,), ops=_GROUPED),
+        lambda _: Experiment((f"moe-ffn={_around((1024, 1536, 2048, 3072), (-64, 0, 64))}",),
+                             replace(_EXPERTS, seq=4096)),
+    ),
+    RuleOfThumb(
+        "experts-ep", "EP rather than TP for experts", "whole experts are wider products with more rows each",
+        preferred(SPREAD, "on as many GPUs by ep and by tp"), _only_imported,
+    ),
+    RuleOfThumb(
+        "experts-balanced", "balanced routing over GPUs", "the busiest GPU sets the pace",
+        preferred(BALANCED, "balanced and with a power law of 1.2"), _only_imported,
+    ),
+    RuleOfThumb(
+        "experts-large", "few large experts rather than many small ones",
+        "at equal active and total widths, an expert gets more rows",
+        preferred(LARGE, "of different widths with equal active and total width"), _only_imported,
     ),
 )  # fmt: skip
 

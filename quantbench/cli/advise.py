@@ -27,6 +27,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.latency.libraries import library_words
 from quantbench.units import latency, percent, signed_percent
+from quantbench.workload.dtypes import DTYPES
 
 if TYPE_CHECKING:
     from quantbench.advice import Advice, Advised, OpCost, Repair, ShapeCost, Space
@@ -142,10 +143,10 @@ def _shape(
     try:
         shape, assumed = chosen_model(_WHO, arguments, device)
     except InputError:
-        if not arguments.tp or arguments.tp == 1:
+        if not arguments.tp or arguments.tp == 1 or arguments.ep or arguments.experts:
             raise
         shape, assumed = chosen_model(_WHO, replace(arguments, tp=1), device)
-        repair = repaired(shape, arguments.tp, space)
+        repair = None if shape.experts else repaired(shape, arguments.tp, space)
         if repair is None:
             raise
     of_one = (f"{name} = 1" for name in ("mbs", "tp") if not getattr(arguments, name))
@@ -190,6 +191,7 @@ def _lines(
     yield from _cost_lines(cost, reasons=wide)
     yield ""
     yield from _waste_lines(cost)
+    yield from (f"not whole blocks: {words}" for words in advice.blocks)
     # Misaligned rows and padded heads are edges above.
     yield from broken_lines([one for one in advice.broken if not {"rows", "head_dim"} & set(one.rule.sides)])
     if advice.tried:
@@ -220,6 +222,8 @@ def _header_lines(advice: Advice, assumed: Sequence[str]) -> Iterator[str]:
     """Yields the share of the time without measurements, the device, the shape and the assumptions."""
     from quantbench.planner.formulas import parameters
 
+    for words in advice.missing:
+        yield f"not known: {words}"
     if advice.unmeasured:
         whole = sum(one.share for one in advice.unmeasured)
         said = "; ".join(f"{one.reason} ({percent(one.share)})" for one in advice.unmeasured)
@@ -229,6 +233,12 @@ def _header_lines(advice: Advice, assumed: Sequence[str]) -> Iterator[str]:
     if shape.kv_heads != shape.heads:
         heads += f" ({shape.kv_heads} of keys and values)"
     mlp = f"{'gated ' if shape.gated else ''}ffn {shape.ffn}"
+    if shape.experts:
+        dense = f", in {shape.dense_layers} of the layers {mlp}" if shape.dense_layers else ""
+        shared = f" beside shared ones of {shape.shared_ffn}" if shape.shared_ffn else ""
+        mlp = f"{shape.experts} experts of {shape.moe_ffn} on ep = {shape.ep}, top {shape.top_k}{shared}{dense}"
+        held_gib = shape.parameters_per_gpu * DTYPES[shape.dtype].b_bytes / 2**30
+        mlp += f" ({shape.active_parameters / 1e9:.3g} B active; weights of {held_gib:.0f} GiB on a GPU)"
     batch = f"micro-batches of {shape.mbs} × {shape.seq} tokens on tp = {shape.tp}"
     yield device_line(advice.device)
     yield f"times: {advice.note}"
@@ -274,7 +284,8 @@ def _cost_lines(cost: ShapeCost, *, reasons: bool) -> Iterator[str | Table]:
         yield f"{others}, each wasting less than {percent(_WORTH_A_ROW)} ({together} together): {times}"
     hours = " GPU-h per 1T: that in GPU-hours over 10^12 tokens, of all tp GPUs." if reasons and bad else ""
     yield (
-        "times: one layer forward and backward (logits: of the model). wasted: extra time against a size just below "
+        f"times: one layer forward{'' if cost.shape.experts else ' and backward'} (logits: of the model). "
+        "wasted: extra time against a size just below "
         f"the edge.{hours} Norms, activations, communication, the optimizer and recomputation are not counted."
     )
 
@@ -282,6 +293,8 @@ def _cost_lines(cost: ShapeCost, *, reasons: bool) -> Iterator[str | Table]:
 def _time(ops: Sequence[OpCost]) -> str:
     from quantbench.advice.cost import latency_per_run
 
+    if not ops:
+        return ""
     us = latency_per_run(ops)
     return f"{latency(us.latency_us)} ({_interval(us)})"
 

@@ -32,7 +32,7 @@ from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 # Fields of a model that a grid takes over; not layers, because a point is one layer.
 _OF_A_MODEL = (
     "hidden", "heads", "kv_heads", "head_dim", "ffn", "gated", "gate_fused", "seq", "vocab", "softmax",
-    "experts", "top_k", "moe_ffn",
+    "experts", "top_k", "moe_ffn", "shared_ffn", "q_rank", "kv_rank", "rope_dim", "value_dim",
 )  # fmt: skip
 # Options that `sweep_words` repeats after the axes and the sizes.
 _SAID_AGAIN = (
@@ -45,6 +45,9 @@ _LARGEST_HISTOGRAM_BYTES = 2**20
 _model = partial(option, panel="Model")
 #: declares the option for one size of a transformer
 size_option = partial(_model, None, min=1, max=2**31 - 1)
+_ROUTING = _model(
+    "", "Tokens over experts: balanced (default), power_law_1.2, or a JSON file with a count for each expert."
+)
 _range = partial(option, "", panel="Sizes: a number, or with --dim of the same name a range", show_default=False)
 
 
@@ -71,9 +74,9 @@ class ModelOptions:
 @dataclass(frozen=True, kw_only=True)
 class ShapeOptions(ModelOptions):
     """Options for a model with one value per size. `size_names` lists the fields that are sizes of a transformer,
-    `takes_experts` says whether the command takes models with experts."""
+    `plans` says whether the command plans training."""
 
-    takes_experts: ClassVar[bool] = False
+    plans: ClassVar[bool] = False
     size_names: ClassVar[tuple[str, ...]] = ("hidden", "heads", "kv_heads", "ffn", "layers", "seq", "vocab")
 
     hidden: int | None = size_option("Hidden size.")
@@ -93,11 +96,18 @@ class ShapeOptions(ModelOptions):
 class StepOptions(ShapeOptions):
     """Options for a step of a model on one GPU of a tensor-parallel group."""
 
-    size_names: ClassVar[tuple[str, ...]] = (*ShapeOptions.size_names, "head_dim", "mbs", "tp")
+    size_names: ClassVar[tuple[str, ...]] = (
+        *ShapeOptions.size_names, "head_dim", "mbs", "tp", "experts", "top_k", "moe_ffn", "ep",
+    )  # fmt: skip
 
     head_dim: int | None = size_option("Width of a head (default: hidden / heads).")
     mbs: int | None = size_option("Micro-batch size, sequences (default: 1).")
     tp: int | None = size_option("Tensor-parallel degree (default: 1).")
+    experts: int | None = size_option("Routed experts of a layer, in place of its MLP (default: the model's).")
+    top_k: int | None = size_option("Experts per token.")
+    moe_ffn: int | None = size_option("Width of one expert.")
+    ep: int | None = size_option("Expert-parallel degree; each GPU of it has its own tokens (default: 1).")
+    routing: str = _ROUTING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +133,7 @@ class GridOptions(ModelOptions):
     tokens: str = _range("Tokens of each GPU's micro-batch, in place of seq and mbs.")
     ep: str = _range("Expert-parallel degree; each GPU of it has its own tokens.")
     skew: str = _range("Exponent of the routing's power law in hundredths: 120 is power_law_1.2.")
-    routing: str = _model(
-        "", "Tokens over experts: balanced (default), power_law_1.2, or a JSON file with a count for each expert."
-    )
+    routing: str = _ROUTING
     m: str = _range("Rows of a plain product.", "--m", "-m")
     n: str = _range("Columns of a plain product.", "--n", "-n")
     k: str = _range("Inner dimension of a plain product.", "--k", "-k")
@@ -229,9 +237,10 @@ def chosen_model(
     if missing:
         sizes = ", ".join(f"--{name}" for name in needed)
         raise InputError(who, f"no {' and no '.join(missing)}", f"--model, --config, or all of {sizes}")
-    if named is not None and named.shape.experts and not options.takes_experts:
-        what = f"{named.name} with {named.shape.experts} experts"
-        raise UnsupportedError(who, what, "a dense model; measure experts by quantbench sweep --dim experts")
+    other = named is not None and (named.shape.kv_rank or named.shape.dense_layers or named.shape.shared_ffn)
+    if named is not None and other and options.plans:
+        what = f"{named.name} with latent attention, shared experts or layers of two kinds"
+        raise UnsupportedError(who, what, "equal layers; quantbench advise prices a forward pass of others")
     # A valid shape to start from, as one head always divides hidden; `changes` has the typed heads.
     base = TransformerShape(hidden=typed["hidden"], heads=1) if named is None else named.shape
     changes: dict[str, Any] = dict(typed)
@@ -257,8 +266,12 @@ def chosen_model(
     if "seq" not in typed:
         said = f"seq = {base.seq}" if named is None else named.assumed.get("seq")
         assumed += [] if said is None else [said]
-    if options.gated:
+    if options.gated or "experts" in typed:
         changes["gated"] = True
+    if isinstance(options, StepOptions) and (base.experts or "experts" in typed):
+        changes["routing"] = _routing(options.routing or "balanced")
+        assumed += [] if options.routing else ["balanced routing"]
+        assumed += [] if options.ep else ["ep = 1"]
     fp8_recipe = require_choice(who, "--fp8-recipe", options.fp8_recipe, ("", *RECIPES))
     recipe = RECIPES.get(fp8_recipe)
     usual = default_dtype(device) if recipe is None else recipe.forward
@@ -270,7 +283,7 @@ def chosen_model(
     assumed += [] if options.dtype else [f"dtype = {changes['dtype']}"]
     if recipe is not None:
         fused = "casts fused with norms and activations, weights cast once per step"
-        assumed += [fused if options.takes_experts else "casts are kernels of their own"]
+        assumed += [fused if options.plans else "casts are kernels of their own"]
         assumed += [f"logits in {default_dtype(device)}"]
     try:
         shape = replace(base, **changes, **how)

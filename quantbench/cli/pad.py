@@ -20,7 +20,7 @@ from quantbench.device import default_dtype, lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.libraries import default_library, library_words
-from quantbench.units import latency, signed_percent, size
+from quantbench.units import latency, percent, signed_percent, size
 from quantbench.workload import Gemm, TransformerShape
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ def _shape(arguments: PadOptions, spec: DeviceSpec) -> tuple[TransformerShape, l
         raise InputError(_WHO, f"{unused[0]} without --gemm", "options of a model")
     shape, assumed = chosen_model(_WHO, arguments, spec)
     of_one = (f"{name} = 1" for name in ("mbs", "tp") if not getattr(arguments, name))
-    return shape, [*assumed, *of_one, "a forward pass" if arguments.forward_only else "a training step"]
+    forward = arguments.forward_only or shape.experts
+    return shape, [*assumed, *of_one, "a forward pass" if forward else "a training step"]
 
 
 # --- output ----------------------------------------------------------------------------------------------------------
@@ -109,6 +110,14 @@ def _lines(verdict: PaddingVerdict, assumed: Sequence[str]) -> Iterator[StyledLi
         yield f"{subject}: {interval}"
     else:
         tokens = f"{subject.mbs} × {subject.seq} tokens on tp = {subject.tp}"
+        if subject.experts:
+            from quantbench.advice.pad import capacity
+
+            rows, beyond = capacity(subject)
+            yield (
+                f"capacity: {rows} rows per expert are whole blocks of 128; with {subject.experts_of(1).routing_words} "
+                f"routing {percent(beyond)} of the rows are beyond it"
+            )
         yield f"micro-batch of {tokens}, {subject.dtype}: {interval} on each GPU"
     yield from broken_lines(verdict.broken)
     yield ""

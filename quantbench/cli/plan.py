@@ -47,7 +47,7 @@ _layout = partial(option, panel="Layout (comma separated lists)")
 class PlanOptions(ShapeOptions):
     """The options of `plan` as typed; 0, "" and None stand for the default."""
 
-    takes_experts: ClassVar[bool] = True
+    plans: ClassVar[bool] = True
 
     untied: bool = option(False, "Separate matrices for embedding and logits.", panel="Model")
     optimizer: str = option("", "Optimizer: fused_adam, adam or adam_8bit (default: fused_adam).", panel="Model")

@@ -83,13 +83,14 @@ def predict_sweep(
     from quantbench.latency.model_times import ModelTimes
     from quantbench.latency.op_times import RememberedTimes
     from quantbench.planner.calibration import shipped
-    from quantbench.sweep.axes import with_defaults
+    from quantbench.sweep.axes import EXPERT_OPS, with_defaults
     from quantbench.sweep.edges import parse_grid
 
     held, dims = held_and_dims(arguments, "predict")
     held = with_defaults(held, spec, dims)
-    if held.experts:
-        raise UnsupportedError("predict", f"{held.experts} experts", "a dense layer; quantbench sweep measures experts")
+    if held.experts and held.direction != "forward":
+        what = f"--direction {held.direction} with {held.experts} experts"
+        raise UnsupportedError("predict", what, "forward: gradients of experts have no model")
     if spec.peak(held.dtype) is None:
         raise InputError("predict", f"--dtype {held.dtype} on {spec.name}", "one of " + ", ".join(spec.peak_tflops))
     resolve_library(spec.name, held.dtype, library, "predict")
@@ -98,5 +99,8 @@ def predict_sweep(
     share = shipped().unaligned_share
     times = RememberedTimes(ModelTimes(spec, library), softmax=held.softmax, unaligned_share=share)
     found = forecast(grid.axes, held, times, skip_impossible=loose)
-    assumed = assumed_words(arguments, held, {op.op.name for op in found.ops}, spec, "predict")
+    ops = {op.op.name for op in found.ops}
+    assumed = assumed_words(arguments, held, ops | (set(EXPERT_OPS) if "experts" in ops else set()), spec, "predict")
+    if held.kv_rank:
+        assumed = (*assumed, "latent attention left out: it has no model")
     return grid.axes, found, assumed

@@ -64,14 +64,14 @@ class ModelTimes:
     def note(self) -> str:
         return "; ".join(filter(None, self._notes))
 
-    def estimates(self, workloads: Sequence[Compute | MoE]) -> list[Estimate]:
+    def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
         """Returns one estimate per workload, in order; predicts all workloads of one kind and dtype in one batch."""
-        groups: dict[tuple[type[Compute | MoE], str], list[Compute | MoE]] = defaultdict(list)
+        groups: dict[tuple[type[Compute], str], list[Compute]] = defaultdict(list)
         for work in dict.fromkeys(workloads):
             if not isinstance(work, Gemm | Attention | Softmax | MoE):
                 raise UnsupportedError("predict", str(work), "products, attention, softmax or experts: no model of it")
             groups[type(work), work.dtype].append(work)
-        known: dict[Compute | MoE, Estimate] = {}
+        known: dict[Compute, Estimate] = {}
         for (kind, dtype), works in groups.items():
             if kind is MoE:
                 found = self._experts([work for work in works if isinstance(work, MoE)], dtype)

@@ -42,7 +42,7 @@ from quantbench.latency.gemm.files import (
     unpack,
 )
 from quantbench.latency.gemm.trees import Forest
-from quantbench.latency.libraries import LIBRARIES
+from quantbench.latency.libraries import LIBRARIES, default_library
 from quantbench.latency.moe_features import NUM_FEATURES, Float32Array, FloatArray, Layers
 from quantbench.workload import MoE
 
@@ -209,12 +209,14 @@ class MoEModel:
     def best(cls, device: DeviceSpec | str, *, dtype: str = "bf16", library: str = "") -> MoEModel:
         """Returns the model shipped for a GPU, dtype and library, or its prior if none is shipped.
 
-        library: "" for the one whose table of experts is largest, vllm if none was measured.
+        library: "" for the default of products (`libraries.default_library`) if it was measured, else the one whose
+            table of experts is largest, vllm if none was measured.
         """
         spec = _gpu(device)
+        usual = library or default_library(spec.name, dtype)
         own = [one for one in shipped_models(dtype) if one.device.name == spec.name and library in ("", one.library)]
         if own:
-            return max(own, key=lambda one: one.provenance["rows"])
+            return max(own, key=lambda one: (one.library == usual, one.provenance["rows"]))
         return cls.prior(spec, dtype=dtype, library=library or "vllm")
 
     def predict(self, works: Sequence[MoE]) -> Estimates:

@@ -26,7 +26,7 @@ from quantbench.latency.softmax import fallback_bytes
 from quantbench.launch import Launch, Tile
 from quantbench.megatron import softmax_objections
 from quantbench.quantization import VECTOR_BYTES, quantize
-from quantbench.workload import Attention, Gemm, GroupedGemm, Op, Softmax, Workload
+from quantbench.workload import Attention, Gemm, GroupedGemm, MoE, Op, Softmax, Workload
 from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.kinds import Compute
 from quantbench.workload.ops import Cast
@@ -115,7 +115,7 @@ def roofline_us(workload: Workload, spec: DeviceSpec) -> float:
     overhead_us = _KERNEL_OVERHEAD_US[spec.torch_kind]
     memory_us = copy_us(workload.min_bytes, spec) - overhead_us
     compute_us = 0.0
-    if isinstance(workload, Gemm | GroupedGemm | Attention):
+    if isinstance(workload, Gemm | GroupedGemm | MoE | Attention):
         # An unsupported dtype runs at the slowest supported peak: emulation is not faster.
         peak = spec.peak(workload.dtype) or min(spec.peak_tflops.values())
         compute_us = workload.flops / (peak * 1e6 * _COMPUTE_EFFICIENCY)
@@ -133,7 +133,7 @@ def copy_us(moved_bytes: float, spec: DeviceSpec) -> float:
 def peak_share(workload: Workload, latency_us: float, spec: DeviceSpec) -> float | None:
     """Returns the share of the peak reached: of FLOP/s for (grouped) GEMMs and attention (None without a peak for the
     dtype), of memory bandwidth for others."""
-    if isinstance(workload, Gemm | GroupedGemm | Attention):
+    if isinstance(workload, Gemm | GroupedGemm | MoE | Attention):
         peak = spec.peak(workload.dtype)
         return None if peak is None else workload.flops / latency_us / 1e6 / peak
     return workload.min_bytes / latency_us / 1e3 / spec.memory_gb_per_s

@@ -257,9 +257,10 @@ def candidates(base: TransformerShape, space: ShapeSpace) -> Iterator[Transforme
 
 def layers_within(shape: TransformerShape, budget: float, tolerance: float) -> tuple[float, float, float]:
     """Returns the (fractional) numbers of layers for (1 − tolerance), 1 and (1 + tolerance) times the budget."""
-    one = parameters(replace(shape, layers=1))
-    each = parameters(replace(shape, layers=2)) - one
-    rest = one - each
+    least = shape.dense_layers + 1
+    one = parameters(replace(shape, layers=least))
+    each = parameters(replace(shape, layers=least + 1)) - one
+    rest = one - least * each
     low, middle, high = (((1 + part) * budget - rest) / each for part in (-tolerance, 0.0, tolerance))
     return low, middle, high
 

@@ -27,11 +27,13 @@ from quantbench.workload.ops import LAYOUTS
 from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 
 LINEAR_OPS = ("qkv", "proj", "mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down")
+# Products of latent attention and of shared experts.
+_OTHER_LINEAR = ("latent_down", "q_up", "kv_up", "shared_up", "shared_gate", "shared_up_gate", "shared_down")
 UNFUSED_OPS = ("scores", "softmax", "context")
 _ATTENTION_OPS = (*UNFUSED_OPS, "attention")
 _GROUPED_OPS = ("experts_up", "experts_up_gate", "experts_down")
 EXPERT_OPS = (*_GROUPED_OPS, "permute", "unpermute")
-MODEL_OPS = (*LINEAR_OPS, *_ATTENTION_OPS, *EXPERT_OPS, "logits")
+MODEL_OPS = (*LINEAR_OPS, *_OTHER_LINEAR, *_ATTENTION_OPS, *EXPERT_OPS, "logits")
 DIRECTIONS = ("forward", "backward", "both")
 
 #: kinds of attention that a sweep runs; `both` only occurs in runs from before 0.2
@@ -55,7 +57,7 @@ class _Dim:
 
 
 _DIMS = {
-    "hidden": _Dim(64, "1024:8192:64", "256:1024:16", (*LINEAR_OPS, *EXPERT_OPS), grain=8),
+    "hidden": _Dim(64, "1024:8192:64", "256:1024:16", (*LINEAR_OPS, *_OTHER_LINEAR, *EXPERT_OPS), grain=8),
     "heads": _Dim(1, "8:128:8", "4:24:4", _ATTENTION_OPS),
     "head-dim": _Dim(8, "32:256:8", "16:128:8", _ATTENTION_OPS, grain=8),
     "ffn": _Dim(64, "4096:16384:128", "512:2048:64", ("mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down"), grain=8),
@@ -195,7 +197,8 @@ class Held:
     """Sizes and options that no axis varies. 0 and "" select a default that depends on the device or the shape.
 
     attention: one of SWEPT_ATTENTIONS; `ops` overrides it.
-    experts, top_k, moe_ffn, ep: as of `TransformerShape`; experts = 0: an MLP, unless an axis is one of MOE_DIMS.
+    experts, top_k, moe_ffn, ep, shared_ffn, q_rank, …: as of `TransformerShape`; experts = 0: an MLP, unless
+        an axis is one of MOE_DIMS.
     tokens: tokens of each GPU's micro-batch, instead of seq · mbs.
     skew: exponent of a power law of the routing in hundredths, instead of `routing`.
     softmax: one of SOFTMAXES, used by predictions only (a sweep measures the provider's).
@@ -218,6 +221,11 @@ class Held:
     experts: int = 0
     top_k: int = 0
     moe_ffn: int = 0
+    shared_ffn: int = 0
+    q_rank: int = 0
+    kv_rank: int = 0
+    rope_dim: int = 0
+    value_dim: int = 0
     tokens: int = 0
     ep: int = 1
     skew: int = 0
@@ -255,12 +263,15 @@ def with_defaults(held: Held, spec: DeviceSpec, dims: Collection[str] = ()) -> H
     return replace(held, **missing, dtype=dtype, attention=attention)
 
 
-def ops_at(axes: tuple[Axis, ...], values: tuple[int, ...], held: Held, who: str = "sweep") -> tuple[Op, ...]:
+def ops_at(
+    axes: tuple[Axis, ...], values: tuple[int, ...], held: Held, who: str = "sweep", *, modelled: bool = False
+) -> tuple[Op, ...]:
     """Returns the ops of one point.
 
     values: one value per axis.
     held: all other sizes, defaults filled in.
     who: command named in errors.
+    modelled: whether to return the routed experts of a layer as one op, as they are modelled.
 
     Raises InputError for an impossible point (heads that do not divide hidden, …).
     """
@@ -275,6 +286,10 @@ def ops_at(axes: tuple[Axis, ...], values: tuple[int, ...], held: Held, who: str
     for attention, core in (("flash", ("attention",)), ("unfused", UNFUSED_OPS)):
         names = {op for op in wanted if op in core or (attention == main and op not in _ATTENTION_OPS)}
         shape = _shape(point, held, who, attention)
+        if modelled and shape.experts and held.direction == "forward":
+            names |= {"experts"} if set(EXPERT_OPS) & set(wanted) and attention == main else set()
+            found += [op for op in shape.modelled_ops() if op.name in names]
+            continue
         found += [op for op in shape.ops(backward=held.direction != "forward") if op.name in names]
     if held.direction == "backward":
         found = [op for op in found if op.phase != "forward"]
@@ -293,7 +308,7 @@ def _shape(point: dict[str, int], held: Held, who: str, attention: str) -> Trans
     values: dict[str, Any] = {name: point.get(name, getattr(held, name)) for name in names - {"attention"}}
     if values["heads"] == 0:
         values["heads"] = _heads_for(values["hidden"], values["head_dim"], values["tp"], who)
-    values |= _expert_values(point, held) if values["experts"] else dict.fromkeys(("top_k", "moe_ffn"), 0)
+    values |= _expert_values(point, held) if values["experts"] else dict.fromkeys(("top_k", "moe_ffn", "shared_ffn"), 0)
     return TransformerShape(**values, attention=attention)
 
 

@@ -2,8 +2,8 @@
 
 Entry points: `DTYPES`, `GEMM_DTYPES`, `VECTOR_DTYPES`, `MEASURED_DTYPES`, `element_bytes`, `dtype_name`. Used by the
 other modules of `workload`, by `kernels`, `latency`, `planner`, `profile`, `importers`, `providers`, `sweep`, `advice`,
-`comm`, `quantization`, `megatron`, `alignment_rules`, `explore`, `cli.model_options`, `tools.ship_gemm` and
-`pytest_plugin`.
+`comm`, `quantization`, `megatron`, `alignment_rules`, `explore`, `cli.advise`, `cli.model_options`,
+`tools.ship_gemm` and `pytest_plugin`.
 
 Sources: IEEE 754 (fp16, fp32), NVIDIA A100 whitepaper 2020 (bf16; tf32: fp32 storage, 10-bit mantissa in the
 tensor core), OCP FP8 specification 1.0 2023 (fp8 is e4m3 here, as in torch.float8_e4m3fn), OCP MX specification 1.0

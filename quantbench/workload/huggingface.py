@@ -3,8 +3,8 @@
 Entry point: `describe`, which returns a `Described`. Used by `cli.model_options`, for the commands with `--config`.
 
 Model families use different keys for the same dimension. Properties without a key (gated MLP, tied embeddings) are
-taken from the modelling code in Hugging Face transformers, by model_type. Models that do not repeat one dense decoder
-layer are refused.
+taken from the modelling code in Hugging Face transformers, by model_type. Models whose layers are not attention with an
+MLP or experts are refused.
 """
 
 import os
@@ -35,24 +35,27 @@ _DROPOUT = (
     "attention_dropout", "attn_pdrop", "hidden_dropout", "resid_pdrop", "resid_dropout", "dropout",
     "attn_config.attn_pdrop",
 )  # fmt: skip
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "ffn_config.moe_num_experts")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
 
 # Keys of unsupported layers (not just attention and a dense MLP) and their meaning.
 _OTHER_LAYERS = {
-    "kv_lora_rank": "multi-head latent attention",
+    "moe_num_experts": "experts of an unknown kind",
+    "ffn_config.moe_num_experts": "experts of an unknown kind",
     "block_configs": "layers of different shapes",
     "cross_attention_layers": "cross-attention layers",
     "num_kv_shared_layers": "layers that share keys and values",
     "state_size": "state-space layers",
     "ssm_cfg": "state-space layers",
     "mamba_d_state": "state-space layers",
+    "mamba_num_heads": "state-space layers",
     "lru_width": "recurrent layers",
-    "hybrid_override_pattern": "layers of different kinds",
+    "hybrid_override_pattern": "layers of different kinds, mostly state-space ones",
     "linear_num_key_heads": "linear-attention layers",
 }
 
 
-_DENSE = "decoder layers of attention and a dense MLP"
+_DENSE = "decoder layers of attention and an MLP or experts"
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class _Family:
     default_ffn: whether the MLP width is 4·hidden if no key states it.
     windowed: whether sliding_window applies without use_sliding_window.
     attention: implementation in the modelling code.
+    experts: whether its layers may have experts.
     defaults: default values of its config class, by key.
     """
 
@@ -73,6 +77,7 @@ class _Family:
     default_ffn: bool = False
     windowed: bool = True
     attention: str = "flash"
+    experts: bool = False
     defaults: Mapping[str, int] | None = None
 
 
@@ -90,6 +95,12 @@ _FAMILIES: dict[str, _Family] = {
     ),
     # Their window applies only if use_sliding_window is true; its default is false.
     **dict.fromkeys(("qwen2", "qwen3"), _Family(gated=True, windowed=False)),
+    **dict.fromkeys(
+        ("mixtral", "deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm4_moe", "glm_moe_dsa", "gpt_oss",
+         "llama4_text"),
+        _Family(gated=True, experts=True),
+    ),
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text"), _Family(gated=True, windowed=False, experts=True)),
     **dict.fromkeys(("cohere", "cohere2"), _Family(gated=True, tied=True)),
     **dict.fromkeys(("phi3", "glm", "glm4", "chatglm"), _Family(gated=True, gate_fused=True)),
     "gemma": _Family(gated=True, tied=True, defaults=_GEMMA),
@@ -123,7 +134,7 @@ def describe(path: str | PathLike[str], *, seq: int | None = None) -> Described:
     seq: tokens per sample; None takes the model's context, at most LONGEST_DEFAULT_SEQ.
 
     Ignores the stored dtype of the weights. Raises InputError for a file that cannot be read or lacks a key,
-    UnsupportedError for mixtures of experts, state-space and other layers.
+    UnsupportedError for state-space and other layers.
     """
     file = Path(path) / "config.json" if os.path.isdir(path) else Path(path)
     config = _Config(file, _read(file))
@@ -146,7 +157,6 @@ def describe(path: str | PathLike[str], *, seq: int | None = None) -> Described:
             hidden=hidden,
             heads=heads,
             kv_heads=_kv_heads(config, heads),
-            head_dim=config.optional(_HEAD_DIM) or 0,
             ffn=_ffn(config, family, hidden),
             gated=family.gated,
             gate_fused=family.gate_fused,
@@ -157,6 +167,8 @@ def describe(path: str | PathLike[str], *, seq: int | None = None) -> Described:
             attention=family.attention,
             dropout=bool(dropout),
             sliding_window=_sliding_window(config, family),
+            **_latent(config),
+            **_experts(config, family),
         )
     except InputError as error:
         if error.operation == config.who:
@@ -223,11 +235,6 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 
 def _refuse_other_layers(config: _Config) -> None:
-    for key in _EXPERTS:
-        count = config.get(key)
-        if isinstance(count, int) and count > 1:
-            what = f"{key} = {count}, a mixture of experts whose products depend on the routing"
-            raise UnsupportedError(config.who, what, "a dense model")
     for key, meaning in _OTHER_LAYERS.items():
         if config.get(key):
             raise UnsupportedError(config.who, f"{key}, {meaning}", _DENSE)
@@ -293,8 +300,46 @@ def _sliding_window(config: _Config, family: _Family) -> int:
     return config.optional(("sliding_window",)) or 0
 
 
+def _latent(config: _Config) -> dict[str, Any]:
+    """Returns the sizes of the heads, and of latent attention if the model has it."""
+    if not config.get("kv_lora_rank"):
+        return {"head_dim": config.optional(_HEAD_DIM) or 0}
+    kv_rank, rope, nope, value = (
+        config.integer((key,)) for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+    )
+    q_rank = config.optional(("q_lora_rank",)) or 0
+    return {"head_dim": rope + nope, "q_rank": q_rank, "kv_rank": kv_rank, "rope_dim": rope, "value_dim": value}
+
+
+def _experts(config: _Config, family: _Family) -> dict[str, Any]:
+    """Returns the sizes of the experts and of the layers without; {} for a dense model."""
+    experts = config.optional(_EXPERTS) or 1
+    if experts == 1:
+        return {}
+    if not family.experts:
+        what = f"{experts} experts of model_type = {config.model_type!r}"
+        known = sorted(name for name, one in _FAMILIES.items() if one.experts)
+        raise UnsupportedError(config.who, what, f"one of {', '.join(known)}, whose layers are known")
+    layers = config.integer(_LAYERS)
+    width = config.optional(("moe_intermediate_size",)) or config.integer(_FFN)
+    every = config.optional(("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq")) or 1
+    first = config.get("first_k_dense_replace") or 0
+    none = {int(i) for i in config.get("mlp_only_layers") or ()}
+    # deepseek counts layers from 0, the others from 1
+    offset = 0 if config.get("moe_layer_freq") else 1
+    sparse = [i for i in range(layers) if i >= first and (i + offset) % every == 0 and i not in none]
+    listed = config.get("moe_layers")
+    shared = config.get("shared_expert_intermediate_size") or width * (config.get("n_shared_experts") or 0)
+    if config.model_type == "llama4_text":  # one expert of the same width runs for every token
+        shared = width
+    return {
+        "experts": experts, "top_k": config.integer(_TOP_K), "moe_ffn": width, "shared_ffn": shared,
+        "dense_layers": layers - len(listed if isinstance(listed, list) else sparse),
+    }  # fmt: skip
+
+
 def _ffn(config: _Config, family: _Family, hidden: int) -> int:
-    width = config.optional(_FFN)
+    width = config.optional(("intermediate_size_mlp", *_FFN))  # llama4 has another width without experts
     if width is not None:
         return width
     ratio = config.get("expansion_ratio")

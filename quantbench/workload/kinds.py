@@ -12,10 +12,10 @@ from quantbench.errors import InputError
 from quantbench.workload.moe import GroupedGemm, MoE, Permute
 from quantbench.workload.ops import Attention, Cast, Collective, Gemm, Softmax
 
-#: workloads of one GPU
-Compute = Gemm | GroupedGemm | Permute | Softmax | Attention | Cast
-#: all workloads that a record can have; whole mixture-of-experts layers are only imported
-Workload = Compute | MoE | Collective
+#: workloads of one GPU; the experts of a whole layer are only imported and predicted
+Compute = Gemm | GroupedGemm | Permute | MoE | Softmax | Attention | Cast
+#: all workloads that a record can have
+Workload = Compute | Collective
 
 #: classes of all workloads
 CLASSES: tuple[type[Workload], ...] = (

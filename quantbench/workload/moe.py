@@ -236,6 +236,16 @@ class MoE:
         return rows.index(max(rows))
 
     @property
+    def rows_per_expert(self) -> float:
+        """Rows of an expert if all had the same: tokens · top_k / num_experts."""
+        return self.tokens * self.top_k / self.num_experts
+
+    @property
+    def routing_words(self) -> str:
+        """`balanced`, `power_law_1.2` or `histogram`."""
+        return self.distribution if isinstance(self.distribution, str) else "histogram"
+
+    @property
     def skew(self) -> float:
         """Rows of the busiest rank over `expected_rank_rows`, at least 1."""
         return self.rows_per_rank[self.busiest_rank] / self.expected_rank_rows
@@ -270,9 +280,8 @@ class MoE:
         return sum(gemm.min_bytes for gemm in self.grouped_gemms().values())
 
     def __str__(self) -> str:
-        routing = "histogram" if isinstance(self.distribution, tuple) else self.distribution
         shape = f"{self.tokens}×{self.hidden}×{self.expert_ffn} {self.top_k} of {self.num_experts}"
-        return f"moe {shape} tp {self.tp} ep {self.ep} {self.dtype} {routing}"
+        return f"moe {shape} tp {self.tp} ep {self.ep} {self.dtype} {self.routing_words}"
 
 
 def require_distribution(distribution: object, num_experts: int) -> None:

@@ -26,8 +26,9 @@ SOFTMAXES = ("megatron", "torch")
 class Op:
     """Op of a training step on one GPU.
 
-    name: qkv, scores, softmax, context, attention, proj, mlp_up, mlp_gate, mlp_up_gate, mlp_down, logits or
-        cast; permute, experts_up, experts_up_gate, experts_down and unpermute instead of the MLP if there are experts.
+    name: qkv (latent attention: latent_down, q_up, kv_up), scores, softmax, context, attention, proj, mlp_up,
+        mlp_gate, mlp_up_gate, mlp_down, logits or cast; in layers of experts shared_up, … and permute, experts_up,
+        experts_up_gate, experts_down and unpermute, or all of these as one `experts`.
     phase: forward; dgrad and wgrad for the two gradients of a GEMM; backward for softmax, attention, casts
         and permutations.
     count: runs per micro-batch in the whole model (layers, or 1 for the logits).
@@ -58,10 +59,15 @@ class TransformerShape:
     softmax: one of SOFTMAXES, for unfused attention.
     dropout: whether hidden states and attention probabilities have dropout.
     sliding_window: attention window in tokens, 0 for none. `ops` ignores it and computes all pairs.
-    experts: routed experts of every layer instead of the MLP, each `moe_ffn` wide, top_k per token; 0 for an MLP.
+    experts: routed experts of a layer instead of the MLP, each `moe_ffn` wide, top_k per token; 0 for an MLP.
+    dense_layers: layers that have the MLP instead, of a model with experts.
+    shared_ffn: width of the experts that every token passes, together; their products are those of an MLP.
     ep: GPUs that share out the experts, each with its own micro-batch.
     expert_tp: GPUs that share each expert, 0 for `tp`; with fewer, the others have their own tokens.
     routing: distribution of the tokens over the experts, as of `MoE`; `ops` has the products of the busiest GPU.
+    q_rank, kv_rank, rope_dim, value_dim: of latent attention (DeepSeek-V2, arXiv:2405.04434): ranks of queries (0: not
+        compressed) and of keys and values, width of a head's rotary part, which is in head_dim, and of its values.
+        `ops` has its products and not its attention. kv_rank = 0: usual attention.
     fp8_recipe: key of `recipes.RECIPES`, by which gradients have their own dtypes, casts are counted and logits stay in
         16 bits; "" for one dtype everywhere and no casts.
 
@@ -94,6 +100,12 @@ class TransformerShape:
     ep: int = 1
     expert_tp: int = 0
     routing: str | tuple[int, ...] = "balanced"
+    dense_layers: int = 0
+    shared_ffn: int = 0
+    q_rank: int = 0
+    kv_rank: int = 0
+    rope_dim: int = 0
+    value_dim: int = 0
     fp8_recipe: str = ""
 
     def __post_init__(self) -> None:
@@ -110,7 +122,9 @@ class TransformerShape:
             object.__setattr__(self, "ffn", 4 * self.hidden)
         for name in ("kv_heads", "head_dim", "ffn", "seq", "vocab", "layers", "mbs", "tp"):
             require_int(who, name, getattr(self, name))
-        require_int(who, "sliding_window", self.sliding_window, low=0)
+        for name in ("sliding_window", "shared_ffn", "q_rank", "kv_rank", "rope_dim", "value_dim"):
+            require_int(who, name, getattr(self, name), low=0)
+        require_int(who, "dense_layers", self.dense_layers, low=0, high=self.layers - 1)
         require_choice(who, "dtype", self.dtype, GEMM_DTYPES)
         require_choice(who, "attention", self.attention, ATTENTIONS)
         require_choice(who, "softmax", self.softmax, SOFTMAXES)
@@ -123,7 +137,7 @@ class TransformerShape:
                 raise InputError(who, f"{name} = {getattr(self, name)!r}"[:80], "True or False")
         if self.heads % self.kv_heads:
             raise InputError(who, f"kv_heads = {self.kv_heads}", f"a divisor of heads = {self.heads}")
-        for name in ("heads", "ffn", "vocab"):
+        for name in ("heads", "ffn", "vocab", "shared_ffn"):
             if getattr(self, name) % self.tp:
                 raise InputError(who, f"{name} = {getattr(self, name)} with tp = {self.tp}", f"{name} divisible by tp")
         if self.kv_heads % self.tp and self.tp % self.kv_heads:
@@ -133,8 +147,12 @@ class TransformerShape:
         if self.experts:
             require_distribution(self.routing, self.experts)
             self.experts_of(self.tokens)  # which checks the other fields
-        elif self.top_k or self.moe_ffn or self.ep != 1:
-            raise InputError(who, "top_k, moe_ffn or ep with experts = 0", "experts as well")
+        elif self.top_k or self.moe_ffn or self.ep != 1 or self.dense_layers or self.shared_ffn:
+            raise InputError(who, "top_k, moe_ffn, ep, dense_layers or shared_ffn with experts = 0", "experts as well")
+        if not (self.kv_rank and self.value_dim) and (self.q_rank or self.kv_rank or self.rope_dim or self.value_dim):
+            raise InputError(who, "a part of latent attention", "kv_rank and value_dim at least")
+        if self.rope_dim > self.head_dim:
+            raise InputError(who, f"rope_dim = {self.rope_dim}", f"at most head_dim = {self.head_dim}")
 
     @property
     def tokens(self) -> int:
@@ -161,18 +179,65 @@ class TransformerShape:
             ep=self.ep, gated=self.gated, distribution=self.routing,
         )  # fmt: skip
 
-    def layer_weights(self, tp: int = 1) -> int:
-        """Returns the weights of one layer on one of `tp` GPUs, without biases and layer norms, with all experts."""
-        attention = 2 * self.hidden * self.head_dim * (self.heads // tp + max(1, self.kv_heads // tp))
+    def _qkv(self, tp: int) -> dict[str, tuple[int, int]]:
+        """Products before attention: columns and reduction of each on one of `tp` GPUs."""
+        heads = self.heads // tp
+        if not self.kv_rank:
+            return {"qkv": ((heads + 2 * max(1, self.kv_heads // tp)) * self.head_dim, self.hidden)}
+        return {
+            "latent_down": (self.q_rank + self.kv_rank + self.rope_dim, self.hidden),  # whole on every GPU
+            "q_up": (heads * self.head_dim, self.q_rank or self.hidden),
+            "kv_up": (heads * (self.head_dim - self.rope_dim + self.value_dim), self.kv_rank),
+        }
+
+    def layer_weights(self, tp: int = 1, *, dense: bool = False, active: bool = False) -> int:
+        """Returns the weights of one layer on one of `tp` GPUs, without biases and layer norms.
+
+        dense: whether it is one of `dense_layers`. active: whether to count top_k of the experts only.
+        """
+        out = self.heads // tp * (self.value_dim or self.head_dim)
+        attention = out * self.hidden + sum(n * k for n, k in self._qkv(tp).values())
         matrices = 3 if self.gated else 2
-        if self.experts:
-            return attention + self.experts * (matrices * self.hidden * self.moe_ffn // tp + self.hidden)
+        if self.experts and not dense:
+            held = self.top_k if active else self.experts
+            widths = held * self.moe_ffn + self.shared_ffn
+            return attention + matrices * self.hidden * widths // tp + self.experts * self.hidden
         return attention + matrices * self.hidden * self.ffn // tp
 
     @property
     def parameters(self) -> int:
         """Weights of the model without biases and norms. (`planner.formulas.parameters` includes them.)"""
-        return self.layers * self.layer_weights() + self.vocab * self.hidden * (1 if self.tied else 2)
+        return self._weights(active=False)
+
+    @property
+    def active_parameters(self) -> int:
+        """Those of `parameters` that one token meets."""
+        return self._weights(active=True)
+
+    @property
+    def parameters_per_gpu(self) -> float:
+        """Those of `parameters` on one of tp · ep GPUs; what is not routed is copied to each of ep."""
+        matrices, sparse = 3 if self.gated else 2, self.layers - self.dense_layers
+        routed = sparse * self.experts * matrices * self.hidden * self.moe_ffn
+        return (self.parameters - routed + routed / self.ep) / self.tp
+
+    def _weights(self, *, active: bool) -> int:
+        dense, sparse = self.dense_layers, self.layers - self.dense_layers
+        layers = dense * self.layer_weights(dense=True) + sparse * self.layer_weights(active=active)
+        return layers + self.vocab * self.hidden * (1 if self.tied else 2)
+
+    def modelled_ops(self, *, backward: bool = True) -> tuple[Op, ...]:
+        """Returns the ops for which there are models: `ops`; with experts, those of a forward pass, a layer's routed
+        experts as one op."""
+        if not self.experts:
+            return self.ops(backward=backward)
+        found = []
+        for op in self.ops(backward=False):
+            if op.name == "permute":
+                found.append(Op("experts", "forward", self.experts_of(self.tokens), op.count))
+            elif not isinstance(op.workload, GroupedGemm | Permute):
+                found.append(op)
+        return tuple(found)
 
     def ops(self, *, backward: bool = True) -> tuple[Op, ...]:
         """Returns every GEMM, softmax and attention that one GPU runs per micro-batch, forward ops first."""
@@ -206,25 +271,28 @@ class TransformerShape:
 
     def _layer_forward(self) -> list[Op]:
         heads = self.heads // self.tp
-        qkv_width = (heads + 2 * self.kv_heads_per_gpu) * self.head_dim
-        ffn = self.ffn // self.tp
-        work: list[tuple[str, Compute]] = [("qkv", self._linear(qkv_width, self.hidden))]
-        work += self._attention_core(heads)
-        work.append(("proj", self._linear(self.hidden, heads * self.head_dim)))
+        work: list[tuple[str, Compute]] = [(name, self._linear(*sizes)) for name, sizes in self._qkv(self.tp).items()]
+        work += [] if self.kv_rank else self._attention_core(heads)
+        work.append(("proj", self._linear(self.hidden, heads * (self.value_dim or self.head_dim))))
+        found = [Op(name, "forward", workload, self.layers) for name, workload in work]
+        dense = self.dense_layers if self.experts else self.layers
+        if dense:
+            found += [Op(name, "forward", gemm, dense) for name, gemm in self._mlp("mlp", self.ffn // self.tp)]
         if self.experts:
             rows = Permute(self.tokens, self.hidden, self.top_k, self.attention_dtype)
-            work.append(("permute", rows))
+            work = [*(self._mlp("shared", self.shared_ffn // self.tp) if self.shared_ffn else ()), ("permute", rows)]
             work += self.experts_of(self.tokens).grouped_gemms().items()
             work.append(("unpermute", replace(rows, direction="unpermute")))
-            return [Op(name, "forward", workload, self.layers) for name, workload in work]
+            found += [Op(name, "forward", workload, self.layers - dense) for name, workload in work]
+        return found
+
+    def _mlp(self, name: str, ffn: int) -> list[tuple[str, Compute]]:
         if self.gate_fused:
-            work.append(("mlp_up_gate", self._linear(2 * ffn, self.hidden)))
+            up = [(f"{name}_up_gate", self._linear(2 * ffn, self.hidden))]
         else:
-            work.append(("mlp_up", self._linear(ffn, self.hidden)))
-            if self.gated:
-                work.append(("mlp_gate", self._linear(ffn, self.hidden)))
-        work.append(("mlp_down", self._linear(self.hidden, ffn)))
-        return [Op(name, "forward", workload, self.layers) for name, workload in work]
+            sides = ("up", "gate") if self.gated else ("up",)
+            up = [(f"{name}_{side}", self._linear(ffn, self.hidden)) for side in sides]
+        return [*up, (f"{name}_down", self._linear(self.hidden, ffn))]
 
     def _attention_core(self, heads: int) -> list[tuple[str, Compute]]:
         if self.attention == "flash":

@@ -115,7 +115,7 @@ def test_everything_as_json() -> None:
     assert data["waste_share"] == pytest.approx(data["waste_us"] / data["latency_us"])
     hours = data["waste_us"] / 3.6e9 * 8 / (2 * 1024) * 1e12
     assert data["waste_gpu_hours_per_trillion_tokens"] == pytest.approx(hours)
-    assert list(data)[:4] == ["format", "version", "device", "unmeasured"]
+    assert list(data)[:4] == ["format", "version", "device", "missing"]
     assert data["unmeasured"][0]["share"] > 0.1
     assert data["repaired"] is None
     assert data["keep"] is False

@@ -168,7 +168,7 @@ def test_a_lower_bound_is_called_so() -> None:
     assert advised["gpu_hours_note"].startswith("lower bound: ")
 
 
-def test_experts_of_a_preset_are_swept_and_not_yet_advised_or_predicted(tmp_path: Path) -> None:
+def test_experts_of_a_preset_are_swept_advised_and_predicted(tmp_path: Path) -> None:
     counts = tmp_path / "counts.json"
     counts.write_text("[9, 1, 0, 0, 0, 0, 0, 2]")
     grid = GridOptions(dim=["tokens=128"], model="mixtral-8x7b", routing=str(counts))
@@ -179,11 +179,15 @@ def test_experts_of_a_preset_are_swept_and_not_yet_advised_or_predicted(tmp_path
     counts.write_text('{"0": 1}')
     with pytest.raises(InputError, match=r"--routing: .*expected a list of counts"):
         held_and_dims(grid)
-    found = CliRunner().invoke(app, ["advise", *ASK["advise"], "--model", "mixtral-8x7b"])
-    assert isinstance(found.exception, UnsupportedError)
-    assert "mixtral-8x7b with 8 experts; expected a dense model" in str(found.exception)
-    with pytest.raises(UnsupportedError, match="predict: 8 experts"):
-        predict_sweep(replace(grid, routing=""), A100)
+    advised = json.loads(run("advise", "--model", "mixtral-8x7b", "--ep", "4", "--routing", "power_law_1.2", "--json"))
+    experts = next(op for op in advised["ops"] if op["op"] == "experts")
+    assert [edge["kind"] for edge in experts["edges"]] == ["skew"]
+    assert experts["edges"][0]["before"]["distribution"] == "balanced"
+    assert advised["missing"] == ["a forward pass only: gradients of experts have no model"]
+    _, forecast, _ = predict_sweep(replace(grid, routing=""), A100)
+    assert [op.op.name for op in forecast.ops] == ["experts"]
+    with pytest.raises(UnsupportedError, match="gradients of experts have no model"):
+        predict_sweep(replace(grid, routing="", direction="both"), A100)
 
 
 def test_models_lists_every_preset(capsys: pytest.CaptureFixture[str]) -> None:

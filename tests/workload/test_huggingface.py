@@ -195,32 +195,67 @@ def test_a_dropout_that_is_no_share_is_refused(tmp_path: Path) -> None:
         describe(written(tmp_path, {**LLAMA_3_70B, "attention_dropout": 2}))
 
 
-MIXTRAL = {**LLAMA_3_70B, "model_type": "mixtral", "num_local_experts": 8}
+DEEPSEEK_V3: dict[str, Any] = {  # deepseek-ai/DeepSeek-V3
+    "model_type": "deepseek_v3", "hidden_act": "silu", "hidden_size": 7168, "intermediate_size": 18432,
+    "first_k_dense_replace": 3, "moe_layer_freq": 1, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "v_head_dim": 128, "max_position_embeddings": 163840, "moe_intermediate_size": 2048,
+    "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "num_attention_heads": 128,
+    "num_hidden_layers": 61, "num_key_value_heads": 128, "tie_word_embeddings": False, "vocab_size": 129280,
+}  # fmt: skip
+MAVERICK: dict[str, Any] = {  # meta-llama/Llama-4-Maverick-17B-128E-Instruct
+    "model_type": "llama4", "text_config": {
+        "model_type": "llama4_text", "hidden_act": "silu", "hidden_size": 5120, "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384, "interleave_moe_layer_step": 2, "num_local_experts": 128, "head_dim": 128,
+        "num_experts_per_tok": 1, "num_attention_heads": 40, "num_key_value_heads": 8, "num_hidden_layers": 48,
+        "vocab_size": 202048, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "total", "active", "dense"),
+    # billions of parameters as their model cards state them, without the drafting layer of DeepSeek-V3
+    [(DEEPSEEK_V3, 671, 37, 3), (MAVERICK, 400, 17, 24)],
+)
+def test_layers_with_and_without_experts_add_up_to_the_published_parameters(
+    tmp_path: Path, config: dict[str, Any], total: float, active: float, dense: int
+) -> None:
+    shape = describe(written(tmp_path, config)).shape
+    assert shape.parameters / 1e9 == pytest.approx(total, rel=0.005)
+    assert shape.active_parameters / 1e9 == pytest.approx(active, rel=0.02)
+    assert shape.dense_layers == dense
+
+
+def test_latent_attention_has_its_products_and_no_attention(tmp_path: Path) -> None:
+    ops = {op.name: op for op in replace(describe(written(tmp_path, DEEPSEEK_V3)).shape, tp=8).ops(backward=False)}
+    sizes = {name: (ops[name].workload.n, ops[name].workload.k) for name in ("latent_down", "q_up", "kv_up", "proj")}
+    assert sizes == {"latent_down": (2112, 7168), "q_up": (3072, 1536), "kv_up": (4096, 512), "proj": (7168, 2048)}
+    assert "attention" not in ops
+    assert (ops["mlp_down"].count, ops["shared_down"].count, ops["experts_down"].count) == (3, 58, 58)
+
+
 REFUSED: dict[str, tuple[object, type[QuantbenchError], str]] = {
-    "a mixture of experts": (
-        MIXTRAL,
+    "experts of an unknown model": (
+        {**LLAMA_3_70B, "num_local_experts": 8},
         UnsupportedError,
-        "num_local_experts = 8, a mixture of experts whose products depend on the routing; expected a dense model",
+        "8 experts of model_type = 'llama'; expected one of deepseek_v2, deepseek_v3, deepseek_v32, glm4_moe, "
+        "glm_moe_dsa, gpt_oss, kimi_k2, llama4_text, mixtral, qwen2_moe, qwen3_moe, qwen3_vl_moe_text, whose layers "
+        "are known",
     ),
-    "deepseek-v3": (
-        {**LLAMA_3_70B, "model_type": "deepseek_v3", "n_routed_experts": 256, "kv_lora_rank": 512},
-        UnsupportedError,
-        "n_routed_experts = 256, a mixture of experts whose products depend on the routing; expected a dense model",
-    ),
-    "latent attention": (
-        {**LLAMA_3_70B, "model_type": "minicpm3", "kv_lora_rank": 256},
-        UnsupportedError,
-        "kv_lora_rank, multi-head latent attention; expected decoder layers of attention and a dense MLP",
+    "a part of latent attention": (
+        {key: value for key, value in DEEPSEEK_V3.items() if key != "v_head_dim"},
+        InputError,
+        "no key 'v_head_dim'; expected an integer under v_head_dim",
     ),
     "state space": (
         {"model_type": "mamba", "hidden_size": 2560, "num_hidden_layers": 64, "state_size": 16, "vocab_size": 50280},
         UnsupportedError,
-        "state_size, state-space layers; expected decoder layers of attention and a dense MLP",
+        "state_size, state-space layers; expected decoder layers of attention and an MLP or experts",
     ),
     "linear attention": (
         {**LLAMA_3_70B, "layer_types": ["linear_attention", "full_attention"]},
         UnsupportedError,
-        "layer_types with 'linear_attention'; expected decoder layers of attention and a dense MLP",
+        "layer_types with 'linear_attention'; expected decoder layers of attention and an MLP or experts",
     ),
     "encoder and decoder": (
         {**LLAMA_3_70B, "model_type": "t5", "is_encoder_decoder": True},

@@ -1,11 +1,14 @@
 """Scores the MoE model on the public tables: half of the model shapes are the test.
 
 Entry points: `read_moe`, which returns `MoETable` objects; `held_out`; `score`, which fits and predicts one
-table; `accuracy_table`, a section of docs/accuracy.md on `TABLES`. Used by `page` and tools/ship_moe.py.
+table; `accuracy_table`, a section of docs/accuracy.md on `TABLES`; `questions`, pairs of ways to lay out one layer of
+which the tables know the faster, and the answers of a model that saw neither. Used by `page` and tools/ship_moe.py;
+`python -m tools.accuracy.moe [number]` prints the questions.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -138,5 +141,79 @@ def accuracy_table(seeds: Sequence[int], report: Callable[[str], None]) -> str:
     return "\n".join([*lines, "", f"- Tables: {sources}. Seeds {', '.join(map(str, seeds))}.", ""])
 
 
+#: smallest relative difference of two measured times that is an answer
+_AN_ANSWER = 0.05
+
+
+@dataclass(frozen=True)
+class Question:
+    """Which of two layers is faster: the same experts and tokens on as many GPUs, by another tp and ep. Measured and
+    predicted times, µs."""
+
+    works: tuple[MoE, MoE]
+    measured_us: tuple[float, float]
+    said_us: tuple[float, float]
+    said_half_widths: tuple[float, float]
+
+    @property
+    def right(self) -> bool:
+        return (self.measured_us[0] < self.measured_us[1]) == (self.said_us[0] < self.said_us[1])
+
+    @property
+    def ratio_error(self) -> float:
+        """Log of the predicted over the measured ratio."""
+        return float(np.log(self.said_us[0] / self.said_us[1]) - np.log(self.measured_us[0] / self.measured_us[1]))
+
+    def __str__(self) -> str:
+        first = self.works[0]
+        layer = f"{first.tokens} tokens, {first.num_experts} experts of {first.expert_ffn}, top {first.top_k}, hidden "
+        us = [f"{a:.0f} / {b:.0f} µs" for a, b in (self.measured_us, self.said_us)]
+        ways = " or ".join(f"tp {one.tp} ep {one.ep}" for one in self.works)
+        right = "right" if self.right else "wrong"
+        return (
+            f"{right}: {layer}{first.hidden}, {first.dtype}, {first.routing_words}: {ways}? {us[0]}, predicted {us[1]}"
+        )
+
+
+def questions(table: MoETable, seed: int) -> list[Question]:
+    """Returns all questions about the test shapes of a table, answered by a model of the other shapes and other GPUs,
+    in random order."""
+    train, test = held_out(table, seed)
+    fitted, tested = table.take(train), table.take(test)
+    model = MoEModel.fit(table.gpu, fitted.works, fitted.latency_us, library=table.library, seed=seed)
+    said = model.predict(tested.works)
+    half = np.log(said.high_us / said.low_us) / 2
+    groups: dict[MoE, list[int]] = defaultdict(list)
+    for i, work in enumerate(tested.works):
+        groups[replace(work, tp=1, ep=1, seed=work.tp * work.ep)].append(i)
+    pairs = [(a, b) for rows in groups.values() for n, a in enumerate(rows) for b in rows[n + 1 :]]
+    found = []
+    for at in np.random.default_rng(seed).permutation(len(pairs)):
+        a, b = pairs[at]
+        us, guess = tested.latency_us[[a, b]], said.latency_us[[a, b]]
+        if us.max() / us.min() >= 1 + _AN_ANSWER:
+            works = tested.works[a], tested.works[b]
+            found.append(Question(works, tuple(us), tuple(guess), tuple(half[[a, b]])))
+    return found
+
+
+def main() -> None:
+    """Prints the first questions of `TABLES` in turn, and how many of all are answered right."""
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 10
+    by_table = [questions(read_moe(gpu, library)[dtype], seed=0) for gpu, library, dtype in TABLES]
+    shown = [own[i // len(TABLES)] for i, own in zip(range(count), by_table * count, strict=False)]
+    print("\n".join(map(str, shown)))
+    print(f"{sum(one.right for one in shown)} of {len(shown)} right")
+    for (gpu, library, dtype), own in zip(TABLES, by_table, strict=True):
+        errors = np.array([one.ratio_error for one in own])
+        alone = np.hypot(*np.array([one.said_half_widths for one in own]).T)
+        line = f"{gpu}, {library}, {dtype}: {np.mean([one.right for one in own]):.0%} of {len(own):,} right"
+        print(f"{line}; 90 % of the errors within {np.quantile(np.abs(errors) / alone, 0.9):.2f} of their intervals")
+
+
 def _line(name: str, words: str, of: Score) -> str:
     return f"| {name} | {words} | {of.rows:,} | {of.median_pct:.1f} | {of.p95_pct:.0f} | {100 * of.coverage:.0f} % |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Advice on models with experts: what skew and padding cost, and shapes with as many parameters on as many GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from quantbench.advice.edges import edges
+from quantbench.advice.pad import capacity
+from quantbench.advice.space import Space, alone
+from quantbench.device import lookup
+from quantbench.workload.presets import preset
+
+H100 = lookup("h100-sxm5-80gb")
+QWEN = replace(preset("qwen3-30b-a3b"), ep=4, mbs=2)
+
+
+def test_other_experts_have_equal_active_and_total_parameters() -> None:
+    found = alone(QWEN, Space())["experts"]
+    assert {one.moe_ffn for one in found} >= {384, 1536}
+    for one in found:
+        assert one.parameters == pytest.approx(QWEN.parameters, rel=0.05)
+        assert one.active_parameters == pytest.approx(QWEN.active_parameters, rel=0.05)
+
+
+def test_tp_and_ep_share_the_same_gpus_and_tokens() -> None:
+    for one in alone(QWEN, Space())["tp and ep"]:
+        assert (one.tp * one.ep, one.tokens * one.ep) == (QWEN.tp * QWEN.ep, QWEN.tokens * QWEN.ep)
+
+
+def test_skew_is_an_edge_from_balanced_experts_and_rows_one_from_whole_tiles() -> None:
+    def of(**changes: object) -> dict[str, object]:
+        ops = replace(QWEN, **changes).modelled_ops()  # type: ignore[arg-type]
+        return {edge.kind: edge.before for edge in edges(next(op for op in ops if op.name == "experts"), H100)}
+
+    assert of(seq=4096) == {}  # 2,048 rows for each expert
+    assert list(of(seq=4096, routing="power_law_1.2")) == ["skew"]
+    before = of(seq=300)["tile edge"]  # 150 rows: one tile of 128 and a part of another
+    assert max(before.tokens_per_expert) == 128  # type: ignore[attr-defined]
+
+
+def test_capacity_is_whole_blocks_and_counts_the_rows_beyond() -> None:
+    assert capacity(replace(QWEN, seq=300)) == (256, 0.0)
+    rows, beyond = capacity(replace(QWEN, seq=300, experts=4, top_k=1, ep=1, routing=(597, 1, 1, 1)))
+    assert (rows, beyond) == (256, (597 - 256) / 600)
