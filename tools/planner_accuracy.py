@@ -2,7 +2,7 @@
 
 First table: the BigScience documents, with the constants of their site, split by whether these were fitted to a row.
 Second table: published runs of other sites, each table predicted with factors fitted without it (`left out`) and with
-the shipped ones. `--bridge FILE` prints which rows of Megatron-Bridge's table the planner can express. Run by
+the shipped ones. Third table: Megatron-Bridge's runs, each model predicted with factors fitted without it. Run by
 maintainers after `tools.planner_fit`.
 """
 
@@ -14,17 +14,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import spearmanr
 
-from quantbench.importers.csv_table import CsvFile
 from quantbench.latency.model_times import BestTimes
 from quantbench.latency.op_times import TimesOf
 from quantbench.planner.calibration import Calibrations, shipped
 from quantbench.planner.fitting import log_errors, observe, op_spreads
-from quantbench.planner.layout import PRECISIONS
 from quantbench.planner.row_results import RowResult, predict_rows, summarize
 from quantbench.planner.rows import read_table
 from tools.guide.markers import fill, table
-from tools.planner_fit import DOCUMENTS, LAST_DAY, PUBLISHED, SITE, documents, left_out, published
+from tools.planner_bridge import RELEASE, STACK, bridge_runs
+from tools.planner_fit import BRIDGE, DOCUMENTS, LAST_DAY, PUBLISHED, SITE, documents, left_out, published
 
 PAGE = "planning.md"
 _HEAD = ["rows", "number", "mean error", "median", "bias", "rank correlation", "inside the interval"]
@@ -83,32 +83,42 @@ def left_out_table(data: Path, times: TimesOf, calibrations: Calibrations) -> st
     return table(_LEFT_OUT_HEAD, rows)
 
 
-def bridge_lines(path: Path) -> list[str]:
-    """Says which rows of Megatron-Bridge's table of pre-training runs the planner can express."""
-    file, found = CsvFile("planner_accuracy", path), Counter[str]()
-    for row in file.rows():
-        experts, precision = row.text("ep") not in ("", "n/a", "1"), row.text("precision").lower()
-        why = "mixture of experts" if experts else "" if precision in PRECISIONS else f"{precision} products"
-        found[f"release {row.text('release')}: {f'not expressible: {why}' if why else 'expressible'}"] += 1
-    return [f"{name}: {count} rows" for name, count in sorted(found.items())]
+def bridge_table(path: Path, times: TimesOf, calibrations: Calibrations) -> str:
+    """Formats the errors on Megatron-Bridge's runs, each model predicted with factors fitted without it, as a Markdown
+    table, and says which runs cannot be expressed."""
+    observed, refused = bridge_runs(path, times)
+    errors = left_out(observed, dict(calibrations.pooled.rest), lambda one: one.table)
+    half = np.hypot(op_spreads(observed, errors), calibrations.own[STACK].scatter)
+    off, names = np.expm1(errors), np.array([one.table for one in observed])
+    experts = np.array([one.case.job.shape.experts > 0 for one in observed])
+    measured = np.array([one.measured_s for one in observed])
+    groups = [(name, names == name) for name in dict.fromkeys(names.tolist())]
+    rows = []
+    for name, keep in (*groups, ("all dense", ~experts), ("all with experts", experts)):
+        rank = spearmanr(measured[keep], (measured * np.exp(errors))[keep]).statistic
+        inside = (np.abs(errors) <= half)[keep].mean()
+        cells = [f"{100 * np.abs(off[keep]).mean():.1f} %", f"{100 * np.median(np.abs(off[keep])):.1f} %"]
+        cells += [f"{100 * off[keep].mean():+.1f} %", f"{rank:.2f}", f"{inside:.0%}"]
+        rows.append([name, str(keep.sum()), *cells])
+    left = "; ".join(f"{count} of {why}" for why, count in sorted(refused.items()))
+    said = f"Factors of release {RELEASE}. Not expressible: {left}."
+    return f"{table(_HEAD, rows)}\n\n{said}"
 
 
 def main() -> None:
     """Writes the tables into the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", type=Path, help=f"folder with {', '.join((DOCUMENTS, *PUBLISHED))}")
+    parser.add_argument("data", type=Path, help=f"folder with {', '.join((DOCUMENTS, *PUBLISHED, BRIDGE))}")
     parser.add_argument("docs", type=Path, help=f"folder with {PAGE}")
-    parser.add_argument("--bridge", type=Path, help="Megatron-Bridge's table of pre-training runs (CSV)")
     arguments = parser.parse_args()
     page, times = arguments.docs / PAGE, BestTimes()
     found = {
         "accuracy": documents_table(arguments.data, times, shipped()),
         "left-out": left_out_table(arguments.data, times, shipped()),
+        "bridge": bridge_table(arguments.data / BRIDGE, times, shipped()),
     }
     page.write_text(fill(page.read_text(encoding="utf-8"), found), encoding="utf-8")
     print(*found.values(), sep="\n")
-    if arguments.bridge is not None:
-        print("\n".join(bridge_lines(arguments.bridge)))
 
 
 if __name__ == "__main__":

@@ -30,11 +30,13 @@ from quantbench.planner.fitting import Observed, fit_pooled, log_errors, observe
 from quantbench.planner.memory import memory
 from quantbench.planner.row_results import predict_rows
 from quantbench.planner.rows import Case, TableRow, case_of, document_of, read_table, uncounted
+from tools.planner_bridge import RELEASE, STACK, bridge_runs
 
 FloatArray = npt.NDArray[np.float64]
 
 #: tables of published runs in the data folder
 DOCUMENTS, PUBLISHED = "bloom_tables.csv", ("published_training.csv", "published_layouts.csv")
+BRIDGE = "megatron_bridge.csv"
 SITE_FACTORS = {
     "tensor_factor": (1.0, 10.0), "layer_overhead_ms": (0.0, 50.0), "data_parallel_share": (0.01, 1.0),
     "unaligned_share": (0.01, 16.0),
@@ -91,6 +93,17 @@ def fit_stacks(observed: Sequence[Observed], rest: dict[str, float]) -> Pooled:
     known = scatter_beyond(outside, left_out(observed, rest, lambda one: one.table)[: len(outside)])
     unknown = scatter_beyond(outside, left_out(observed, rest, lambda one: one.case.job.stack)[: len(outside)])
     return replace(pooled, scatter=known, unknown_scatter=max(known, unknown))
+
+
+def fit_bridge(path: Path, times: TimesOf, rest: dict[str, float]) -> Pooled:
+    """Fits the effects of Megatron-Bridge's release to its runs, and the interval of models left out."""
+    observed, _ = bridge_runs(path, times)
+    scatter = scatter_beyond(observed, left_out(observed, rest, lambda one: one.table))
+    provenance = {
+        "release": RELEASE, "tables": sorted({one.table for one in observed}), "runs": len(observed),
+        "files": dict(_digests([path])),
+    }  # fmt: skip
+    return replace(fit_pooled(observed, rest), scatter=scatter, unknown_scatter=scatter, provenance=provenance)
 
 
 def fit_site(cases: Sequence[tuple[TableRow, Case]], observed: Sequence[Observed], times: TimesOf) -> Calibration:
@@ -153,7 +166,7 @@ def fit(data: Path, before: str, start: Calibrations, times: TimesOf) -> Calibra
     )  # fmt: skip
     rule = f"as at {SITE}: the same centre and software, nothing fitted to its own rows"
     kin = {name: replace(site, scatter=pooled.unknown_scatter, provenance={"rule": rule}) for name in same_site(SITE)}
-    return Calibrations({SITE: site, **kin}, pooled)
+    return Calibrations({SITE: site, **kin}, pooled, own={STACK: fit_bridge(data / BRIDGE, times, rest)})
 
 
 def memory_of_others() -> dict[str, float]:

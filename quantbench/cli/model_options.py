@@ -73,8 +73,10 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeOptions(ModelOptions):
-    """Options for a model with one value per size. `size_names` lists the fields that are sizes of a transformer."""
+    """Options for a model with one value per size. `size_names` lists the fields that are sizes of a transformer,
+    `plans` says whether the command plans training."""
 
+    plans: ClassVar[bool] = False
     size_names: ClassVar[tuple[str, ...]] = ("hidden", "heads", "kv_heads", "ffn", "layers", "seq", "vocab")
 
     hidden: int | None = size_option("Hidden size.")
@@ -83,6 +85,7 @@ class ShapeOptions(ModelOptions):
     layers: int | None = size_option("Layers (default: a usual depth for the hidden size).")
     seq: int | None = size_option("Sequence length, tokens.")
     vocab: int | None = size_option("Vocabulary size.")
+    fp8_recipe: str = _model("", f"Recipe of an 8- or 4-bit step: {', '.join(RECIPES)} (default: none, no casts).")
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -105,7 +108,6 @@ class StepOptions(ShapeOptions):
     moe_ffn: int | None = size_option("Width of one expert.")
     ep: int | None = size_option("Expert-parallel degree; each GPU of it has its own tokens (default: 1).")
     routing: str = _ROUTING
-    fp8_recipe: str = _model("", f"Recipe of an 8-bit training step: {', '.join(RECIPES)} (default: none, no casts).")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,9 +237,10 @@ def chosen_model(
     if missing:
         sizes = ", ".join(f"--{name}" for name in needed)
         raise InputError(who, f"no {' and no '.join(missing)}", f"--model, --config, or all of {sizes}")
-    if named is not None and named.shape.experts and not isinstance(options, StepOptions):
-        what = f"{named.name} with {named.shape.experts} experts"
-        raise UnsupportedError(who, what, "a dense model; quantbench advise prices a forward pass with experts")
+    other = named is not None and (named.shape.kv_rank or named.shape.dense_layers or named.shape.shared_ffn)
+    if named is not None and other and options.plans:
+        what = f"{named.name} with latent attention, shared experts or layers of two kinds"
+        raise UnsupportedError(who, what, "equal layers; quantbench advise prices a forward pass of others")
     # A valid shape to start from, as one head always divides hidden; `changes` has the typed heads.
     base = TransformerShape(hidden=typed["hidden"], heads=1) if named is None else named.shape
     changes: dict[str, Any] = dict(typed)
@@ -269,8 +272,7 @@ def chosen_model(
         changes["routing"] = _routing(options.routing or "balanced")
         assumed += [] if options.routing else ["balanced routing"]
         assumed += [] if options.ep else ["ep = 1"]
-    fp8_recipe = options.fp8_recipe if isinstance(options, StepOptions) else ""
-    require_choice(who, "--fp8-recipe", fp8_recipe, ("", *RECIPES))
+    fp8_recipe = require_choice(who, "--fp8-recipe", options.fp8_recipe, ("", *RECIPES))
     recipe = RECIPES.get(fp8_recipe)
     usual = default_dtype(device) if recipe is None else recipe.forward
     if device.peak(options.dtype or usual) is None:
@@ -279,7 +281,10 @@ def chosen_model(
         raise InputError(who, f"{asked} on {device.name}", f"one of {known}")
     changes |= {"dtype": options.dtype or usual, "fp8_recipe": fp8_recipe}
     assumed += [] if options.dtype else [f"dtype = {changes['dtype']}"]
-    assumed += [] if recipe is None else ["casts are kernels of their own", f"logits in {default_dtype(device)}"]
+    if recipe is not None:
+        fused = "casts fused with norms and activations, weights cast once per step"
+        assumed += [fused if options.plans else "casts are kernels of their own"]
+        assumed += [f"logits in {default_dtype(device)}"]
     try:
         shape = replace(base, **changes, **how)
     except InputError as error:

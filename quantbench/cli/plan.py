@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import inf, isfinite, isinf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
@@ -47,6 +47,8 @@ _layout = partial(option, panel="Layout (comma separated lists)")
 class PlanOptions(ShapeOptions):
     """The options of `plan` as typed; 0, "" and None stand for the default."""
 
+    plans: ClassVar[bool] = True
+
     untied: bool = option(False, "Separate matrices for embedding and logits.", panel="Model")
     optimizer: str = option("", "Optimizer: fused_adam, adam or adam_8bit (default: fused_adam).", panel="Model")
     gpus: int | None = _machines(None, "Number of GPUs.", min=1)
@@ -54,7 +56,7 @@ class PlanOptions(ShapeOptions):
     library: str = library_option(_MACHINES)
     profile: Path | None = _machines(None, "Profile of the GPU (JSON file); its times replace the models'.")
     stack: str = _machines(
-        "", "Software: megatron, nemo, torchtitan, fsdp, deepspeed, eager (default: the site's, else megatron)."
+        "", f"Software: {', '.join(STACKS)} (default: the site's, else megatron; megatron-bridge for experts and FP8)."
     )
     site: Path | None = _machines(None, "Factors of your site (JSON file, from --fit); they replace the stack's.")
     straggler_spread: float | None = _machines(
@@ -84,6 +86,8 @@ class PlanOptions(ShapeOptions):
         "", "Activation recomputation: full, selective, none (default: all); full:4 for 4 layers of each stage."
     )
     cp: str = _layout("", "Context-parallel degrees (default: 1).")
+    ep: str = _layout("", "Expert-parallel degrees of a model with experts (default: all).")
+    expert_tp: int = _layout(1, "GPUs that share each expert.", min=1)
     cp_gather: bool = _layout(False, "Context parallelism gathers keys and values before attention (default: a ring).")
     cp_contiguous: bool = _layout(False, "Contiguous chunks of the sequence, uneven under a causal mask.")
     shards: int = _layout(0, "GPUs over which ZeRO shards; fewer than all means replicas, HSDP (0: all).", min=0)
@@ -122,11 +126,16 @@ class PlanOptions(ShapeOptions):
         usual = (("mbs", "mbs = 1"), ("zero", "ZeRO-1"), ("recompute", "full recomputation")) if one_layout else ()
         after = (("optimizer", "fused Adam"), ("cluster", f"{self.where().name} as its system"))
         vocab = [f"vocab {shape.vocab} padded to multiples of 128 · tp"] if padded else []
+        if shape.experts:
+            said = "experts not measured in training: a product of each and a fitted factor", "balanced routing"
+            words = (*words, *said, "exchange between experts at the links' rates (not measured)")
         site = self.where().name if not self.used_stack else ""
         stack = [] if self.stack or self.site else [f"software of {site}" if site else f"--stack {self.used_stack}"]
         overlaps = "overlapping" if self.overlap else "not overlapping"
         stack += [f"data-parallel traffic {overlaps} with computation"] if self.dp_overlap is None else []
         models = self.profile is None
+        if (shape.experts or shape.fp8_recipe) and self.used_stack not in self.calibrations.own and self.site is None:
+            stack += ["nothing fitted to 8-bit products or experts of that software"]
         whose = [library_words(self.where().device.name, shape.dtype, self.library, _WHO)] if models else []
         return (*words, *vocab, *(word for name, word in (*usual, *after) if not getattr(self, name)), *stack, *whose)
 
@@ -140,11 +149,14 @@ class PlanOptions(ShapeOptions):
 
     @cached_property
     def used_stack(self) -> str:
-        """--stack, or that of --site; "" if the cluster's own factors are used, else megatron."""
+        """--stack, or that of --site; "" if the cluster's own factors are used; else megatron-bridge for experts and
+        8-bit products, megatron for other models."""
         if self.stack or self.calibrations.chosen is not None:
             chosen = self.calibrations.chosen
             return self.stack or str(chosen.provenance.get("stack", "") if chosen else "")
-        return "" if self.where().name in self.calibrations.sites else "megatron"
+        if self.where().name in self.calibrations.sites:
+            return ""
+        return "megatron-bridge" if self.shape().experts or self.fp8_recipe else "megatron"
 
     @property
     def overlap(self) -> float:
@@ -217,7 +229,7 @@ class PlanOptions(ShapeOptions):
         )  # fmt: skip
 
     def space(self) -> Space:
-        from quantbench.planner.search import Space
+        from quantbench.planner.search import Space, divisors
 
         kinds, layers = self._recomputation(RECOMPUTATIONS)
         return Space(
@@ -226,7 +238,8 @@ class PlanOptions(ShapeOptions):
             zero=integers("--zero", self.zero, low=0, high=3) or (0, 1, 2, 3), recompute=kinds,
             sequence_parallel=self.sequence_parallel, uneven=self.allow_uneven, recompute_layers=layers,
             cp=integers("--cp", self.cp) or (1,), cp_ring=not self.cp_gather, cp_balanced=not self.cp_contiguous,
-            shards=self.shards,
+            shards=self.shards, ep=integers("--ep", self.ep) or tuple(divisors(self.shape().experts or 1)),
+            expert_tp=self.expert_tp,
         )  # fmt: skip
 
     def _recomputation(self, default: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
@@ -245,7 +258,8 @@ class PlanOptions(ShapeOptions):
             dp=dp, tp=tp, pp=pp, mbs=self._one("mbs", default=1), interleave=self._one("interleave", default=1),
             zero=self._one("zero", default=1, low=0), recompute=kinds[0], recompute_layers=layers,
             sequence_parallel=bool(self.sequence_parallel), cp=cp, cp_ring=not self.cp_gather,
-            cp_balanced=not self.cp_contiguous, shards=self.shards,
+            cp_balanced=not self.cp_contiguous, shards=self.shards, ep=self._one("ep", default=1),
+            expert_tp=self.expert_tp,
         )  # fmt: skip
         return replace(found, partition=partition_of(self.shape().layers, pp, uneven=self.allow_uneven))
 
@@ -269,11 +283,11 @@ class PlanOptions(ShapeOptions):
             name: getattr(self, name)
             for name in (
                 "hidden", "heads", "kv_heads", "layers", "seq", "vocab", "gpus", "gbs", "optimizer", "recompute", "ffn",
-                "gated", "sequence_parallel",
+                "gated", "sequence_parallel", "fp8_recipe",
             )
             if getattr(self, name)
         }  # fmt: skip
-        for name in ("dp", "tp", "pp", "cp", "mbs", "interleave", "zero"):
+        for name in ("dp", "tp", "pp", "cp", "ep", "mbs", "interleave", "zero"):
             values = integers(f"--{name}", getattr(self, name), low=0)
             if len(values) > 1:
                 raise InputError(f"{_WHO} --rows", f"--{name} {getattr(self, name)}", "one value for rows without it")

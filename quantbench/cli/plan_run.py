@@ -51,7 +51,8 @@ _SAID_AGAIN = (
     "model", "config", "hidden", "heads", "kv_heads", "ffn", "layers", "seq", "vocab", "dtype", "gpus", "gpu",
     "profile", "stack", "site", "straggler_spread", "cluster", "gpus_per_node", "node_gbit_per_s", "link_gb_per_s",
     "gbs", "optimizer",
-    "attention", "softmax", "rampup_step", "dp_overlap", "gated", "dropout", "untied", "head_dim", "cp_gather",
+    "attention", "softmax", "rampup_step", "dp_overlap", "gated", "dropout", "untied", "head_dim",
+    "fp8_recipe", "expert_tp", "cp_gather",
     "cp_contiguous", "shards",
 )  # fmt: skip
 
@@ -125,6 +126,7 @@ def _next_line(arguments: PlanOptions, layout: Layout) -> str:
     degrees += f" --interleave {layout.interleave}" if layout.interleave > 1 else ""
     degrees += " --sequence-parallel" if layout.sequence_parallel else ""
     degrees += f" --cp {layout.cp}" if layout.cp > 1 else ""
+    degrees += f" --ep {layout.ep}" if layout.ep > 1 else ""
     degrees += " --allow-uneven" if arguments.allow_uneven else ""
     typed = " ".join(typed_words(arguments, _SAID_AGAIN))
     layers = f":{layout.recompute_layers}" if layout.recompute_layers else ""
@@ -161,27 +163,14 @@ def _memory_table(ranked: Sequence[Prediction], calibration: Calibration) -> Tab
 def _layouts_table(ranked: Sequence[Prediction]) -> Table:
     """Tabulates layouts, the fastest first."""
     numbers = (
-        "DP",
-        "TP",
-        "PP",
-        "CP",
-        "MBS",
-        "intlv",
-        "ZeRO",
-        "recomp",
-        "SP",
-        "sec/it",
-        "TFLOPs",
-        "MFU",
-        "GiB",
-        "bubble",
-    )
+        "DP", "TP", "PP", "CP", "EP", "MBS", "intlv", "ZeRO", "recomp", "SP", "sec/it", "TFLOPs", "MFU", "GiB", "bubble"
+    )  # fmt: skip
     table = plain_table((*(f">{name}" for name in numbers), "look at first"))
     for p in ranked:
         layout = p.layout
         table.add_row(
-            str(layout.dp), str(layout.tp), str(layout.pp), str(layout.cp), str(layout.mbs), str(layout.interleave),
-            str(layout.zero), _RECOMPUTE[layout.recompute], "yes" if layout.sequence_parallel else "",
+            *(str(getattr(layout, name)) for name in ("dp", "tp", "pp", "cp", "ep", "mbs", "interleave", "zero")),
+            _RECOMPUTE[layout.recompute], "yes" if layout.sequence_parallel else "",
             _seconds(p.iteration.sec, "–"), f"{p.tflops:.0f}", percent(p.mfu),
             Text(f"{p.memory.total / GIB:.0f}", style="yellow" if p.tight else ""), percent(p.iteration.bubble_share),
             p.iteration.bound, style="bold" if p.sec_per_it == ranked[0].sec_per_it else "",

@@ -41,6 +41,8 @@ _SITE_FORMAT, _SITE_VERSION = "quantbench-planner-site", 1
 #: constants of the iteration time: name → (lowest, highest) plausible value
 RANGES = {
     "compute_factor": (0.5, 3.0),
+    "quantized_factor": (0.2, 3.0),
+    "experts_factor": (0.3, 5.0),
     "attention_factor": (0.3, 5.0),
     "elementwise_factor": (0.5, 10.0),
     "tensor_factor": (0.05, 10.0),
@@ -78,7 +80,8 @@ class Stack:
 
 STACKS = {
     "megatron": Stack("Megatron-LM with its fused kernels and distributed optimizer", "fused"),
-    "nemo": Stack("NeMo or Megatron-Bridge: Megatron with Transformer Engine and overlapped collectives", "fused"),
+    "nemo": Stack("NeMo: Megatron with Transformer Engine and overlapped collectives", "fused"),
+    "megatron-bridge": Stack("Megatron-Bridge 26.04.01, of 2026, with FP8 and experts", "fused"),
     "torchtitan": Stack("torchtitan: FSDP2 with torch.compile", "compiled", fsdp=True, stages_with_zero=True),
     "fsdp": Stack("PyTorch FSDP with torch.compile", "compiled", fsdp=True),
     "deepspeed": Stack("Megatron-DeepSpeed", "fused", overlaps=False),
@@ -92,6 +95,9 @@ class Calibration:
     of a GEMM model.)
 
     compute_factor: time of products and attention in training over that in short runs; clocks fall under load.
+    quantized_factor: further factor of products with 8- or 4-bit inputs over those of the inference libraries that were
+        measured, which also cast their input.
+    experts_factor: further factor of grouped products of experts over one product of each.
     attention_factor: further factor of attention's kernels over those that the latency model was fitted to.
     elementwise_factor: bytes that elementwise kernels and norms move over those of ideal fused passes.
     tensor_factor: time of a tensor-parallel collective that shows over its isolated time. It is above 1 if GPUs wait
@@ -118,6 +124,8 @@ class Calibration:
     activation_slack: float
     scatter: float = 0.0
     compute_factor: float = 1.0
+    quantized_factor: float = 1.0
+    experts_factor: float = 1.0
     attention_factor: float = 1.0
     elementwise_factor: float = 1.0
     exposed_share: float = 0.0
@@ -141,8 +149,11 @@ class Calibration:
         return bool(self.provenance.get("rows_fitted"))
 
     def __str__(self) -> str:
+        further = (("8- and 4-bit ones", self.quantized_factor), ("experts' ones", self.experts_factor))
+        said = ", ".join(f"{what} × {factor:.2f} more" for what, factor in further if factor != 1)
         return (
-            f"products × {self.compute_factor:.2f}, attention × {self.compute_factor * self.attention_factor:.2f}, "
+            f"products × {self.compute_factor:.2f}{f' ({said})' if said else ''}, "
+            f"attention × {self.compute_factor * self.attention_factor:.2f}, "
             f"elementwise bytes × {self.elementwise_factor:.1f}, tensor-parallel collectives × "
             f"{self.tensor_factor:.2f}, {self.layer_overhead_ms:.2f} ms per layer and micro-batch, "
             f"{self.step_overhead_ms:.0f} ms per iteration, "
@@ -188,7 +199,9 @@ class Pooled:
         }
         seen = any(term.key == stack for term in self.effects) if stack else False
         where = f"{stack or 'an unknown stack'} on {architecture}"
-        rule = f"for {where}, pooled over {len(self.provenance.get('tables', ()))} published tables"
+        release = self.provenance.get("release")
+        rule = f"for {where}{f' {release}' if release else ''}, pooled over "
+        rule += f"{len(self.provenance.get('tables', ()))} published tables"
         scatter = self.scatter if seen else self.unknown_scatter
         return Calibration(**values, **self.rest, scatter=scatter, provenance={"rule": rule})
 
@@ -218,11 +231,16 @@ def composed(factor: str, means: Mapping[str, float], effects: Iterable[float], 
 
 @dataclass(frozen=True)
 class Calibrations:
-    """Planner constants by stack and GPU, and by site (name of a cluster). chosen: overrides all others."""
+    """Planner constants by stack and GPU, and by site (name of a cluster).
+
+    chosen: overrides all others.
+    own: of stacks that are fitted on their own, because one release of them was measured.
+    """
 
     sites: Mapping[str, Calibration]
     pooled: Pooled
     chosen: Calibration | None = None
+    own: Mapping[str, Pooled] = field(default_factory=dict)
 
     def of(self, cluster: Cluster, stack: str = "") -> Calibration:
         """Returns the constants of a cluster's site, if it has any and no other stack is named; else those of the stack
@@ -232,7 +250,7 @@ class Calibrations:
         site = self.sites.get(cluster.name)
         if site is not None and stack in ("", site.provenance.get("stack", "deepspeed")):
             return site
-        return self.pooled.of(stack, architecture(cluster.device))
+        return self.own.get(stack, self.pooled).of(stack, architecture(cluster.device))
 
     @property
     def unaligned_share(self) -> float:
@@ -240,19 +258,12 @@ class Calibrations:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the content of planner.json."""
-        pooled = self.pooled
-        effects: dict[str, dict[str, float]] = defaultdict(dict)
-        for term, value in pooled.effects.items():
-            effects[term.factor][term.key] = round(value, 4)
         return {
             "format": _FORMAT,
             "version": _VERSION,
             "sites": {name: asdict(site) for name, site in self.sites.items()},
-            "pooled": {
-                **{name: getattr(pooled, name) for name in ("means", "scatter", "unknown_scatter", "rest")},
-                "effects": effects,
-                "provenance": pooled.provenance,
-            },
+            "pooled": _pooled_json(self.pooled),
+            "own": {stack: _pooled_json(pooled) for stack, pooled in self.own.items()},
         }
 
     @classmethod
@@ -262,11 +273,24 @@ class Calibrations:
             raise InputError(_WHO, repr(data)[:80], f"{_FORMAT} version {_VERSION}")
         try:
             sites = {name: Calibration(**values) for name, values in data["sites"].items()}
-            pooled = dict(data["pooled"])
-            effects = {Term(f, key): value for f, by in pooled.pop("effects").items() for key, value in by.items()}
-            return cls(sites, Pooled(effects=effects, **pooled))
+            own = {stack: _pooled_of(pooled) for stack, pooled in data.get("own", {}).items()}
+            return cls(sites, _pooled_of(data["pooled"]), own=own)
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(_WHO, str(error), "sites and pooled effects with their constants") from None
+
+
+def _pooled_json(pooled: Pooled) -> dict[str, Any]:
+    effects: dict[str, dict[str, float]] = defaultdict(dict)
+    for term, value in pooled.effects.items():
+        effects[term.factor][term.key] = round(value, 4)
+    kept = {name: getattr(pooled, name) for name in ("means", "scatter", "unknown_scatter", "rest")}
+    return {**kept, "effects": effects, "provenance": pooled.provenance}
+
+
+def _pooled_of(data: Mapping[str, Any]) -> Pooled:
+    rest = dict(data)
+    effects = {Term(f, key): value for f, by in rest.pop("effects").items() for key, value in by.items()}
+    return Pooled(effects=effects, **rest)
 
 
 @cache

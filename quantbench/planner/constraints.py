@@ -51,6 +51,7 @@ _KV_HEADS = Constraint("kv_heads", "kv_heads % tp == 0 or tp % kv_heads == 0")
 _NODE = Constraint("tp in a node", "tp <= gpus per node")
 _SEQUENCE = Constraint("sequence parallel", "seq % tp == 0 with sequence parallelism")
 _CONTEXT = Constraint("context parallel", "seq % (2 * cp * tp) == 0, seq % (cp * tp) == 0 if chunks are contiguous")
+_EXPERTS = Constraint("experts", "experts % ep == 0, moe_ffn % expert_tp == 0, (dp * cp * tp) % (ep * expert_tp) == 0")
 _SHARDS = Constraint("ZeRO shards", "(dp * cp) % shards == 0 with ZeRO")
 _ZERO = Constraint("ZeRO with stages", "zero <= 1 with pp > 1, unless the stack combines them (torchtitan)")
 _RAMPUP = Constraint("ramp-up", "batch-size step % (mbs * dp) == 0")
@@ -59,8 +60,8 @@ _ALIGNED = Constraint("head_dim % 8", "head_dim % 8 == 0", strict=False)
 _SOFTMAX = Constraint("fused softmax", "16 < seq <= 16384, seq % 4 == 0, (heads / tp * mbs) % 4 == 0", strict=False)
 _BUBBLE = Constraint("bubble", "micro-batches >= 4 * pp", strict=False)
 CONSTRAINTS = (
-    _HEADS, _GPUS, _BATCH, _STAGES, _INTERLEAVE, *_DIVISIBLE, _KV_HEADS, _NODE, _SEQUENCE, _CONTEXT, _SHARDS, _ZERO,
-    _RAMPUP, _VOCAB, _ALIGNED, _SOFTMAX, _BUBBLE,
+    _HEADS, _GPUS, _BATCH, _STAGES, _INTERLEAVE, *_DIVISIBLE, _KV_HEADS, _NODE, _SEQUENCE, _CONTEXT, _EXPERTS, _SHARDS,
+    _ZERO, _RAMPUP, _VOCAB, _ALIGNED, _SOFTMAX, _BUBBLE,
 )  # fmt: skip
 #: names of strict rules specific to one framework; other frameworks run layouts that break them
 OF_SOFTWARE = frozenset(rule.name for rule in (_BATCH, _INTERLEAVE, _NODE, _ZERO, _RAMPUP))
@@ -122,6 +123,13 @@ def _strictly_broken(job: Job, layout: Layout) -> Iterator[tuple[Constraint, str
     if layout.cp > 1 and shape.seq % chunks:
         text = f"seq {shape.seq} cannot be cut into {chunks} chunks for cp {layout.cp}"
         yield _CONTEXT, f"{text}; take seq = {_multiples(shape.seq, chunks)}"
+    ranks, of_expert = layout.replicas * tp, layout.ep * layout.expert_tp
+    if of_expert > 1 and (not shape.experts or shape.experts % layout.ep or shape.moe_ffn % layout.expert_tp):
+        text = f"{shape.experts} experts of {shape.moe_ffn} cannot be shared by ep {layout.ep}"
+        yield _EXPERTS, f"{text} · expert_tp {layout.expert_tp}; take divisors of the two"
+    elif ranks % of_expert:
+        text = f"ep {layout.ep} · expert_tp {layout.expert_tp} = {of_expert} of {ranks} tensor- and data-parallel GPUs"
+        yield _EXPERTS, f"{text}; take a divisor of {ranks}"
     if layout.replicas % layout.sharded_over or (layout.shards and not layout.zero):
         text = f"ZeRO-{layout.zero} over {layout.shards} of {layout.replicas} data-parallel GPUs"
         yield _SHARDS, f"{text}; take a divisor of {layout.replicas}, and ZeRO 1 to 3"

@@ -65,6 +65,8 @@ class Prior(NamedTuple):
 #: NCCL's rings reach 0.8 of the adapters' rate; the other means are order of magnitude.
 PRIORS = {
     "compute_factor": Prior({"": 1.05}, 0.05, 0.03, 0.06, 0.03),
+    "quantized_factor": Prior({"": 1.0}, 0.2, 0.0, 0.1),
+    "experts_factor": Prior({"": 1.2}, 0.3, 0.0, 0.1),
     "attention_factor": Prior({"": 1.1}, 0.2, 0.2, 0.1),
     "elementwise_factor": Prior({"fused": 1.3, "compiled": 1.7, "eager": 3.0}, 0.2, 0.3, 0.15, 0.25),
     "tensor_factor": Prior({"": 0.9}, 0.3, 0.4, 0.1),

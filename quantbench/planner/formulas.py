@@ -100,7 +100,8 @@ def model_flops(shape: TransformerShape, gbs: int) -> float:
     token, since logits are never recomputed.
     """
     pairs = 4 * shape.seq * shape.heads * shape.head_dim
-    per_token = shape.layers * (2 * shape.layer_weights() + pairs) + 2 * shape.vocab * shape.hidden
+    idle = (shape.experts - shape.top_k) * (3 if shape.gated else 2) * shape.hidden * shape.moe_ffn
+    per_token = shape.layers * (2 * (shape.layer_weights() - idle) + pairs) + 2 * shape.vocab * shape.hidden
     return 3.0 * gbs * shape.seq * per_token
 
 

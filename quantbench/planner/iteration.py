@@ -101,7 +101,7 @@ def iteration(job: Job, layout: Layout, layer_times: LayerTimes, calibration: Ca
     time = layer_times.at(layout.per_layer).fitted(calibration)
     count = layout.micro_batches(job.gbs)
     kinds = stage_kinds(job.shape.layers, layout.pp, layout.partition)
-    heaviest = max(stage_parameters(job, layout, kind) for kind in kinds)
+    dense, experts = max((stage_parameters(job, layout, kind) for kind in kinds), key=sum)
     hop = point_to_point_s(job, layout) * layout.interleave
     again = time.repeated(layout.recompute)
     slots = [_slot(kind, layout, again, time, hop) for kind in kinds]
@@ -112,25 +112,32 @@ def iteration(job: Job, layout: Layout, layer_times: LayerTimes, calibration: Ca
     fill = Span(fill.low - pace.low, fill.mid - pace.mid, fill.high - pace.high).times(1 / layout.interleave)
 
     step_s = calibration.step_overhead_ms * 1e-3
-    step_s += _STEP_BYTES * heaviest / (layout.sharded_over if layout.zero >= 1 else 1) / job.elementwise_bytes_per_s
+    own = dense / layout.sharded_over + experts / layout.expert_replicas if layout.zero >= 1 else dense + experts
+    step_s += _STEP_BYTES * own / job.elementwise_bytes_per_s
     room = pace.mid * (count if layout.zero >= 2 else 1)
-    traffic = data_parallel_s(job, layout, calibration, heaviest, count)
+    traffic = data_parallel_s(job, layout, calibration, dense, count)
+    if experts:
+        # Experts have fewer replicas: the ring of those GPUs, at the stride of the expert-parallel group.
+        stride = max(1, layout.ep * layout.expert_tp // layout.tp)
+        volume = _STEP_VOLUME[layout.zero] + _MICRO_BATCH_VOLUME[layout.zero] * count
+        sent = volume * experts * element_bytes(job.shape.attention_dtype)
+        traffic += _ring_s(job, layout, calibration, layout.expert_replicas, stride, sent, volume)
     network = exposed_s(job, layout, calibration, traffic, room, count)
     network += tied_embedding_s(job, layout, calibration, embedding_parameters(job.shape, layout.tp))
     total = pace.times(count) + fill + exactly(network + step_s)
     nodes = layout.gpus / job.cluster.gpus_per_node
     waiting = calibration.straggler_spread * math.sqrt(2 * math.log(nodes)) if nodes > 1 else 0.0
 
-    own = slowest.layers * count
+    own_layers = slowest.layers * count
     ends = (time.logits.mid if slowest.last else 0.0) + (time.embedding if slowest.first else 0.0)
     return Iteration(
         sec=total.times(1 + waiting).widened(calibration.scatter),
-        products=(time.products[0].mid + time.products[1].mid) * own,
-        attention=(time.core[0].mid + time.core[1].mid) * own,
+        products=sum(span.mid for span in (*time.products, *time.experts)) * own_layers,
+        attention=(time.core[0].mid + time.core[1].mid) * own_layers,
         recompute=again.mid * layout.recomputed(slowest.layers) * count,
-        vector=sum(time.vector) * own,
-        overhead=time.overhead * own,
-        tensor=(time.reduces + time.context) * own,
+        vector=sum(time.vector) * own_layers,
+        overhead=time.overhead * own_layers,
+        tensor=(time.reduces + time.context) * own_layers,
         logits=ends * count,
         point_to_point=hop * _sides(slowest) * count,
         bubble=fill.mid,
@@ -162,7 +169,7 @@ def point_to_point_s(job: Job, layout: Layout) -> float:
     if layout.pp == 1:
         return 0.0
     shape, cluster = job.shape, job.cluster
-    sent = layout.mbs * shape.seq * shape.hidden * element_bytes(shape.dtype) / layout.tp / layout.cp
+    sent = layout.mbs * shape.seq * shape.hidden * element_bytes(shape.attention_dtype) / layout.tp / layout.cp
     if layout.tp * layout.replicas >= cluster.gpus_per_node:
         return NODE_LATENCY_S + sent / (cluster.gpu_gb_per_s * 1e9)
     return cluster.intra_node(2).time_s(sent)
@@ -176,7 +183,7 @@ def data_parallel_s(
     stage_parameters: parameters of a stage on one GPU.
     micro_batches: micro-batches per iteration.
     """
-    gradient_bytes = stage_parameters * element_bytes(job.shape.dtype)
+    gradient_bytes = stage_parameters * element_bytes(job.shape.attention_dtype)
     volume = _STEP_VOLUME[layout.zero] + _MICRO_BATCH_VOLUME[layout.zero] * micro_batches
     each = job.shape.layers if layout.zero == 3 else math.ceil(stage_parameters / _BUCKET_PARAMETERS)
     found = _ring_s(job, layout, calibration, layout.sharded_over, 1, volume * gradient_bytes, volume * each)
@@ -215,7 +222,7 @@ def tied_embedding_s(job: Job, layout: Layout, calibration: Calibration, embeddi
     """Returns the seconds to add up the gradients of a tied embedding on the first and the last stage."""
     if layout.pp == 1 or not job.shape.tied:
         return 0.0
-    sent = embedding_parameters * element_bytes(job.shape.dtype)
+    sent = embedding_parameters * element_bytes(job.shape.attention_dtype)
     if layout.tp * layout.replicas >= job.cluster.gpus_per_node:
         return sent / (job.cluster.gpu_gb_per_s * 1e9 * calibration.data_parallel_share)
     return job.cluster.intra_node(2).time_s(sent)

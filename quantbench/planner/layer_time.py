@@ -18,14 +18,21 @@ from functools import cached_property
 from quantbench.latency.interconnect import NODE_LATENCY_S
 from quantbench.latency.op_times import OpTimes, as_run
 from quantbench.planner.calibration import Calibration
-from quantbench.planner.layout import Job, LayerKey, padded_vocab
+from quantbench.planner.layout import Job, LayerKey, layer_weights, padded_vocab
 from quantbench.planner.memory import MASK_BYTES
-from quantbench.workload import Op, TransformerShape
+from quantbench.workload import Gemm, GroupedGemm, Op, TransformerShape
 from quantbench.workload.dtypes import element_bytes
 from quantbench.workload.kinds import Compute
+from quantbench.workload.moe import Permute
+from quantbench.workload.ops import Cast
+from quantbench.workload.recipes import RECIPES, casts_of
 
 # Ops between the qkv and output projections.
 _CORE = ("scores", "softmax", "context", "attention")
+
+# Products whose input, or whose output's gradient, comes from attention, a residual addition or a permutation.
+_CASTS_INPUT = ("proj", "experts_up", "experts_up_gate")
+_CASTS_GRADIENT = ("qkv", "proj", "mlp_down", "experts_down")
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ def exactly(seconds: float) -> Span:
 class LayerTime:
     """Seconds per micro-batch on one GPU; pairs are (forward, backward).
 
-    products, core: of a layer, its weight GEMMs, and attention's GEMMs with softmax.
+    products, experts, core: of a layer, its weight GEMMs, those of routed experts, and attention's GEMMs with softmax.
     vector: bandwidth-bound kernels of a layer.
     core_dropout: dropout on attention probabilities, a part of `vector`, each way.
     reduces: tensor-parallel collectives of a layer, both ways.
@@ -66,9 +73,11 @@ class LayerTime:
     overhead: overhead per layer.
     logits: logits and loss.
     embedding: lookup and its gradient.
+    quantized: whether the products of a layer have 8- or 4-bit inputs.
     """
 
     products: tuple[Span, Span]
+    experts: tuple[Span, Span]
     core: tuple[Span, Span]
     vector: tuple[float, float]
     core_dropout: float
@@ -78,12 +87,16 @@ class LayerTime:
     logits: Span
     loss: float
     embedding: float
+    quantized: bool = False
 
     def fitted(self, c: Calibration) -> LayerTime:
         """Returns the times in training: those of single ops and ideal passes, times the factors of `c`."""
         core = c.compute_factor * c.attention_factor
+        products = c.compute_factor * (c.quantized_factor if self.quantized else 1.0)
+        experts = products * c.experts_factor
         return LayerTime(
-            products=(self.products[0].times(c.compute_factor), self.products[1].times(c.compute_factor)),
+            products=(self.products[0].times(products), self.products[1].times(products)),
+            experts=(self.experts[0].times(experts), self.experts[1].times(experts)),
             core=(self.core[0].times(core), self.core[1].times(core)),
             vector=(self.vector[0] * c.elementwise_factor, self.vector[1] * c.elementwise_factor),
             core_dropout=self.core_dropout * c.elementwise_factor,
@@ -99,13 +112,14 @@ class LayerTime:
     def once(self) -> Span:
         """Seconds of a layer without recomputation."""
         rest = sum(self.vector) + self.reduces + self.context + self.overhead
-        return self.products[0] + self.products[1] + self.core[0] + self.core[1] + exactly(rest)
+        products = self.products[0] + self.products[1] + self.experts[0] + self.experts[1]
+        return products + self.core[0] + self.core[1] + exactly(rest)
 
     def repeated(self, recompute: str) -> Span:
         """Returns the seconds of a layer's recomputation."""
         if recompute == "full":
             again = self.vector[0] + self.reduces / 2 + self.context / 3
-            return self.products[0] + self.core[0] + exactly(again)
+            return self.products[0] + self.experts[0] + self.core[0] + exactly(again)
         return self.core[0] + exactly(self.core_dropout) if recompute == "selective" else exactly(0.0)
 
 
@@ -114,7 +128,7 @@ class LayerTimes:
 
     def __init__(self, job: Job, times: OpTimes, calibration: Calibration) -> None:
         self._job, self._times, self._unaligned = job, times, calibration.unaligned_share
-        self._divided: dict[tuple[int, int, int], tuple[TransformerShape, tuple[Op, ...]]] = {}
+        self._divided: dict[tuple[int, ...], tuple[TransformerShape, tuple[Op, ...]]] = {}
         self._known: dict[LayerKey, LayerTime] = {}
 
     def at(self, key: LayerKey) -> LayerTime:
@@ -140,14 +154,16 @@ class LayerTimes:
         """Returns the distinct workloads of the layers at these keys."""
         found: dict[Compute, None] = {}
         for key in keys:
-            found.update((op.workload, None) for op in self._ops(key)[1])
+            found.update((work, None) for op in self._ops(key)[1] for work in _timed(op.workload))
         return list(found)
 
     def _ops(self, key: LayerKey) -> tuple[TransformerShape, tuple[Op, ...]]:
         """Returns the layer on one GPU with whole sequences, and its ops with the tokens that the GPU holds."""
-        degrees = key.tp, key.mbs, key.cp
+        degrees = key.tp, key.mbs, key.cp, key.ep, key.expert_tp
         if degrees not in self._divided:
             shape = divided(self._job.shape, key.tp, key.mbs)
+            if shape.experts:
+                shape = replace(shape, ep=key.ep, expert_tp=key.expert_tp)
             ops = shape.ops()
             if key.cp > 1:
                 # Linear layers see the GPU's tokens; attention is divided below.
@@ -158,42 +174,72 @@ class LayerTimes:
 
     def _layer(self, key: LayerKey, seconds: Mapping[Compute, Span]) -> LayerTime:
         shape, ops = self._ops(key)
-        spans: dict[tuple[str, bool], Span] = defaultdict(lambda: Span(0.0, 0.0, 0.0))
+        spans: dict[tuple[str, bool], Span] = defaultdict(lambda: exactly(0.0))
+        moved_bytes = {True: 0, False: 0}
         for op in ops:
             part = "core" if op.name in _CORE else "logits" if op.name == "logits" else "products"
-            time = seconds[op.workload]
+            part = "experts" if isinstance(op.workload, GroupedGemm) else part
+            moved_bytes[True] += _moved(op, shape)[0]
+            moved_bytes[False] += _moved(op, shape)[1]
+            if not _timed(op.workload):
+                continue
+            time = exactly(0.0)
+            for work in _timed(op.workload):
+                time += seconds[work]
             # Ring attention gives every GPU two chunks, one early and one late, so that causal work is even; contiguous
             # chunks leave the last GPU the most.
             uneven = 2 - 1 / key.cp if shape.causal and not key.cp_balanced else 1.0
             spans[part, op.phase == "forward"] += time.times(uneven / key.cp) if part == "core" else time
         bytes_per_s = self._job.elementwise_bytes_per_s
         own = replace(shape, seq=shape.seq // key.cp)
-        forward, backward = _vector_bytes(own, key.sequence_parallel)
+        forward, backward = _vector_bytes(own, key)
+        forward, backward = forward + moved_bytes[True], backward + moved_bytes[False]
         dropout_s = _core_dropout_bytes(shape) / key.cp / bytes_per_s
         return LayerTime(
             products=(spans["products", True], spans["products", False]),
+            experts=(spans["experts", True], spans["experts", False]),
             core=(spans["core", True], spans["core", False]),
             vector=(forward / bytes_per_s + dropout_s, backward / bytes_per_s + dropout_s),
             core_dropout=dropout_s,
             # Megatron runs two all-reduces forward and two backward (with sequence parallelism: gathers and scatters of
             # the same volume).
-            reduces=4 * self._reduce_s(own),
+            reduces=4 * (self._reduce_s(own) + self._exchange_s(own, key)),
             context=self._context_s(shape, key, spans["core", True].mid),
             overhead=0.0,
             logits=spans["logits", True] + spans["logits", False],
             loss=_loss_bytes(own) / bytes_per_s,
             # Lookup and gradient accumulation move each element of a row about four times.
-            embedding=4 * own.tokens * own.hidden * element_bytes(own.dtype) / bytes_per_s,
+            embedding=4 * own.tokens * own.hidden * element_bytes(own.attention_dtype) / bytes_per_s,
+            quantized=bool(shape.fp8_recipe),
         )
 
     def _reduce_s(self, shape: TransformerShape) -> float:
         if shape.tp == 1:
             return 0.0
         cluster = self._job.cluster
-        bus_bytes = 2 * (shape.tp - 1) / shape.tp * shape.tokens * shape.hidden * element_bytes(shape.dtype)
+        bus_bytes = 2 * (shape.tp - 1) / shape.tp * shape.tokens * shape.hidden * element_bytes(shape.attention_dtype)
         if shape.tp <= cluster.gpus_per_node:
             return cluster.intra_node(shape.tp).time_s(bus_bytes)
         return bus_bytes / (cluster.gpu_gb_per_s * 1e9)
+
+    def _exchange_s(self, shape: TransformerShape, key: LayerKey) -> float:
+        """Returns the seconds to send the rows of a layer to their experts; the way back, and both backward, take as
+        long. A row goes once to each GPU, and once to each node, with an expert that it needs."""
+        if key.ep == 1:
+            return 0.0
+        cluster = self._job.cluster
+        row_bytes = shape.tokens / key.tp * shape.hidden * element_bytes(shape.attention_dtype)
+
+        def others(groups: float) -> float:
+            return (groups - 1) * (1 - (1 - 1 / groups) ** shape.top_k)
+
+        nodes = key.ep * key.expert_tp / cluster.gpus_per_node
+        inside = min(key.ep, cluster.gpus_per_node)
+        # all_reduce's links: a GPU sends the same bytes, to its neighbour instead of to all.
+        seconds = cluster.intra_node(inside).time_s(row_bytes * others(key.ep)) if inside > 1 else 0.0
+        if nodes <= 1:
+            return seconds
+        return max(seconds, NODE_LATENCY_S + row_bytes * others(nodes) / (cluster.gpu_gb_per_s * 1e9))
 
     def _context_s(self, shape: TransformerShape, key: LayerKey, core_forward_s: float) -> float:
         """Returns the exposed seconds of context-parallel traffic: keys and values once forward; forward again and
@@ -214,19 +260,44 @@ class LayerTimes:
         return max(once - room, 0.0) + max(2 * once - 2.5 * room, 0.0)
 
 
+def _moved(op: Op, shape: TransformerShape) -> tuple[int, int]:
+    """Returns the (forward, backward) bytes of an op's permutation, or of a product's casts that are kernels of their
+    own. Transformer Engine casts once per iteration what is a weight, and in the kernel before what a norm or an
+    activation puts out (LayerNormLinear, LayerNormMLP)."""
+    work, forward = op.workload, op.phase == "forward"
+    if isinstance(work, Permute):
+        return (work.min_bytes, 0) if forward else (0, work.min_bytes)
+    if isinstance(work, GroupedGemm):
+        work = work.gemm(work.rows)
+    if not (forward and shape.fp8_recipe and isinstance(work, Gemm) and work.dtype == shape.dtype):
+        return 0, 0
+    inputs, gradients = casts_of(work, RECIPES[shape.fp8_recipe], backward=True)
+    return inputs[0].min_bytes if op.name in _CASTS_INPUT else 0, (
+        gradients[0].min_bytes if op.name in _CASTS_GRADIENT else 0
+    )
+
+
+def _timed(work: Compute) -> tuple[Compute, ...]:
+    """Returns the workloads whose times make up that of `work`: of grouped products, those of each expert; none of what
+    only moves bytes."""
+    if isinstance(work, GroupedGemm):
+        return work.gemms
+    return () if isinstance(work, Cast | Permute) else (work,)
+
+
 def divided(shape: TransformerShape, tp: int, mbs: int) -> TransformerShape:
     """Returns one layer of the model on one of `tp` GPUs, with the vocabulary padded as in Megatron."""
     return replace(shape, layers=1, tp=tp, mbs=mbs, vocab=padded_vocab(shape.vocab, tp))
 
 
-def _vector_bytes(shape: TransformerShape, sequence_parallel: bool) -> tuple[float, float]:
+def _vector_bytes(shape: TransformerShape, key: LayerKey) -> tuple[float, float]:
     """Returns (forward, backward) bytes moved by the elementwise kernels and norms of one layer.
 
     Assumes the fused kernels of Megatron-LM (megatron/fused_kernels, bias_gelu, bias_dropout_add).
     """
-    w, mask = element_bytes(shape.dtype), MASK_BYTES if shape.dropout else 0
-    whole = shape.tokens * shape.hidden / (shape.tp if sequence_parallel else 1)
-    mlp = shape.tokens * shape.ffn / shape.tp
+    w, mask = element_bytes(shape.attention_dtype), MASK_BYTES if shape.dropout else 0
+    whole = shape.tokens * shape.hidden / (shape.tp if key.sequence_parallel else 1)
+    mlp = shape.tokens * (shape.top_k * shape.moe_ffn if shape.experts else shape.ffn) / shape.tp
     gates = 3 if shape.gated else 2
     width = shape.heads // shape.tp * shape.head_dim
     qkv = shape.tokens * (width + 2 * shape.kv_heads_per_gpu * shape.head_dim)
@@ -241,7 +312,7 @@ def _vector_bytes(shape: TransformerShape, sequence_parallel: bool) -> tuple[flo
     backward = whole * (2 * 5 * w + 2 * (2 * w + mask) + 2 * 3 * w + 2 * w)
     backward += mlp * (gates + 2) * w + qkv * 3 * w + context * 2 * w
     # Weight gradients are accumulated over micro-batches: two reads, a write.
-    return forward, backward + 3 * w * shape.layer_weights(shape.tp)
+    return forward, backward + 3 * w * sum(layer_weights(shape, key))
 
 
 def _core_dropout_bytes(shape: TransformerShape) -> float:
@@ -249,7 +320,7 @@ def _core_dropout_bytes(shape: TransformerShape) -> float:
     if not shape.dropout or shape.attention == "flash":
         return 0.0
     probabilities = shape.mbs * shape.heads / shape.tp * shape.seq**2
-    return probabilities * (2 * element_bytes(shape.dtype) + MASK_BYTES)
+    return probabilities * (2 * element_bytes(shape.attention_dtype) + MASK_BYTES)
 
 
 def _loss_bytes(shape: TransformerShape) -> float:

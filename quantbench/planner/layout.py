@@ -1,8 +1,8 @@
 """Defines the training job, its parallel layout and the split of layers into pipeline stages.
 
-Entry points: `Job`, `Layout` and its `LayerKey`, `partition_of`, `stage_kinds` (`StageKind`), `padded_vocab`; the
-constants `PRECISIONS`, `RECOMPUTATIONS` and `ALIGNED_ELEMENTS`. Used by the other modules of this package, by
-`advice.space`, by the command `plan`, by `cli.model_options` and by `tools.planner_accuracy`.
+Entry points: `Job`, `Layout` and its `LayerKey`, `partition_of`, `stage_kinds` (`StageKind`), `layer_weights`,
+`padded_vocab`; the constants `PRECISIONS`, `RECOMPUTATIONS` and `ALIGNED_ELEMENTS`. Used by the other modules of this
+package, by `advice.space`, by the command `plan` and by `cli.model_options`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Job:
         require_int("plan", "gbs", self.gbs, high=2**24)
         require_int("plan", "rampup_step", self.rampup_step, low=0)
         require_choice("plan", "optimizer", self.optimizer, OPTIMIZERS)
-        require_choice("plan", "dtype", self.shape.dtype, PRECISIONS)
+        if not self.shape.fp8_recipe:
+            require_choice("plan", "dtype without an FP8 recipe", self.shape.dtype, PRECISIONS)
         if not 0 <= self.dp_overlap <= 1:
             raise InputError("plan", f"dp_overlap = {self.dp_overlap!r}", "a share from 0 to 1")
 
@@ -81,6 +82,8 @@ class LayerKey(NamedTuple):
     cp: int = 1
     cp_ring: bool = True
     cp_balanced: bool = True
+    ep: int = 1
+    expert_tp: int = 1
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,8 @@ class Layout:
     shards: GPUs over which ZeRO shards; 0 means all data- and context-parallel ones, fewer are replicated (HSDP).
     cp_ring: whether keys and values go around a ring that overlaps with attention, or are gathered before it.
     cp_balanced: whether each GPU has an early and a late chunk of the sequence, which evens out causal attention.
+    ep: GPUs of the tensor-, context- and data-parallel ones that share out the experts.
+    expert_tp: GPUs that share each expert.
     """
 
     dp: int
@@ -114,9 +119,11 @@ class Layout:
     cp: int = 1
     cp_ring: bool = True
     cp_balanced: bool = True
+    ep: int = 1
+    expert_tp: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("dp", "tp", "pp", "mbs", "interleave", "cp"):
+        for name in ("dp", "tp", "pp", "mbs", "interleave", "cp", "ep", "expert_tp"):
             require_int("layout", name, getattr(self, name), high=2**24)
         for name in ("recompute_layers", "shards"):
             require_int("layout", name, getattr(self, name), low=0, high=2**24)
@@ -139,8 +146,15 @@ class Layout:
         return self.shards or self.replicas
 
     @property
+    def expert_replicas(self) -> int:
+        """GPUs that hold the same experts before ZeRO."""
+        return max(1, self.replicas * self.tp // (self.ep * self.expert_tp))
+
+    @property
     def per_layer(self) -> LayerKey:
-        return LayerKey(self.tp, self.mbs, self.sequence_parallel, self.cp, self.cp_ring, self.cp_balanced)
+        return LayerKey(
+            self.tp, self.mbs, self.sequence_parallel, self.cp, self.cp_ring, self.cp_balanced, self.ep, self.expert_tp
+        )
 
     def recomputed(self, layers: int) -> int:
         """Returns the recomputed layers of a stage of `layers`."""
@@ -158,6 +172,8 @@ class Layout:
             parts.append(
                 f"CP{self.cp}" + ("" if self.cp_ring else " gathered") + ("" if self.cp_balanced else " uneven")
             )
+        if self.ep > 1:
+            parts.append(f"EP{self.ep}" + (f" ETP{self.expert_tp}" if self.expert_tp > 1 else ""))
         if self.interleave > 1:
             parts.append(f"interleave {self.interleave}")
         parts.append(f"ZeRO-{self.zero}" + (f" over {self.shards}" if self.shards else ""))
@@ -166,6 +182,13 @@ class Layout:
         if self.sequence_parallel:
             parts.append("SP")
         return " ".join(parts)
+
+
+def layer_weights(shape: TransformerShape, part: Layout | LayerKey) -> tuple[int, int]:
+    """Returns the weights of one layer on one GPU: those that all its data-parallel peers hold, and of its experts."""
+    matrices = (3 if shape.gated else 2) * shape.hidden * shape.moe_ffn * shape.experts
+    dense = shape.layer_weights(part.tp) - matrices // part.tp
+    return dense, matrices // (part.ep * part.expert_tp)
 
 
 def padded_vocab(vocab: int, tp: int) -> int:

@@ -16,9 +16,9 @@ from functools import partial
 from itertools import accumulate
 
 from quantbench.planner.calibration import STACKS, Calibration
-from quantbench.planner.layout import Job, Layout, StageKind, padded_vocab, stage_kinds
+from quantbench.planner.layout import Job, Layout, StageKind, layer_weights, padded_vocab, stage_kinds
 from quantbench.workload import TransformerShape
-from quantbench.workload.dtypes import element_bytes
+from quantbench.workload.dtypes import DTYPES, element_bytes
 
 GIB = 2**30
 # CUDA reports 79.2 of 80 GiB as usable on an A100, and 31.7 of 32 GiB on a V100.
@@ -80,22 +80,27 @@ def embedding_parameters(shape: TransformerShape, tp: int) -> int:
     return padded_vocab(shape.vocab, tp) // tp * shape.hidden
 
 
-def stage_parameters(job: Job, layout: Layout, kind: StageKind) -> int:
-    """Returns the parameters of a stage on one GPU, including biases and norms."""
+def stage_parameters(job: Job, layout: Layout, kind: StageKind) -> tuple[int, int]:
+    """Returns the parameters of a stage on one GPU, including biases and norms, and of its experts."""
     shape, tp = job.shape, layout.tp
     embeddings = 1 if kind.first and kind.last and shape.tied else kind.first + kind.last
-    return kind.layers * (shape.layer_weights(tp) + 9 * shape.hidden) + embeddings * embedding_parameters(shape, tp)
+    dense = kind.layers * (layer_weights(shape, layout)[0] + 9 * shape.hidden)
+    return dense + embeddings * embedding_parameters(shape, tp), kind.layers * layer_weights(shape, layout)[1]
 
 
 def _stage(job: Job, layout: Layout, calibration: Calibration, kind: StageKind, stage: int) -> Memory:
-    shape, w = job.shape, element_bytes(job.shape.dtype)
-    count = stage_parameters(job, layout, kind)
-    shards = layout.sharded_over
+    shape, w = job.shape, element_bytes(job.shape.attention_dtype)
+    dense, experts = stage_parameters(job, layout, kind)
+
+    def shared(level: int) -> float:
+        sharded = layout.zero >= level
+        return dense / (layout.sharded_over if sharded else 1) + experts / (layout.expert_replicas if sharded else 1)
+
     # FSDP shards the fp32 weights and gradients that the optimizer counts, and casts what it gathers.
     casts = layout.zero >= 3 and job.stack in STACKS and STACKS[job.stack].fsdp
-    weights = 0.0 if casts else w * count / (shards if layout.zero >= 3 else 1)
-    gradients = 0.0 if casts else w * count / (shards if layout.zero >= 2 else 1)
-    optimizer = _STATE_BYTES[job.optimizer] * count / (shards if layout.zero >= 1 else 1)
+    weights = 0.0 if casts else w * shared(3)
+    gradients = 0.0 if casts else w * shared(2)
+    optimizer = _STATE_BYTES[job.optimizer] * shared(1)
     again = layout.recomputed(kind.layers)
     kept = again * _kept_per_layer(job, layout) + (kind.layers - again) * _layer_activations(
         job, layout, with_core=True
@@ -108,7 +113,7 @@ def _stage(job: Job, layout: Layout, calibration: Calibration, kind: StageKind, 
         working += _core_activations(job, layout)
     if layout.zero >= 3:
         # Weights of the layer at hand and of the next, gathered ahead, and the gradients of one.
-        working += 3 * w * shape.layer_weights(layout.tp)
+        working += 3 * w * sum(layer_weights(shape, layout))
     if kind.last:
         # fp16 logits, their fp32 copy and the gradient.
         logits = layout.mbs * shape.seq / layout.cp * padded_vocab(shape.vocab, layout.tp) / layout.tp
@@ -130,21 +135,26 @@ def _kept_per_layer(job: Job, layout: Layout) -> float:
     """Returns the bytes that a recomputed layer keeps per micro-batch until its backward pass."""
     if layout.recompute == "full":
         shape = job.shape
-        kept = layout.mbs * shape.seq / layout.cp * shape.hidden * element_bytes(shape.dtype)
+        kept = layout.mbs * shape.seq / layout.cp * shape.hidden * element_bytes(shape.attention_dtype)
         return kept / (layout.tp if layout.sequence_parallel else 1)
     return _layer_activations(job, layout, with_core=False)
 
 
 def _layer_activations(job: Job, layout: Layout, *, with_core: bool) -> float:
     """Returns the activation bytes that a layer's backward pass reads: s·b·h·(10 + 24/t) for a GPT layer, plus core."""
-    shape, w = job.shape, element_bytes(job.shape.dtype)
+    shape, w = job.shape, element_bytes(job.shape.attention_dtype)
     tokens = layout.mbs * shape.seq / layout.cp
+    # Inputs of products are kept in their format.
+    kept = DTYPES[shape.dtype].a_bytes if shape.fp8_recipe else w
     # Inputs of two norms, of qkv and of the MLP; two dropout masks.
-    whole = tokens * shape.hidden * (4 * w + (2 * MASK_BYTES if shape.dropout else 0))
+    whole = tokens * shape.hidden * (2 * w + 2 * kept + (2 * MASK_BYTES if shape.dropout else 0))
     width = shape.heads * shape.head_dim
     kv_width = max(shape.kv_heads, layout.tp) * shape.head_dim
-    mlp = (3 if shape.gated else 2) * shape.ffn
-    divided = tokens * w * (2 * width + 2 * kv_width + mlp) / layout.tp
+    outputs = 2 if shape.gated else 1
+    mlp_bytes = (outputs * w + kept) * shape.ffn
+    if shape.experts:  # with the rows gathered for the experts
+        mlp_bytes = shape.top_k * ((outputs * w + kept) * shape.moe_ffn + kept * shape.hidden)
+    divided = tokens * (w * (2 * width + 2 * kv_width) + mlp_bytes) / layout.tp
     if layout.sequence_parallel:
         whole /= layout.tp
     return whole + divided + (_core_activations(job, layout) if with_core else 0.0)
@@ -152,7 +162,7 @@ def _layer_activations(job: Job, layout: Layout, *, with_core: bool) -> float:
 
 def _core_activations(job: Job, layout: Layout) -> float:
     """Returns the bytes of the attention core: softmax output, dropout mask and output; row statistics if fused."""
-    shape, w = job.shape, element_bytes(job.shape.dtype)
+    shape, w = job.shape, element_bytes(job.shape.attention_dtype)
     rows = layout.mbs * shape.heads / layout.tp * shape.seq / layout.cp
     if shape.attention == "flash":
         return rows * _FP32

@@ -30,6 +30,7 @@ from quantbench.planner.calibration import STACKS
 from quantbench.planner.formulas import gpt_layer_parameters
 from quantbench.planner.layout import ALIGNED_ELEMENTS, PRECISIONS, Job, Layout, padded_vocab, partition_of
 from quantbench.workload import TransformerShape
+from quantbench.workload.recipes import RECIPES
 from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 
 _WHO = "plan --rows"
@@ -57,7 +58,8 @@ class TableRow:
     """Row of a table of layouts, with cells as typed; None and "" stand for empty cells.
 
     Every column is optional. tests/data/bloom_tables.csv lacks ffn, kv_heads, head_dim, interleave, recompute,
-    optimizer, attention, softmax, cluster, gated, tied, sequence_parallel, dropout, stack, cp, ep, dp_overlap and
+    optimizer, attention, softmax, cluster, gated, tied, sequence_parallel, dropout, stack, fp8_recipe,
+    cp, ep, expert_tp, experts, top_k, moe_ffn, dp_overlap and
     node_gbit_per_s.
 
     mem_gb: memory as nvidia-smi shows it, GiB.
@@ -66,6 +68,7 @@ class TableRow:
     async_launch: yes (CUDA_LAUNCH_BLOCKING unset), no (set) or empty.
     attention: flash or unfused.
     softmax: megatron or torch.
+    fp8_recipe: key of `workload.recipes.RECIPES`.
     stack: software, one of `calibration.STACKS`.
     dp_overlap: see `Job`.
     node_gbit_per_s: rate of a node's network adapters.
@@ -89,6 +92,7 @@ class TableRow:
     cluster: str = ""
     stack: str = ""
     table: str = ""
+    fp8_recipe: str = ""
     line: int | None = None
     nodes: int | None = None
     gpus: int | None = None
@@ -110,6 +114,10 @@ class TableRow:
     head_dim: int | None = None
     cp: int | None = None
     ep: int | None = None
+    expert_tp: int | None = None
+    experts: int | None = None
+    top_k: int | None = None
+    moe_ffn: int | None = None
     recompute_layers: int | None = None
     size_b: float | None = None
     mem_gb: float | None = None
@@ -254,8 +262,6 @@ def case_of(row: TableRow, given: Given | None = None) -> Case:
     """Builds the job and layout of a row. Raises InputError if a required cell is unknown."""
     filling = _Filling(row, given or Given())
     where = _cluster(filling)
-    if filling.known("ep") not in (None, 1):
-        filling.missing(f"ep = {filling.known('ep')}", "dense models: expert parallelism is not predicted")
     tp, pp, cp = filling.need("tp"), filling.need("pp"), filling.known("cp") or 1
     gpus, dp = filling.known("gpus"), filling.known("dp")
     if gpus is None and dp is None:
@@ -267,7 +273,8 @@ def case_of(row: TableRow, given: Given | None = None) -> Case:
     mbs = filling.usual("mbs", 1, NOT_TOLD)
     interleave, zero = filling.known("interleave") or 1, filling.known("zero")
     layout = Layout(
-        dp=dp, tp=tp, pp=pp, mbs=mbs, interleave=interleave, cp=cp,
+        dp=dp, tp=tp, pp=pp, mbs=mbs, interleave=interleave, cp=cp, ep=filling.known("ep") or 1,
+        expert_tp=filling.known("expert_tp") or 1,
         zero=filling.assume("zero", 1, "usual") if zero is None else zero,
         recompute=filling.usual("recompute", "full", "usual where nothing is said"),
         recompute_layers=filling.known("recompute_layers") or 0,
@@ -336,8 +343,11 @@ def _shape(filling: _Filling, layout: Layout, device: DeviceSpec) -> Transformer
     if (hidden % heads and not filling.row.head_dim) or heads % layout.tp:
         what = f"hidden = {hidden}, heads = {heads}, tp = {layout.tp}"
         filling.missing(what, "hidden divisible by heads and heads by tp")
-    dtype = filling.known("precision")
-    if dtype not in PRECISIONS:
+    recipe = require_choice(_WHO, "fp8_recipe", filling.known("fp8_recipe") or "", ("", *RECIPES))
+    dtype = RECIPES[recipe].forward if recipe else filling.known("precision") or ""
+    if recipe and device.peak(dtype) is None:
+        filling.missing(f"fp8_recipe = {recipe} on {device.name}", "a GPU with such products")
+    if not recipe and dtype not in PRECISIONS:
         dtype = "fp16" if device.peak("bf16") is None else "bf16"
         filling.assume("precision", dtype, "usual on this GPU")
     attention = filling.usual("attention", default_attention(device), "usual on this GPU")
@@ -349,7 +359,10 @@ def _shape(filling: _Filling, layout: Layout, device: DeviceSpec) -> Transformer
         hidden=hidden, heads=heads, kv_heads=filling.known("kv_heads") or 0, head_dim=filling.known("head_dim") or 0,
         ffn=filling.known("ffn") or 0, gated=bool(filling.known("gated")), seq=seq,
         vocab=padded_vocab(vocab, layout.tp), tied=TransformerShape.tied if tied is None else tied, layers=layers,
-        dtype=dtype, attention=require_choice(_WHO, "attention", attention, ATTENTIONS), dropout=dropout,
+        experts=filling.known("experts") or 0, top_k=filling.known("top_k") or 0,
+        moe_ffn=filling.known("moe_ffn") or 0,
+        dtype=dtype, fp8_recipe=recipe, attention=require_choice(_WHO, "attention", attention, ATTENTIONS),
+        dropout=dropout,
         softmax=require_choice(_WHO, "softmax", filling.known("softmax") or SOFTMAXES[0], SOFTMAXES),
     )  # fmt: skip
 

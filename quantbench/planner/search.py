@@ -1,7 +1,7 @@
 """Searches over layouts of a training job, and over shapes of about the same number of parameters.
 
 Entry points: `search` (over a `Space`), `shape_search` (over a `ShapeSpace`), and their results `Found` and
-`ShapeFound`. Used by the command `plan`, and by `cli.model_options` for its defaults; `advice.space` uses
+`ShapeFound`; `divisors`. Used by the command `plan`, and by `cli.model_options` for its defaults; `advice.space` uses
 `layers_within`, `folklore` uses `Found`.
 
 `search` enumerates every combination of parallel degrees and micro-batch size that the strict rules allow, drops
@@ -41,7 +41,7 @@ class Space:
 
     mbs_limit: largest micro-batch to try.
     sequence_parallel: None tries both.
-    cp, cp_ring, cp_balanced, shards, recompute_layers: as in `Layout`.
+    cp, ep, expert_tp, cp_ring, cp_balanced, shards, recompute_layers: as in `Layout`.
     uneven: whether to try stages of different length.
     """
 
@@ -56,6 +56,8 @@ class Space:
     mbs_limit: int = 64
     uneven: bool = False
     cp: tuple[int, ...] = (1,)
+    ep: tuple[int, ...] = (1,)
+    expert_tp: int = 1
     cp_ring: bool = True
     cp_balanced: bool = True
     shards: int = 0
@@ -128,7 +130,7 @@ def search(job: Job, times: OpTimes, calibration: Calibration, space: Space | No
 
 def layout_groups(job: Job, space: Space) -> Iterator[list[Layout]]:
     """Yields groups of allowed layouts that differ only in mbs (ascending) and interleave."""
-    for tp, cp in product(_tensor_degrees(job, space), space.cp):
+    for tp, cp, ep in product(_tensor_degrees(job, space), space.cp, space.ep):
         parallel = (False, True) if space.sequence_parallel is None else (space.sequence_parallel,)
         if tp == 1 or job.shape.seq % tp:
             parallel = (False,)
@@ -142,7 +144,8 @@ def layout_groups(job: Job, space: Space) -> Iterator[list[Layout]]:
                 base = Layout(
                     dp, tp, pp, 1, 1, zero, recompute, sequence_parallel, partition, cp=cp, cp_ring=space.cp_ring,
                     cp_balanced=space.cp_balanced, shards=space.shards if zero > 0 else 0,
-                    recompute_layers=space.recompute_layers if recompute == "full" else 0,
+                    recompute_layers=space.recompute_layers if recompute == "full" else 0, ep=ep,
+                    expert_tp=space.expert_tp if job.shape.experts else 1,
                 )  # fmt: skip
                 # Only the rules that do not depend on the micro-batch.
                 alone = replace(job, gbs=dp, rampup_step=0)

@@ -1,7 +1,7 @@
-"""Defines how a training step uses 8-bit formats: the format of each product, and the casts that make its inputs.
+"""Defines how a training step uses 8- and 4-bit formats: the formats of the products, and the casts of their inputs.
 
-Entry points: `RECIPES`, each a `Recipe`; `casts_of`, the casts of one linear layer. Used by `workload.transformer`
-and `cli.model_options`.
+Entry points: `RECIPES`, each a `Recipe`; `casts_of`, the casts of one linear layer. Used by `workload.transformer`,
+`planner` and `cli.model_options`.
 
 A recipe quantizes three tensors of a linear layer y = x·Wᵀ: x for the forward product and for the weight gradient, W
 for the forward product and for the data gradient, and dy for both gradients. Tensor cores read 8-bit inputs along the
@@ -42,15 +42,19 @@ RECIPES = {
         Recipe("tensorwise_bf16_wgrad", "fp8", "fp8", "bf16", reads=2),
         Recipe("block", "fp8_block", "fp8_block", "fp8_block"),
         Recipe("mxfp8", "mxfp8", "mxfp8", "mxfp8"),
+        Recipe("nvfp4", "nvfp4", "nvfp4", "nvfp4", reads=2),
     )
 }
 
 
-def casts_of(gemm: Gemm, recipe: Recipe, *, backward: bool, new_input: bool = True) -> tuple[list[Cast], list[Cast]]:
+def casts_of(
+    gemm: Gemm, recipe: Recipe, *, backward: bool, new_input: bool = True, experts: int = 1
+) -> tuple[list[Cast], list[Cast]]:
     """Returns the casts before the forward product of a linear layer, and those before its gradients.
 
     backward: whether gradients are computed, so that the forward casts also write the copies that those need.
     new_input: whether x is not the input of a layer before.
+    experts: matrices of weights that share out the rows.
     """
 
     def cast(rows: int, cols: int, second: str) -> Cast:
@@ -58,5 +62,5 @@ def casts_of(gemm: Gemm, recipe: Recipe, *, backward: bool, new_input: bool = Tr
         return Cast(rows, cols, to=recipe.forward, reads=recipe.reads, copies=copies)
 
     forward = [cast(gemm.m, gemm.k, recipe.wgrad)] if new_input else []
-    forward.append(cast(gemm.n, gemm.k, recipe.dgrad))
+    forward.append(cast(experts * gemm.n, gemm.k, recipe.dgrad))
     return forward, [cast(gemm.m, gemm.n, recipe.wgrad)] if backward else []

@@ -63,6 +63,7 @@ class TransformerShape:
     dense_layers: layers that have the MLP instead, of a model with experts.
     shared_ffn: width of the experts that every token passes, together; their products are those of an MLP.
     ep: GPUs that share out the experts, each with its own micro-batch.
+    expert_tp: GPUs that share each expert, 0 for `tp`; with fewer, the others have their own tokens.
     routing: distribution of the tokens over the experts, as of `MoE`; `ops` has the products of the busiest GPU.
     q_rank, kv_rank, rope_dim, value_dim: of latent attention (DeepSeek-V2, arXiv:2405.04434): ranks of queries (0: not
         compressed) and of keys and values, width of a head's rotary part, which is in head_dim, and of its values.
@@ -97,6 +98,7 @@ class TransformerShape:
     top_k: int = 0
     moe_ffn: int = 0
     ep: int = 1
+    expert_tp: int = 0
     routing: str | tuple[int, ...] = "balanced"
     dense_layers: int = 0
     shared_ffn: int = 0
@@ -145,8 +147,6 @@ class TransformerShape:
         if self.experts:
             require_distribution(self.routing, self.experts)
             self.experts_of(self.tokens)  # which checks the other fields
-            if self.fp8_recipe:
-                raise InputError(who, f"fp8_recipe = {self.fp8_recipe!r} with experts", "an MLP, whose casts are known")
         elif self.top_k or self.moe_ffn or self.ep != 1 or self.dense_layers or self.shared_ffn:
             raise InputError(who, "top_k, moe_ffn, ep, dense_layers or shared_ffn with experts = 0", "experts as well")
         if not (self.kv_rank and self.value_dim) and (self.q_rank or self.kv_rank or self.rope_dim or self.value_dim):
@@ -173,9 +173,10 @@ class TransformerShape:
 
     def experts_of(self, tokens: int) -> MoE:
         """Returns the experts of one layer for a micro-batch of `tokens` tokens on each of `ep` GPUs."""
+        tp = self.expert_tp or self.tp
         return MoE(
-            tokens * self.ep, self.hidden, self.moe_ffn, self.experts, self.top_k, self.dtype, tp=self.tp, ep=self.ep,
-            gated=self.gated, distribution=self.routing,
+            tokens * self.ep * tp // self.tp, self.hidden, self.moe_ffn, self.experts, self.top_k, self.dtype, tp=tp,
+            ep=self.ep, gated=self.gated, distribution=self.routing,
         )  # fmt: skip
 
     def _qkv(self, tp: int) -> dict[str, tuple[int, int]]:
@@ -254,9 +255,13 @@ class TransformerShape:
         """Returns the casts of the linear layers of a layer's forward ops."""
         found = []
         for op in layer:
-            if isinstance(op.workload, Gemm) and op.workload.dtype == self.dtype:
+            work, experts = op.workload, 1
+            if isinstance(work, GroupedGemm):
+                experts, work = work.num_experts, work.gemm(work.rows)
+            if isinstance(work, Gemm) and work.dtype == self.dtype:
                 new = op.name != "mlp_gate"  # its input is that of mlp_up
-                both = casts_of(op.workload, RECIPES[self.fp8_recipe], backward=backward, new_input=new)
+                recipe = RECIPES[self.fp8_recipe]
+                both = casts_of(work, recipe, backward=backward, new_input=new, experts=experts)
                 for phase, casts in zip(("forward", "backward"), both, strict=True):
                     found += [Op("cast", phase, cast, op.count) for cast in casts]
         return found
@@ -315,24 +320,24 @@ def backward_of(op: Op, fp8_recipe: str = "") -> tuple[Op, ...]:
     For c = a·b with a m×k and b k×n: the gradient of a is dc·bᵀ (m×k, reduction n), that of b is aᵀ·dc (k×n, reduction
     m) or, for a weight stored n×k, dcᵀ·a (n×k, reduction m).
     """
-    work = op.workload
+    work, recipe = op.workload, RECIPES.get(fp8_recipe)
     if isinstance(work, Permute):
         other = "permute" if work.direction == "unpermute" else "unpermute"
         return (Op(op.name, "backward", replace(work, direction=other), op.count),)
     if isinstance(work, GroupedGemm):
         rows = work.tokens_per_expert
         stored, other = ((work.k, work.n), "nn") if work.layout == "nt" else ((work.n, work.k), "nt")
-        gradients = (GroupedGemm(rows, work.k, work.n, work.dtype, other), GroupedGemm(rows, *stored, work.dtype, "tn"))
+        dgrad, wgrad = (recipe.dgrad, recipe.wgrad) if recipe is not None else (work.dtype, work.dtype)
+        gradients = (GroupedGemm(rows, work.k, work.n, dgrad, other), GroupedGemm(rows, *stored, wgrad, "tn"))
         return tuple(Op(op.name, p, g, op.count) for p, g in zip(("dgrad", "wgrad"), gradients, strict=True))
     if isinstance(work, Softmax | Attention):
         return (Op(op.name, "backward", replace(work, direction="backward"), op.count),)
     assert isinstance(work, Gemm), work
     m, n, k, batch, dtype = work.m, work.n, work.k, work.batch, work.dtype
     if work.layout == "nt":  # b is stored n×k, so is its gradient: dcᵀ·a
-        dgrad, wgrad = Gemm(m, k, n, batch, dtype, "nn"), Gemm(n, k, m, batch, dtype, "tn")
+        by_data, by_weight = Gemm(m, k, n, batch, dtype, "nn"), Gemm(n, k, m, batch, dtype, "tn")
     else:  # b is stored k×n: aᵀ·dc
-        dgrad, wgrad = Gemm(m, k, n, batch, dtype, "nt"), Gemm(k, n, m, batch, dtype, "tn")
-    recipe = RECIPES.get(fp8_recipe)
+        by_data, by_weight = Gemm(m, k, n, batch, dtype, "nt"), Gemm(k, n, m, batch, dtype, "tn")
     if recipe is not None and dtype == recipe.forward:
-        dgrad, wgrad = replace(dgrad, dtype=recipe.dgrad), replace(wgrad, dtype=recipe.wgrad)
-    return (Op(op.name, "dgrad", dgrad, op.count), Op(op.name, "wgrad", wgrad, op.count))
+        by_data, by_weight = replace(by_data, dtype=recipe.dgrad), replace(by_weight, dtype=recipe.wgrad)
+    return (Op(op.name, "dgrad", by_data, op.count), Op(op.name, "wgrad", by_weight, op.count))

@@ -15,11 +15,12 @@ from quantbench.latency.model_times import BestTimes
 from quantbench.latency.op_times import RememberedTimes, RooflineTimes
 from quantbench.planner.iteration import data_parallel_s, exposed_s, iteration, point_to_point_s, tied_embedding_s
 from quantbench.planner.layer_time import LayerTime, LayerTimes, Span, divided
-from quantbench.planner.layout import Job, LayerKey, Layout
+from quantbench.planner.layout import Job, LayerKey, Layout, layer_weights
+from quantbench.planner.memory import memory
 from quantbench.planner.predict import Planner
 from quantbench.planner.row_results import predict_cases
 from quantbench.planner.rows import Case
-from quantbench.workload import Gemm, Softmax
+from quantbench.workload import Gemm, Softmax, TransformerShape
 from quantbench.workload.kinds import Compute
 
 
@@ -331,3 +332,38 @@ def test_the_system_that_is_assumed_for_a_gpu() -> None:
     linked = generic.changed(link_gb_per_s=200.0)
     assert linked.intra_node(2) == linked.intra_node(8)
     assert linked.intra_node(8).time_s(1e9) == pytest.approx(1 / 200, rel=0.01)
+
+
+EXPERTS = TransformerShape(
+    hidden=2048, heads=16, layers=4, seq=4096, vocab=51200, gated=True, experts=64, top_k=8, moe_ffn=768
+)  # fmt: skip
+
+
+def test_expert_parallelism_spreads_weights_and_keeps_the_rows_of_a_gpu() -> None:
+    of = job(gpus=8, gbs=8, shape=EXPERTS)
+    alone, spread = (Layout(8, 1, 1, 1, ep=ep) for ep in (1, 8))
+    dense, all_of_them = layer_weights(EXPERTS, alone)
+    assert layer_weights(EXPERTS, spread) == (dense, all_of_them // 8)
+    assert all_of_them == 64 * 3 * 2048 * 768
+    one, eight = (LayerTimes(of, EvenTimes(), PLAIN).at(layout.per_layer) for layout in (alone, spread))
+    # 8 of 64 experts with 8 times the rows each: as many operations, which EvenTimes prices.
+    assert one.experts[0].mid == pytest.approx(eight.experts[0].mid)
+    assert one.experts[0].mid == pytest.approx(4096 * 8 * 2 * 3 * 2048 * 768 / 250e12)
+    assert one.reduces == 0 < eight.reduces
+    assert memory(of, spread, PLAIN).weights < memory(of, alone, PLAIN).weights
+
+
+def test_a_recipe_casts_what_no_kernel_before_can_cast() -> None:
+    shape = TransformerShape(hidden=2048, heads=16, layers=4, seq=4096, vocab=51200)
+    plain, cast = (
+        LayerTimes(job(gpus=8, gbs=8, shape=one), EvenTimes(), PLAIN).at(LayerKey(1, 1))
+        for one in (shape, replace(shape, dtype="fp8", fp8_recipe="tensorwise"))
+    )
+    bytes_per_s = job(gpus=8, gbs=8, shape=shape).elementwise_bytes_per_s
+    # Input of proj: two reads in bf16, two copies in fp8.
+    assert cast.vector[0] - plain.vector[0] == pytest.approx(4096 * 2048 * (2 * 2 + 2) / bytes_per_s)
+    # Gradients of the outputs of qkv, proj and mlp_down.
+    assert cast.vector[1] - plain.vector[1] == pytest.approx(4096 * 2048 * (3 + 1 + 1) * (2 * 2 + 2) / bytes_per_s)
+    halved = replace(PLAIN, quantized_factor=0.5, experts_factor=3.0)
+    assert cast.fitted(halved).products[0].mid == pytest.approx(cast.products[0].mid / 2)
+    assert plain.fitted(halved).products[0].mid == pytest.approx(plain.products[0].mid)

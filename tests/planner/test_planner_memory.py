@@ -31,11 +31,11 @@ def test_parameters_of_a_stage() -> None:
     embedding = 51200 * 1024
     assert embedding_parameters(SMALL, 1) == embedding
     whole = StageKind(4, 1, first=True, last=True)
-    assert stage_parameters(of, Layout(8, 1, 1, 1), whole) == 4 * each + embedding
+    assert stage_parameters(of, Layout(8, 1, 1, 1), whole) == (4 * each + embedding, 0)
     untied = job(gpus=8, gbs=8, shape=replace(SMALL, tied=False))
-    assert stage_parameters(untied, Layout(8, 1, 1, 1), whole) == 4 * each + 2 * embedding
-    assert stage_parameters(of, Layout(4, 1, 2, 1), StageKind(2, 1, first=True)) == 2 * each + embedding
-    assert stage_parameters(of, Layout(2, 1, 4, 1), StageKind(1, 2)) == each
+    assert stage_parameters(untied, Layout(8, 1, 1, 1), whole) == (4 * each + 2 * embedding, 0)
+    assert stage_parameters(of, Layout(4, 1, 2, 1), StageKind(2, 1, first=True)) == (2 * each + embedding, 0)
+    assert stage_parameters(of, Layout(2, 1, 4, 1), StageKind(1, 2)) == (each, 0)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_zero_shards_states_then_gradients_then_weights(
     zero: int, weights: float, gradients: float, states: float
 ) -> None:
     of = job(gpus=8, gbs=8, shape=SMALL)
-    count = stage_parameters(of, Layout(8, 1, 1, 1), StageKind(4, 1, first=True, last=True))
+    count, _ = stage_parameters(of, Layout(8, 1, 1, 1), StageKind(4, 1, first=True, last=True))
     found = memory(of, Layout(8, 1, 1, 1, zero=zero), PLAIN)
     assert (found.weights, found.gradients, found.optimizer) == (weights * count, gradients * count, states * count)
 

@@ -14,6 +14,7 @@ from quantbench.errors import InputError
 from quantbench.latency.interconnect import cluster
 from quantbench.latency.model_times import BestTimes
 from quantbench.planner.calibration import Calibration, Calibrations, load_site, shipped, site_json
+from quantbench.planner.constraints import is_possible, strict_violations
 from quantbench.planner.fitting import fit_site as fit_planner_site
 from quantbench.planner.fitting import log_errors, observe, predicted_s
 from quantbench.planner.row_checks import check_rows
@@ -372,8 +373,22 @@ def test_columns_about_the_software_and_the_network(tmp_path: Path) -> None:
     assert (case.layout.cp, case.layout.dp, case.job.stack, case.job.dp_overlap) == (4, 4, "torchtitan", 0.5)
     assert (case.job.cluster.node_gb_per_s, case.job.shape.head_dim, case.job.shape.tied) == (100.0, 256, False)
     file.write_text(f"{columns}\nH100,64,2,2,4,1,64,4096,32,30,256,no,bf16,torchtitan,800,0.5,8\n")
-    with pytest.raises(InputError, match="ep = 8"):
-        case_of(read_table(file)[0])
+    case = case_of(read_table(file)[0])
+    assert [v.constraint.name for v in strict_violations(case.job, case.layout)] == ["experts"]
+
+
+def test_columns_of_a_recipe_and_of_experts() -> None:
+    row = TableRow(
+        "1", gpu="B200", gpus=64, tp=2, pp=1, ep=8, layers=4, hidden=2048, heads=16, gbs=64, mbs=1, seq=4096,
+        gated=True, experts=64, top_k=8, moe_ffn=768, fp8_recipe="mxfp8",
+    )  # fmt: skip
+    case = case_of(row)
+    assert (case.job.shape.dtype, case.job.shape.top_k, case.layout.ep) == ("mxfp8", 8, 8)
+    assert is_possible(case.job, case.layout)
+    with pytest.raises(InputError, match="fp8_recipe = mxfp8 on a100"):
+        case_of(replace(row, gpu="A100-80GB"))
+    with pytest.raises(InputError, match="fp8_recipe"):
+        case_of(replace(row, fp8_recipe="fp9"))
 
 
 def test_layers_that_do_not_divide_ran_in_uneven_stages() -> None:

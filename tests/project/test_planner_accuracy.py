@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from quantbench.cli.plan import plan
 from quantbench.latency.model_times import BestTimes
 from quantbench.planner.calibration import shipped
-from tools.planner_accuracy import PAGE, documents_table
+from tools.planner_accuracy import BRIDGE, PAGE, bridge_table, documents_table
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs" / PAGE
@@ -61,3 +61,11 @@ def test_the_commands_of_the_page_run(command: str, monkeypatch: pytest.MonkeyPa
     done = CliRunner().invoke(app, shlex.split(command)[1:])
     assert done.exit_code == 0, done.output
     assert done.output.strip()
+
+
+def test_each_model_of_megatron_bridge_left_out_of_the_fit_is_predicted_as_asked() -> None:
+    data = ROOT / "tests" / "data"
+    found, page = figures(bridge_table(data / BRIDGE, BestTimes(), shipped())), figures(DOCS.read_text())
+    for name, error, runs in (("all dense", 12, 14), ("all with experts", 20, 15)):
+        assert found[name] == pytest.approx(page[name], abs=1.0)
+        assert (found[name][0], found[name][1] <= error, found[name][4] >= 0.9) == (runs, True, True), name

@@ -1,0 +1,78 @@
+"""Reads Megatron-Bridge's published pre-training runs: `bridge_runs`, for tools.planner_fit and planner_accuracy.
+
+What the table does not say is taken as in Megatron-Bridge's recipes for these runs: no recomputation, sequence
+parallelism with tensor parallelism, distributed optimizer, ZeRO-3 where it names FSDP, tokens balanced over the
+experts, whole experts on each GPU. FP8 is current scaling by tensor (fp8cs in the names of the recipes).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+from quantbench.errors import InputError
+from quantbench.importers.csv_table import CsvFile, CsvRow
+from quantbench.latency.op_times import TimesOf
+from quantbench.planner.constraints import is_possible, strict_violations
+from quantbench.planner.fitting import Observed, observe
+from quantbench.planner.rows import TableRow, case_of
+from quantbench.workload.presets import preset
+
+RELEASE, STACK = "26.04.01", "megatron-bridge"
+_GPUS = {
+    "DGX-H100": "h100-sxm5-80gb", "DGX-B200": "b200-sxm-180gb", "DGX-B300": "b300-sxm-270gb",
+    "DGX-GB200": "gb200-186gb", "DGX-GB300": "gb300-279gb",
+}  # fmt: skip
+_MODELS = {
+    "LLAMA3_70B": "llama-3-70b", "LLAMA3.1_405B": "llama-3.1-405b", "Qwen3_30B_a3B": "qwen3-30b-a3b",
+    "Qwen3_235B_a22B": "qwen3-235b-a22b", "GPT OSS 120B": "gpt-oss-120b",
+}  # fmt: skip
+_NOT_EXPRESSIBLE = {
+    "DeepSeekV3": "latent attention", "Kimi_K2": "latent attention", "Nemotron_3_Nano": "state-space layers",
+    "Nemotron_3_Super": "state-space layers",
+}  # fmt: skip
+_RECIPES = {"BF16": "", "FP8": "tensorwise", "MXFP8": "mxfp8", "NVFP4": "nvfp4"}
+_SHAPE = (
+    "hidden", "heads", "kv_heads", "head_dim", "layers", "ffn", "gated", "vocab", "tied", "experts", "top_k", "moe_ffn",
+)  # fmt: skip
+
+
+def row_of(row: CsvRow) -> TableRow:
+    """Returns a run as a row of a table of layouts. Raises InputError for a model that cannot be expressed."""
+    model = row.text("model")
+    if model in _NOT_EXPRESSIBLE or model not in _MODELS:
+        raise InputError(model, _NOT_EXPRESSIBLE.get(model, "unknown layers"), "attention with an MLP or experts")
+    shape = {name: value for name, value in asdict(preset(_MODELS[model])).items() if name in _SHAPE}
+
+    def degree(name: str) -> int:
+        return 1 if row.text(name) == "n/a" else int(row.text(name))
+
+    gpus, tp, gbs, seq = (int(row.text(name)) for name in ("gpus", "tp", "gbs", "sequence_length"))
+    return TableRow(
+        model, gpu=_GPUS[row.text("system")], gpus=gpus, gbs=gbs, mbs=degree("mbs"), seq=seq, tp=tp, pp=degree("pp"),
+        cp=degree("cp"), interleave=degree("vp"), ep=degree("ep"), recompute="none", sequence_parallel=tp > 1,
+        zero=3 if row.text("fsdp") not in ("0", "n/a") else 1, stack=STACK, precision="bf16",
+        fp8_recipe=_RECIPES[row.text("precision")], table=model, dropout=False, attention="flash",
+        sec_per_it=gbs * seq / (gpus * float(row.text("tokens_per_sec_per_gpu"))), **shape,
+    )  # fmt: skip
+
+
+def bridge_runs(path: Path, times: TimesOf, release: str = RELEASE) -> tuple[list[Observed], Counter[str]]:
+    """Returns the runs of a release that the planner can express, and why others cannot be, with their number."""
+    runs, refused = [], Counter[str]()
+    for row in CsvFile("planner_bridge", path).rows():
+        if row.text("release") != release:
+            continue
+        try:
+            found = row_of(row)
+            case = case_of(found)
+        except InputError as error:
+            refused[str(error)] += 1
+            continue
+        if not is_possible(case.job, case.layout):
+            broken = ", ".join(rule.constraint.name for rule in strict_violations(case.job, case.layout))
+            refused[f"{found.row_id}: layout that breaks {broken}"] += 1
+            continue
+        runs.append((case, found.sec_per_it or 0.0, found.table))
+    return observe(runs, times), refused
