@@ -15,7 +15,6 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -105,18 +104,14 @@ def write_explorer(
                               undefined=StrictUndefined, trim_blocks=True)  # fmt: skip
     text = environment.get_template("explore.html.j2").render(
         title=printable(title or "quantbench explore", 200),
-        styles="\n".join([_own("explore.css"), template_text("uplot.min.css")]),
-        script="\n".join([template_text("uplot.min.js"), *map(_own, _SCRIPTS)]),
+        styles="\n".join([template_text("explore.css", __package__), template_text("uplot.min.css")]),
+        script="\n".join([template_text("uplot.min.js"), *(template_text(name, __package__) for name in _SCRIPTS)]),
         data=_packed(content, blobs),
         notes=list(notes),
         version=__version__,
     )
     write_file("explore", path, text)
     return len(text.encode())
-
-
-def _own(name: str) -> str:
-    return (files("quantbench.explore") / "templates" / name).read_text(encoding="utf-8")
 
 
 def _packed(content: dict[str, Any], blobs: Blobs) -> str:

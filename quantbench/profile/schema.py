@@ -109,7 +109,7 @@ def _gemm_model() -> Json:
         "log_us": _list({"type": "number"}) | times,
         "half_width": _list(_POSITIVE) | half_widths,
         "distilled": _object({
-            "machine": _OBJECT, "tiles": {"type": "array"}, "kernels": {"type": "array"},
+            "machine": _OBJECT, "tiles": {"type": "array"}, "kernels": {"type": "array"}, "variants": _list(_TEXT),
             "parameters": _list({"type": "number"}), "most": {"type": "number"},
             "forest": _object({"depth": _INTEGER, "nodes": _INTEGER, **dict.fromkeys(forest, array)}),
         }),

@@ -221,9 +221,9 @@ def render(page: Page) -> str:
     return template.render(page=page, version=__version__, script=script, digest=digest)
 
 
-def template_text(name: str) -> str:
-    """Reads a file of the folder `templates`."""
-    return (files("quantbench.report") / "templates" / name).read_text(encoding="utf-8")
+def template_text(name: str, package: str = "quantbench.report") -> str:
+    """Reads a file of a package's folder `templates`."""
+    return (files(package) / "templates" / name).read_text(encoding="utf-8")
 
 
 def _fit_to_show(value: object) -> object:

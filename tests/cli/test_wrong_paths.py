@@ -241,7 +241,7 @@ def test_an_unpacked_file_has_an_end_too(tmp_path: Path) -> None:
 #: modules whose files come with the package or the system, or are made by the program itself
 OWN_FILES = (
     "files.py", "__init__.py", "cluster/ray_pool.py", "comm/isolation.py", "device/", "latency/",
-    "planner/", "profile/aiconfigurator_engine.py", "providers/identity.py", "report/content.py",
+    "planner/", "profile/aiconfigurator_engine.py", "providers/identity.py", "report/content.py", "report/page.py",
     "workload/presets.py",
 )  # fmt: skip
 #: methods of Path that wait for pipes, read devices, or raise for folders that may not be entered
