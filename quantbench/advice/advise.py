@@ -143,8 +143,7 @@ def advise(
     """
     require_int("advise", "top", top, low=0)
     if times.device.peak(shape.dtype) is None:
-        have = ", ".join(sorted(times.device.peak_tflops))
-        raise InputError("advise", f"dtype = {shape.dtype!r} on {times.device.name}", f"one of {have}")
+        raise InputError("advise", f"dtype = {shape.dtype!r} on {times.device.name}", f"one of {times.device.dtypes}")
     share = shipped().unaligned_share
     known = RememberedTimes(times, softmax=shape.softmax, unaligned_share=share, kernels=kernels)
     within = space or Space()

@@ -173,7 +173,7 @@ def padding_verdict(
     for side in at_run_time:
         require_choice(who, "at_run_time", side, SIDES)
     if device.peak(subject.dtype) is None:
-        raise InputError(who, f"{subject.dtype} on {device.name}", f"one of {', '.join(sorted(device.peak_tflops))}")
+        raise InputError(who, f"{subject.dtype} on {device.name}", f"one of {device.dtypes}")
     # Other ops of a model may have another dtype, and so another default library.
     asked, library = library, resolve_library(device.name, subject.dtype, library, who)
     if isinstance(subject, Gemm):

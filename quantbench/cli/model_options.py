@@ -276,9 +276,8 @@ def chosen_model(
     recipe = RECIPES.get(fp8_recipe)
     usual = default_dtype(device) if recipe is None else recipe.forward
     if device.peak(options.dtype or usual) is None:
-        known = ", ".join(sorted(device.peak_tflops))
         asked = f"--dtype {options.dtype}" if options.dtype else f"--fp8-recipe {fp8_recipe} ({usual})"
-        raise InputError(who, f"{asked} on {device.name}", f"one of {known}")
+        raise InputError(who, f"{asked} on {device.name}", f"one of {device.dtypes}")
     changes |= {"dtype": options.dtype or usual, "fp8_recipe": fp8_recipe}
     assumed += [] if options.dtype else [f"dtype = {changes['dtype']}"]
     if recipe is not None:

@@ -58,7 +58,7 @@ def pad(arguments: PadOptions, as_json: bool = json_option()) -> None:
     if spec.kind == "cpu":
         raise InputError(_WHO, f"--gpu {arguments.gpu}", "a GPU: on processors waves are not modelled")
     if spec.peak(dtype) is None:
-        raise InputError(_WHO, f"--dtype {dtype} on {spec.name}", "one of " + ", ".join(sorted(spec.peak_tflops)))
+        raise InputError(_WHO, f"--dtype {dtype} on {spec.name}", f"one of {spec.dtypes}")
     sides = [side.strip() for side in arguments.at_run_time.split(",") if side.strip()]
     subject, assumed = _gemm(arguments, dtype, sides) if arguments.gemm else _shape(arguments, spec)
     verdict = padding_verdict(

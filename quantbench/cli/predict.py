@@ -92,7 +92,7 @@ def predict_sweep(
         what = f"--direction {held.direction} with {held.experts} experts"
         raise UnsupportedError("predict", what, "forward: gradients of experts have no model")
     if spec.peak(held.dtype) is None:
-        raise InputError("predict", f"--dtype {held.dtype} on {spec.name}", "one of " + ", ".join(spec.peak_tflops))
+        raise InputError("predict", f"--dtype {held.dtype} on {spec.name}", f"one of {spec.dtypes}")
     resolve_library(spec.name, held.dtype, library, "predict")
     grid = parse_grid(dims, held, spec, "predict")
     loose = arguments.skip_impossible or grid.loose

@@ -107,6 +107,11 @@ class DeviceSpec:
             return None
         return self.peak_tflops.get(self._rated(dtype))
 
+    @property
+    def dtypes(self) -> str:
+        """Names the dtypes that have a peak, comma separated."""
+        return ", ".join(sorted(d for d in {*self.peak_tflops, *_SAME_PEAK} if self.peak(d) is not None))
+
     def _rated(self, dtype: str) -> str:
         """Returns the dtype whose peak is stated for `dtype`."""
         return dtype if dtype in self.peak_tflops else _SAME_PEAK.get(dtype, dtype)

@@ -186,8 +186,7 @@ def _product_base(profile: Profile, dtype: str, library: str) -> tuple[Base, str
     if twin is not None and device.peak(dtype) == device.peak(twin.dtype):
         return partial(_product, model=twin, wider=ALIKE), f"the model of {twin.dtype} stands for {dtype}"
     if device.kind != "cpu" and device.peak(dtype) is None:
-        have = ", ".join(sorted(device.peak_tflops))
-        raise UnsupportedError("profile.gemm", f"{device.name} has no peak for {dtype}", f"one of {have}")
+        raise UnsupportedError("profile.gemm", f"{device.name} has no peak for {dtype}", f"one of {device.dtypes}")
     if models.gemm:
         other = models.gemm[0]
         note = f"{dtype} was not measured: the model of {other.dtype}, times what bytes and peaks make of it"

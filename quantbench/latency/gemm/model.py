@@ -103,8 +103,7 @@ def machine_of(device: DeviceSpec, dtype: str) -> Machine:
     if device.kind == "cpu":
         raise UnsupportedError("GemmModel", f"{device.name} is a {device.kind}", "a GPU: blocks and waves are modelled")
     if device.peak(dtype) is None:
-        have = ", ".join(sorted(device.peak_tflops))
-        raise UnsupportedError("GemmModel", f"{device.name} has no peak for {dtype}", f"one of {have}")
+        raise UnsupportedError("GemmModel", f"{device.name} has no peak for {dtype}", f"one of {device.dtypes}")
     return Machine.of(device, dtype)
 
 
