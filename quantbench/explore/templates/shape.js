@@ -14,7 +14,7 @@ const digits = value => fixed(value, value > 0 ? Math.max(0, 2 - Math.floor(Math
 const latency = us => us < 999.5 ? `${digits(us)} µs` : us / 1e3 < 999.5 ? `${digits(us / 1e3)} ms` : `${digits(us / 1e6)} s`;
 
 const SIZES = ['hidden', 'heads', 'kv_heads', 'head_dim', 'ffn', 'seq', 'mbs', 'tp', 'vocab', 'layers'];
-const LARGEST = 65536;
+const LARGEST = 2 ** 21 - 1;  // LARGEST_SIDE of latency.gemm.model
 
 // Returns what makes a shape impossible (TransformerShape's conditions), or ''.
 function objection(s) {
