@@ -34,17 +34,8 @@ from quantbench.kernels.attention.menu import (
     backward_tiles,
     forward_menu,
 )
-from quantbench.kernels.attention.operands import (
-    WHO,
-    Checked,
-    arguments,
-    backend_options,
-    check,
-    contiguous_like,
-    parts,
-    strides,
-)
-from quantbench.kernels.launching import Gpu, Plan, fastest, gpu_of, step
+from quantbench.kernels.attention.operands import WHO, Checked, arguments, backend_options, check, parts, strides
+from quantbench.kernels.launching import Gpu, Plan, fastest, gpu_of, result, step
 
 from quantbench.errors import InputError, require_choice
 from quantbench.launch import Launch, Tile
@@ -105,8 +96,8 @@ def plan_forward(
     work = checked.work
     gpu = gpu_of(q, _INTERPRETED)
     descriptors = _by_descriptors(checked, gpu.capability, operands)
-    out = contiguous_like("out", out, q.shape, q.dtype, q.device)
-    lse = contiguous_like("lse", lse, q.shape[:-1], torch.float32, q.device)
+    out = result(WHO, "out", out, q.shape, q.dtype, q.device)
+    lse = result(WHO, "lse", lse, q.shape[:-1], torch.float32, q.device)
     menu = forward_menu(
         architecture(gpu.capability), work.head_dim, checked.loads(descriptors), fp32=work.dtype == "fp32"
     )
@@ -137,10 +128,7 @@ def plan_backward(
     """
     checked = check(q, k, v, causal, scale, o=o, grad=grad)
     work = checked.work
-    if lse.shape != q.shape[:-1] or lse.dtype != torch.float32 or not lse.is_contiguous() or lse.device != q.device:
-        raise InputError(
-            WHO, f"lse of shape {tuple(lse.shape)} in {lse.dtype} on {lse.device}", "what forward wrote for this q"
-        )
+    result(WHO, "lse", lse, q.shape[:-1], torch.float32, q.device)
     capability = gpu_of(q, _INTERPRETED).capability
     descriptors = _by_descriptors(checked, capability, operands)
     defaults = backward_tiles(

@@ -15,12 +15,12 @@ from quantbench.kernels import attention, gemm, softmax
 from quantbench.kernels.attention.menu import MAX_HEAD_DIM, MIN_HEAD_DIM
 from quantbench.kernels.attention.operands import too_old
 from quantbench.kernels.gemm import grouped
-from quantbench.kernels.gemm.host import missing_format
 from quantbench.kernels.launching import (
     INTERPRETER,
     TORCH_DTYPES,
     Plan,
     badly_compiled,
+    missing_format,
     unsupported_architecture,
     wrong_in_interpreter,
 )
@@ -161,9 +161,7 @@ class TritonFusedSoftmax(_TritonProvider[Softmax]):
         if work.cols > softmax.MAX_COLS:
             return f"{self.id} takes rows of up to {softmax.MAX_COLS} columns, not {work.cols}"
         interpreter = "triton's interpreter truncates to bf16" if work.dtype == "bf16" else None
-        return self._no_gpu(
-            device, interpreter, unsupported_architecture, lambda c: softmax.missing_bf16(work.dtype, c)
-        )
+        return self._no_gpu(device, interpreter, unsupported_architecture, lambda c: missing_format(work.dtype, c))
 
     def task(self, work: Softmax, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
         given = inputs.operands(work)

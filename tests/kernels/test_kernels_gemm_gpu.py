@@ -10,9 +10,8 @@ from ahead_of_time import compile_gemm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quantbench.kernels.gemm import matmul, plan
-from quantbench.kernels.gemm.host import missing_format
 from quantbench.kernels.gemm.menu import SCHEDULES, architecture, tiles
-from quantbench.kernels.launching import HAS_TENSOR_DESCRIPTOR
+from quantbench.kernels.launching import HAS_TENSOR_DESCRIPTOR, missing_format
 
 from quantbench.errors import InputError
 from quantbench.launch import Tile
