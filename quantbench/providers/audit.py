@@ -175,10 +175,9 @@ class _Watched:
         self.on_cuda = self._inputs[0].is_cuda
         # Which inputs change between samples: both factors, the scores, the queries; for backward the gradient alone.
         backward = getattr(workload, "direction", "forward") == "backward"
-        self._changing = (
-            (0, 1) if isinstance(workload, Gemm | GroupedGemm) else (len(self._inputs) - 1,) if backward else (0,)
-        )
-        self._refilled = range(len(self._inputs) - 1 if backward else 0, len(self._inputs))
+        last = len(self._inputs) - 1
+        self._changing = (0, 1) if isinstance(workload, Gemm | GroupedGemm) else (last,) if backward else (0,)
+        self._refilled = range(last if backward else 0, last + 1)
         self._flipped: dict[int, set[tuple[int, ...]]] = {}
         self._vectors: list[torch.Tensor] = []
         self._prints: list[torch.Tensor] = []
@@ -220,13 +219,8 @@ class _Watched:
         """Checks the outputs of the last run and returns their relative error."""
         who = f"{self._who} {when}"
         outputs = self.task.outputs()
-        _require_alike(
-            who,
-            "output",
-            outputs,
-            output_templates(self._workload),
-            strides=isinstance(self._workload, Gemm | GroupedGemm),
-        )
+        strides = isinstance(self._workload, Gemm | GroupedGemm)
+        _require_alike(who, "output", outputs, output_templates(self._workload), strides=strides)
         _require_apart(who, self._inputs, outputs)
         if self.on_cuda:
             # Read at once and in the order of this stream: what another stream has yet to write is not waited for.

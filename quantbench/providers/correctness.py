@@ -89,9 +89,8 @@ def tolerance(workload: Workload) -> Tolerance:
     if isinstance(workload, GroupedGemm):
         return tolerance(workload.gemm(max(workload.tokens_per_expert)))
     if isinstance(workload, Permute):
-        return (
-            Tolerance(0.0, "copies are exact") if workload.direction == "permute" else Tolerance(*_SUMS[workload.dtype])
-        )
+        exact = workload.direction == "permute"
+        return Tolerance(0.0, "copies are exact") if exact else Tolerance(*_SUMS[workload.dtype])
     if isinstance(workload, Gemm):
         if workload.dtype == "fp32":
             # Rounding errors of a sum in any order grow as √k: 0.35 · 2⁻²⁴ · √k measured, and tf32 would be 3e-4.
@@ -252,15 +251,11 @@ def _product(work: Gemm, inputs: Sequence[torch.Tensor], c: torch.Tensor, genera
     c = c if c.dim() == 3 else c.unsqueeze(0)
     compute = _precision(work)
     bias = inputs[2].to(compute) if len(inputs) == 3 else None
-    batch, m, k = a.shape
+    _, m, k = a.shape
     # So many that a chunk holds 64 rows of each.
     together = max(1, _CHUNK_ELEMENTS[a.device.type] // (64 * max(m, k, c.shape[-1])))
-    return _joined(
-        [
-            _freivalds(a[i : i + together], b[i : i + together], c[i : i + together], bias, generator, compute)
-            for i in range(0, batch, together)
-        ]
-    )
+    parts = zip(a.split(together), b.split(together), c.split(together), strict=True)
+    return _joined([_freivalds(*part, bias, generator, compute) for part in parts])
 
 
 def _grouped(
@@ -274,12 +269,12 @@ def _grouped(
         start, end = end, end + rows
         if not rows:
             idle.append(expert)
-        elif work.layout == "tn":
+            continue
+        if work.layout == "tn":
             one = (a[None, :, start:end], b[None, start:end], c[None, expert])
-            parts.append(_freivalds(*one, None, generator, compute))
         else:
             one = (a[None, start:end], b[None, expert], c[None, start:end])
-            parts.append(_freivalds(*one, None, generator, compute))
+        parts.append(_freivalds(*one, None, generator, compute))
     found = _joined(parts)
     if idle and work.layout == "tn":
         zeros = _square(c[idle].to(compute))
@@ -324,14 +319,13 @@ def _freivalds(
         expected_y = expected_y + y.sum(-1, keepdim=True) * bias
         element = element + bias.double().square().mean()
 
-    def mean_square(values: torch.Tensor, dim: int) -> torch.Tensor:
-        return values.double().square_().mean(dim).flatten()
+    def rows(what: str, found: torch.Tensor, expected: torch.Tensor, dim: int, norm: torch.Tensor) -> Rows:
+        error, own = (values.double().square_().mean(dim).flatten() for values in (found - expected, found))
+        return Rows(what, error, torch.maximum(own, norm))
 
     return [
-        Rows("rows", mean_square(of_c.right - expected_x, -1), torch.maximum(mean_square(of_c.right, -1), n * element)),
-        Rows(
-            "columns", mean_square(of_c.left - expected_y, -2), torch.maximum(mean_square(of_c.left, -2), m * element)
-        ),
+        rows("rows", of_c.right, expected_x, -1, n * element),
+        rows("columns", of_c.left, expected_y, -2, m * element),
     ]
 
 
@@ -395,12 +389,9 @@ def _softmax(work: Softmax, inputs: Sequence[torch.Tensor], output: torch.Tensor
 
 
 def _attention(
-    work: Attention,
-    inputs: Sequence[torch.Tensor],
-    outputs: Sequence[torch.Tensor],
-    generator: torch.Generator,
+    work: Attention, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], generator: torch.Generator,
     must_see: tuple[int, ...] | None,
-) -> list[Rows]:
+) -> list[Rows]:  # fmt: skip
     """Checks rows of o, or of the gradients of q, k and v, in one pass for each sample and key head, with all its query
     heads."""
     tile = 1 if work.batch * work.heads * work.seq_q * work.seq_k <= _WHOLE_PAIRS else TILE

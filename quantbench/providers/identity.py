@@ -101,9 +101,7 @@ def trace_events(run: Callable[[], None]) -> list[TraceEvent]:
 
 def read_trace(path: Path) -> list[TraceEvent]:
     """Reads the events of a Chrome trace, replacing invalid bytes in kernel names."""
-    trace = json.loads(path.read_text(encoding="utf-8", errors="replace"), strict=False)
-    events: list[TraceEvent] = trace["traceEvents"]
-    return events
+    return list(json.loads(path.read_text(encoding="utf-8", errors="replace"), strict=False)["traceEvents"])
 
 
 def kernel_events(events: Sequence[TraceEvent]) -> tuple[KernelEvent, ...]:
@@ -125,15 +123,12 @@ def _kernel_event(event: TraceEvent) -> KernelEvent:
         block=_three(args.get("block")),
         registers=args.get("registers per thread"),
         shared_memory_bytes=args.get("shared memory"),
-        active_blocks=active if active else None,
+        active_blocks=active or None,
     )
 
 
 def _three(value: Any) -> tuple[int, int, int] | None:
-    if value is None:
-        return None
-    x, y, z = value
-    return (int(x), int(y), int(z))
+    return None if value is None else (int(value[0]), int(value[1]), int(value[2]))
 
 
 def launch_of(kernels: Sequence[KernelEvent], workload: Workload, device: DeviceSpec) -> Launch | None:

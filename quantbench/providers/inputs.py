@@ -99,11 +99,6 @@ class Inputs:
             self.fill(found[-1])
         return tuple(found)
 
-    def gemm_operands(self, gemm: Gemm) -> tuple[torch.Tensor, torch.Tensor]:
-        """Creates a[m, k] and b[k, n], with a leading batch dimension if batch > 1, stored in the GEMM's layout."""
-        a, b = self.operands(gemm)
-        return a, b
-
     def fill(self, tensor: torch.Tensor) -> None:
         """Writes new values into a tensor stored like those of `operands`; a boolean tensor is a padding mask, and one
         of 64-bit integers holds indices."""
@@ -188,20 +183,17 @@ def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
         a = _template(*batch, workload.m, workload.k, dtype=workload.dtype, transposed=a_transposed)
         return a, _template(*batch, workload.k, workload.n, dtype=workload.dtype, transposed=b_transposed)
     if isinstance(workload, GroupedGemm):
-        rows, dtype = workload.rows, workload.dtype
+        rows, dtype, k, n = workload.rows, workload.dtype, workload.k, workload.n
         if workload.layout == "tn":
-            a = _template(workload.k, rows, dtype=dtype, transposed=True)
-            return a, _template(rows, workload.n, dtype=dtype)
-        weights = (workload.num_experts, workload.k, workload.n)
-        return _template(rows, workload.k, dtype=dtype), _template(
-            *weights, dtype=dtype, transposed=workload.layout == "nt"
-        )
+            return _template(k, rows, dtype=dtype, transposed=True), _template(rows, n, dtype=dtype)
+        weights = _template(workload.num_experts, k, n, dtype=dtype, transposed=workload.layout == "nt")
+        return _template(rows, k, dtype=dtype), weights
     if isinstance(workload, Permute):
         order = torch.empty(workload.rows, dtype=torch.int64, device="meta")
+        tokens, hidden, dtype = workload.tokens, workload.hidden, workload.dtype
         if workload.direction == "permute":
-            return _template(workload.tokens, workload.hidden, dtype=workload.dtype), order
-        weights_of = _template(workload.tokens, workload.top_k, dtype=workload.dtype)
-        return _template(workload.rows, workload.hidden, dtype=workload.dtype), weights_of, order
+            return _template(tokens, hidden, dtype=dtype), order
+        return _template(workload.rows, hidden, dtype=dtype), _template(tokens, workload.top_k, dtype=dtype), order
     if isinstance(workload, Softmax):
         heads = workload.batch // workload.mask_batch
         x = _template(workload.mask_batch, heads, workload.rows, workload.cols, dtype=workload.dtype)

@@ -198,9 +198,7 @@ def test_a_users_tile_is_used(kind: str, grid: tuple[int, int, int], monkeypatch
     monkeypatch.setattr(triton_kernels, "INTERPRETER", False)  # so that the task tells its launch
     task = {
         "gemm": lambda: TritonDataParallel(Tile(16, 32)).prepare(Gemm(40, 40, 40, dtype="fp16"), CPU),
-        "attention": lambda: TritonFlash(Tile(32, 32), schedule="plain").prepare(
-            Attention(1, 2, 40, 40, 32, dtype="fp16"), CPU
-        ),
+        "attention": lambda: TritonFlash(Tile(32, 32)).prepare(Attention(1, 2, 40, 40, 32, dtype="fp16"), CPU),
         "softmax": lambda: TritonFusedSoftmax(Tile(2, 64)).prepare(Softmax(4, 40, 40, dtype="fp16"), CPU),
     }[kind]()
     launch = task.launch()
