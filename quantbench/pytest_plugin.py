@@ -107,17 +107,11 @@ class DeviceBenchmark:
             unchecked=unchecked,
         )  # fmt: skip
         self._benchmark.extra_info.update(
-            device=self.spec.name,
-            mode=measurement.mode,
-            cache=measurement.cache,
-            floor_us=measurement.floor_us,
-            clocks_mhz=list(measurement.clocks_mhz),
-            state=asdict(measurement.state_after),
-            stopped_by=measurement.stopped_by,
-            discarded=len(measurement.discarded),
-            grade=trust.letter,
+            device=self.spec.name, mode=measurement.mode, cache=measurement.cache, floor_us=measurement.floor_us,
+            clocks_mhz=list(measurement.clocks_mhz), state=asdict(measurement.state_after),
+            stopped_by=measurement.stopped_by, discarded=len(measurement.discarded), grade=trust.letter,
             reasons=list(trust.reasons),
-        )
+        )  # fmt: skip
         assert trust.letter != "rejected", trust.reasons[0]
         return measurement
 

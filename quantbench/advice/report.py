@@ -62,16 +62,11 @@ def named_shapes(advice: Advice) -> tuple[NamedShape, ...]:
 def _totals(cost: ShapeCost) -> dict[str, Any]:
     hours = cost.gpu_hours_per_trillion_tokens
     return {
-        **_latency(cost.latency),
-        "tflops": cost.tflops,
-        "gpu_hours_per_trillion_tokens": hours(cost.latency.latency_us),
-        "gpu_hours_note": LOWER_BOUND,
-        "waste_us": cost.waste_us,
-        "waste_low_us": cost.waste_low_us,
-        "waste_high_us": cost.waste_high_us,
-        "waste_share": cost.waste_share,
-        "waste_gpu_hours_per_trillion_tokens": hours(cost.waste_us),
-    }
+        **_latency(cost.latency), "tflops": cost.tflops,
+        "gpu_hours_per_trillion_tokens": hours(cost.latency.latency_us), "gpu_hours_note": LOWER_BOUND,
+        "waste_us": cost.waste_us, "waste_low_us": cost.waste_low_us, "waste_high_us": cost.waste_high_us,
+        "waste_share": cost.waste_share, "waste_gpu_hours_per_trillion_tokens": hours(cost.waste_us),
+    }  # fmt: skip
 
 
 def _latency(latency: Estimate) -> dict[str, float]:
@@ -96,13 +91,9 @@ def _op_to_json(cost: OpCost, whole: ShapeCost) -> dict[str, Any]:
 
 def _finding_to_json(finding: EdgeWaste) -> dict[str, Any]:
     return {
-        "kind": finding.edge.kind,
-        "reason": finding.edge.words,
-        "before": workload_to_json(finding.edge.before),
-        "waste_us": finding.waste_us,
-        "waste_low_us": finding.low_us,
-        "waste_high_us": finding.high_us,
-    }
+        "kind": finding.edge.kind, "reason": finding.edge.words, "before": workload_to_json(finding.edge.before),
+        "waste_us": finding.waste_us, "waste_low_us": finding.low_us, "waste_high_us": finding.high_us,
+    }  # fmt: skip
 
 
 def _advised_to_json(advised: Sequence[Advised]) -> list[dict[str, Any]]:

@@ -100,16 +100,14 @@ def _part_of(entry: Entry, properties: Properties, mig_profile: str | None) -> D
     share = f"estimated: {what} of {card.name}"
     reported, shared = ("sm_count", "memory_bytes"), ("l2_bytes", "memory_gb_per_s", "peak_tflops")
     part = replace(
-        card,
-        name=f"{card.name}-{suffix}".replace(".", "-"),
-        sm_count=properties.sm_count,
+        card, name=f"{card.name}-{suffix}".replace(".", "-"), sm_count=properties.sm_count,
         memory_bytes=properties.memory_bytes,
         l2_bytes=_last_level_bytes(card, properties) or int(card.l2_bytes * memory_share),
         memory_gb_per_s=card.memory_gb_per_s * memory_share,
         peak_tflops={dtype: peak * sm_share for dtype, peak in card.peak_tflops.items()},
         source={**card.source, **dict.fromkeys(reported, _REPORTED), **dict.fromkeys(shared, share)},
         registered=False,
-    )
+    )  # fmt: skip
     return _with_reported_clock(part, properties)
 
 

@@ -129,15 +129,10 @@ def layer_of(ops: Sequence[Op], found: Sequence[Estimate]) -> LayerEstimate:
     for one in found:
         by_bound[one.bound] = by_bound.get(one.bound, 0.0) + one.latency_us
     return LayerEstimate(
-        parts.latency_us,
-        parts.low_us,
-        parts.high_us,
-        max((one.source for one in found), key=SOURCES.index),
-        max(by_bound, key=lambda bound: by_bound[bound]),
-        any(one.outside for one in found),
-        "; ".join(parts.notes),
+        parts.latency_us, parts.low_us, parts.high_us, max((one.source for one in found), key=SOURCES.index),
+        max(by_bound, key=lambda bound: by_bound[bound]), any(one.outside for one in found), "; ".join(parts.notes),
         parts=parts,
-    )
+    )  # fmt: skip
 
 
 def broadcast_sizes(

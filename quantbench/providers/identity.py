@@ -117,14 +117,10 @@ def _kernel_event(event: TraceEvent) -> KernelEvent:
     # than 48 KiB of it (pytorch/kineto, CudaDeviceProperties.cpp). "blocks per SM" is grid size / SM count.
     active = args.get("occupancy", {}).get("activeBlocksPerMultiprocessor")
     return KernelEvent(
-        name=str(event["name"]),
-        duration_us=float(event.get("dur", 0.0)),
-        grid=_three(args.get("grid")),
-        block=_three(args.get("block")),
-        registers=args.get("registers per thread"),
-        shared_memory_bytes=args.get("shared memory"),
-        active_blocks=active or None,
-    )
+        name=str(event["name"]), duration_us=float(event.get("dur", 0.0)), grid=_three(args.get("grid")),
+        block=_three(args.get("block")), registers=args.get("registers per thread"),
+        shared_memory_bytes=args.get("shared memory"), active_blocks=active or None,
+    )  # fmt: skip
 
 
 def _three(value: Any) -> tuple[int, int, int] | None:
@@ -145,14 +141,10 @@ def launch_of(kernels: Sequence[KernelEvent], workload: Workload, device: Device
         working = [pair for pair in named if pair[1].role != "splitk_reduce"] or named
     kernel, name = max(working, key=lambda pair: pair[0].duration_us)
     return Launch(
-        kernel=kernel.name,
-        grid=kernel.grid,
-        block=kernel.block,
-        registers=kernel.registers,
-        shared_memory_bytes=kernel.shared_memory_bytes,
-        blocks_per_sm=blocks_per_sm(kernel, device),
+        kernel=kernel.name, grid=kernel.grid, block=kernel.block, registers=kernel.registers,
+        shared_memory_bytes=kernel.shared_memory_bytes, blocks_per_sm=blocks_per_sm(kernel, device),
         tile=_tile(kernel, name, workload, device.warp_threads, splitting=splitting),
-    )
+    )  # fmt: skip
 
 
 def _role(workload: Workload) -> str:

@@ -126,14 +126,9 @@ def batch_size(typical_us: float, limit: int) -> int:
 
 
 def warm_up(
-    sampler: Sampler,
-    *,
-    window_s: float,
-    limit_s: float,
-    batch_limit: int,
-    now: Callable[[], float],
+    sampler: Sampler, *, window_s: float, limit_s: float, batch_limit: int, now: Callable[[], float],
     known_mhz: float | None = None,
-) -> WarmUp:
+) -> WarmUp:  # fmt: skip
     """Samples until times and clock are steady over two windows of window_s seconds, for at most limit_s seconds.
 
     Takes samples exactly as when measuring (flushes included) and discards them: other work would settle at another
@@ -207,17 +202,9 @@ def collect(
 
 
 def sample_point(
-    sampler: Sampler,
-    options: TimingOptions,
-    warm: WarmUp,
-    *,
-    mode: str,
-    runs_per_sample: int,
-    batch_limit: int,
-    tick_us: float,
-    now: Callable[[], float],
-    pause: Callable[[float], None],
-) -> Measurement:
+    sampler: Sampler, options: TimingOptions, warm: WarmUp, *, mode: str, runs_per_sample: int, batch_limit: int,
+    tick_us: float, now: Callable[[], float], pause: Callable[[float], None],
+) -> Measurement:  # fmt: skip
     """Samples a warmed-up point with `options` and returns its measurement.
 
     mode, runs_per_sample: stored in the `Measurement`.
@@ -226,26 +213,16 @@ def sample_point(
     pause: function that sleeps for a number of seconds.
     """
     rule = StoppingRule(
-        half_width=options.half_width,
-        min_samples=options.min_samples,
-        max_samples=options.max_samples,
-        max_time_s=options.max_time_s,
-        now=now,
-        tick_us=tick_us,
-    )
+        half_width=options.half_width, min_samples=options.min_samples, max_samples=options.max_samples,
+        max_time_s=options.max_time_s, now=now, tick_us=tick_us,
+    )  # fmt: skip
     with _no_garbage_collection():
         got = collect(sampler, rule, warm, batch_limit=batch_limit, sleep=pause)
     return Measurement(
-        samples_us=got.samples_us,
-        clocks_mhz=got.clocks_mhz,
-        discarded=got.discarded,
-        stopped_by=got.stopped_by,
-        mode=mode,
-        cache=options.cache,
-        state_before=warm.state,
-        state_after=got.state,
+        samples_us=got.samples_us, clocks_mhz=got.clocks_mhz, discarded=got.discarded, stopped_by=got.stopped_by,
+        mode=mode, cache=options.cache, state_before=warm.state, state_after=got.state,
         kernels_per_sample=runs_per_sample,
-    )
+    )  # fmt: skip
 
 
 @contextmanager
@@ -298,13 +275,9 @@ class Timer:
 
     def _warm_up(self, sampler: Sampler) -> WarmUp:
         warm = warm_up(
-            sampler,
-            window_s=self._warm_up_window_s,
-            limit_s=min(self._warm_up_limit_s, self._options.max_time_s),
-            batch_limit=self._batch_limit,
-            now=self._now,
-            known_mhz=self._known_mhz,
-        )
+            sampler, window_s=self._warm_up_window_s, limit_s=min(self._warm_up_limit_s, self._options.max_time_s),
+            batch_limit=self._batch_limit, now=self._now, known_mhz=self._known_mhz,
+        )  # fmt: skip
         # Only whole windows change the known clock, by more than 1 %: it cannot creep along with a slow ramp.
         if warm.steady and warm.light and warm.clock_mhz and not same_clock(warm.clock_mhz, self._known_mhz):
             self._known_mhz = warm.clock_mhz
@@ -318,16 +291,9 @@ class Timer:
         self.warmup_s += warm_s - start_s
         try:
             measurement = sample_point(
-                sampler,
-                self._options,
-                warm,
-                mode=mode,
-                runs_per_sample=runs,
-                batch_limit=self._batch_limit,
-                tick_us=tick_us,
-                now=self._now,
-                pause=self._pause,
-            )
+                sampler, self._options, warm, mode=mode, runs_per_sample=runs, batch_limit=self._batch_limit,
+                tick_us=tick_us, now=self._now, pause=self._pause,
+            )  # fmt: skip
         finally:
             self.measuring_s += self._now() - warm_s
         if audit is not None:
