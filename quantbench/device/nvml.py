@@ -145,14 +145,6 @@ class Nvml:
             note="; ".join(notes),
         )
 
-    def sm_clock_mhz(self) -> float | None:
-        """Reads only the SM clock in MHz, fast enough for every sample."""
-        return self._number([], "SM clock", "nvmlDeviceGetClockInfo", _CLOCK_SM)
-
-    def throttle_reasons(self) -> tuple[str, ...]:
-        """Reads the active clock event reasons; empty if there are none or NVML does not report them."""
-        return self._reasons([])
-
     def limits(self) -> Limits:
         notes: list[str] = []
         number = partial(self._number, notes)

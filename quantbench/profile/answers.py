@@ -89,7 +89,8 @@ class Estimates:
         return len(self.latency_us)
 
     def reshape(self, *shape: int) -> Estimates:
-        arrays = {name: value.reshape(shape) for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        values = ((name, value) for name, value in vars(self).items() if isinstance(value, np.ndarray))
+        arrays: dict[str, Any] = {name: value.reshape(shape) for name, value in values}
         return replace(self, **arrays)
 
     def __getitem__(self, row: int) -> Estimate:

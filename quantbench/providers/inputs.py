@@ -183,11 +183,11 @@ def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
         a = _template(*batch, workload.m, workload.k, dtype=workload.dtype, transposed=a_transposed)
         return a, _template(*batch, workload.k, workload.n, dtype=workload.dtype, transposed=b_transposed)
     if isinstance(workload, GroupedGemm):
-        rows, dtype, k, n = workload.rows, workload.dtype, workload.k, workload.n
+        rows, dtype, depth, n = workload.rows, workload.dtype, workload.k, workload.n
         if workload.layout == "tn":
-            return _template(k, rows, dtype=dtype, transposed=True), _template(rows, n, dtype=dtype)
-        weights = _template(workload.num_experts, k, n, dtype=dtype, transposed=workload.layout == "nt")
-        return _template(rows, k, dtype=dtype), weights
+            return _template(depth, rows, dtype=dtype, transposed=True), _template(rows, n, dtype=dtype)
+        weights = _template(workload.num_experts, depth, n, dtype=dtype, transposed=workload.layout == "nt")
+        return _template(rows, depth, dtype=dtype), weights
     if isinstance(workload, Permute):
         order = torch.empty(workload.rows, dtype=torch.int64, device="meta")
         tokens, hidden, dtype = workload.tokens, workload.hidden, workload.dtype

@@ -109,17 +109,6 @@ class WarmUp:
     light: bool = False
 
 
-@dataclass(frozen=True)
-class Collected:
-    """Result of sampling. stopped_by: the stopping rule's reason, or `discards` after too many bad batches."""
-
-    samples_us: tuple[float, ...]
-    clocks_mhz: tuple[float, ...]
-    discarded: tuple[Discarded, ...]
-    stopped_by: str
-    state: DeviceState
-
-
 def batch_size(typical_us: float, limit: int) -> int:
     """Returns the number of samples that fill a batch, from 1 to `limit`."""
     return max(1, min(limit, int(_BATCH_US / typical_us)))
@@ -155,8 +144,9 @@ def warm_up(
 
 def collect(
     sampler: Sampler, rule: StoppingRule, warm: WarmUp, *, batch_limit: int, sleep: Callable[[float], None]
-) -> Collected:
-    """Samples until `rule` is satisfied. Discards throttled samples and pauses after them.
+) -> Measurement:
+    """Samples until `rule` is satisfied, or too many batches are bad (stopped by `discards`). Discards throttled
+    samples and pauses after them.
 
     If every sample was bad, all are kept except the one with the lowest clock, whose reason ends with `KEPT`. Raises
     MeasurementError if then fewer than two are finite positive times.
@@ -192,13 +182,11 @@ def collect(
     if not good:
         good, bad = _keep(bad)
     clocks = tuple(s.clock_mhz for s in good if s.clock_mhz is not None)
-    return Collected(
-        samples_us=tuple(s.time_us for s in good),
-        clocks_mhz=clocks if len(clocks) == len(good) else (),
-        discarded=tuple(Discarded(s.time_us, s.reason, s.clock_mhz) for s in bad),
-        stopped_by=stopped_by,
-        state=batch.state,
-    )
+    discarded = tuple(Discarded(s.time_us, s.reason, s.clock_mhz) for s in bad)
+    return Measurement(
+        tuple(s.time_us for s in good), clocks if len(clocks) == len(good) else (), discarded, stopped_by,
+        mode="unknown", cache="unknown", state_before=warm.state, state_after=batch.state,
+    )  # fmt: skip
 
 
 def sample_point(
@@ -217,12 +205,8 @@ def sample_point(
         max_time_s=options.max_time_s, now=now, tick_us=tick_us,
     )  # fmt: skip
     with _no_garbage_collection():
-        got = collect(sampler, rule, warm, batch_limit=batch_limit, sleep=pause)
-    return Measurement(
-        samples_us=got.samples_us, clocks_mhz=got.clocks_mhz, discarded=got.discarded, stopped_by=got.stopped_by,
-        mode=mode, cache=options.cache, state_before=warm.state, state_after=got.state,
-        kernels_per_sample=runs_per_sample,
-    )  # fmt: skip
+        found = collect(sampler, rule, warm, batch_limit=batch_limit, sleep=pause)
+    return replace(found, mode=mode, cache=options.cache, kernels_per_sample=runs_per_sample)
 
 
 @contextmanager
