@@ -26,7 +26,7 @@ from quantbench import __version__
 from quantbench.launch import Launch, Tile
 from quantbench.providers.kernel_names import KernelName, parse
 from quantbench.quantization import cdiv, resident_blocks
-from quantbench.workload import Attention, Gemm, GroupedGemm, Permute
+from quantbench.workload import Gemm
 
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
@@ -136,7 +136,8 @@ def launch_of(kernels: Sequence[KernelEvent], workload: Workload, device: Device
         return None
     named = [(kernel, parse(kernel.name)) for kernel in kernels]
     splitting = any(name.role == "splitk_reduce" for _, name in named)
-    working = [pair for pair in named if pair[1].role == _role(workload)]
+    role = {"grouped_gemm": "gemm", "permute": "other"}.get(workload.kind, workload.kind)
+    working = [pair for pair in named if pair[1].role == role]
     if not working:
         working = [pair for pair in named if pair[1].role != "splitk_reduce"] or named
     kernel, name = max(working, key=lambda pair: pair[0].duration_us)
@@ -145,12 +146,6 @@ def launch_of(kernels: Sequence[KernelEvent], workload: Workload, device: Device
         shared_memory_bytes=kernel.shared_memory_bytes, blocks_per_sm=blocks_per_sm(kernel, device),
         tile=_tile(kernel, name, workload, device.warp_threads, splitting=splitting),
     )  # fmt: skip
-
-
-def _role(workload: Workload) -> str:
-    if isinstance(workload, GroupedGemm | Permute):
-        return "gemm" if isinstance(workload, GroupedGemm) else "other"
-    return workload.kind if isinstance(workload, Gemm | Attention) else "softmax"
 
 
 def blocks_per_sm(kernel: KernelEvent, device: DeviceSpec) -> int | None:

@@ -76,6 +76,9 @@ def parse(name: str) -> KernelName:
     Tile(block_m=256, block_n=128, block_k=64, split_k=1, stages=3, num_warps=None)
     """
     bare = name.removeprefix("void ").strip()
+    # xmma's `execute_split_k_kernel` is the pass that adds the parts up, not the product.
+    if re.search(r"splitKreduce_kernel|execute_split_k_kernel|ReduceSplitK", bare):
+        return KernelName(name, "splitk_reduce", "splitk_reduce")
     for grammar in _GRAMMARS:
         try:
             found = grammar(name, bare)
@@ -85,13 +88,6 @@ def parse(name: str) -> KernelName:
             return found
     role = "gemm" if re.search(r"gemm|nvjet|matmul", bare, re.IGNORECASE) else "other"
     return KernelName(name, role=role, understood=False)
-
-
-def _splitk_reduce(name: str, bare: str) -> KernelName | None:
-    # xmma's `execute_split_k_kernel` is the pass that adds the parts up, not the product.
-    if re.search(r"splitKreduce_kernel|execute_split_k_kernel|ReduceSplitK", bare):
-        return KernelName(name, "splitk_reduce", "splitk_reduce")
-    return None
 
 
 _NVJET_HEAD = r"^nvjet_(?:sm\d+_)?[a-z]+_(?:tf32_)?"
@@ -287,4 +283,4 @@ def _plain(name: str, bare: str) -> KernelName | None:
     return None
 
 
-_GRAMMARS = (_splitk_reduce, _nvjet, _attention, _plain, _cutlass, _xmma, _native, _tensile, _row_major)
+_GRAMMARS = (_nvjet, _attention, _plain, _cutlass, _xmma, _native, _tensile, _row_major)
