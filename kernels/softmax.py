@@ -3,32 +3,24 @@
 Entry points: `plan_forward`, `plan_backward` and `MAX_COLS`, used by `providers.triton_kernels`;
 `scaled_causal_softmax`, `scaled_masked_softmax` and `scaled_softmax`, for users' Python code.
 
-    from quantbench.kernels.softmax import scaled_causal_softmax, scaled_masked_softmax, plan_forward
-
     y = scaled_causal_softmax(scores, 0.125)              # scores, y: [batch, heads, sq, sk]
     y = scaled_masked_softmax(scores, mask, 0.125)        # mask: [batch, 1, sq, sk], True drops
 
     work = plan_forward(scores, 0.125, causal=True)       # checked, compiled, allocated
-    work.launch                                           # Launch: tile, grid, block, registers, blocks per SM
     work.run()                                            # the launch alone; may be captured into a CUDA graph
 
-y = softmax(scale · x) over rows of `cols` scores; fp16, bf16 or fp32 in and out, fp32 inside.
-`megatron_fused_available` (from `quantbench.megatron`) tells whether Megatron itself would use its fused kernel.
+y = softmax(scale · x) over rows of `cols` scores; fp16, bf16 or fp32 in and out, fp32 inside. `quantbench.megatron`
+tells whether Megatron itself would use its fused kernel.
 
-Nothing here multiplies matrices: the kernel is limited by memory bandwidth, one read of x and one write of y. A program
-(one thread block) holds ROWS whole rows in registers (`softmax_tile`). Short rows share a program, so that each program
-loads about 4096 scores at a time; a long row has a program of its own.
+The kernel is limited by memory bandwidth: one read of x and one write of y. A program (one thread block) holds ROWS
+whole rows in registers (`softmax_tile`), about 4096 scores at a time; a long row has a program of its own.
 
 The cliffs:
 - cols % ALIGN. A thread reads 16 bytes at a time only if every row starts at a multiple of 16 bytes: 8 scores of 16
-  bits. With an odd number of columns it reads 2 bytes at a time, and the same bytes take several times the
-  instructions.
+  bits. With an odd number of columns it reads 2 bytes at a time, in several times the instructions.
 - A row takes the next power of two of registers: with 2049 columns the program holds, exponentiates and adds up 4096.
   The padding is not read, so this shows only where the arithmetic no longer hides behind the memory.
-- Under a causal mask row q reads q + 1 scores, rounded up to 16 bytes, and writes all of them: half the reads, and
-  programs of one launch that differ in length.
-
-The exponential is of base 2 (one instruction) with log₂e folded into the scale.
+- Under a causal mask row q reads q + 1 scores, rounded up to 16 bytes, and writes all of them.
 """
 
 # ruff: noqa: N803  (compile-time parameters are written in capitals, as in triton's own kernels)

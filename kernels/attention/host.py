@@ -3,18 +3,11 @@
 Entry points: `attention`, `plan_forward` and `plan_backward`, which return an `AttentionPlan`, `heads_side_by_side`.
 Used by `providers.triton_kernels`.
 
-    from quantbench.kernels.attention import attention, plan_forward
-    from quantbench.launch import Tile
-
     o = attention(q, k, v, causal=True)                     # differentiable
-
     work = plan_forward(q, k, v, tile=Tile(128, 128, stages=2, num_warps=8), schedule="overlapped")
-    work.launch                                             # Launch: tile, grid, block, registers, shared memory
-    work.run()                                              # the launch alone; may be captured into a CUDA graph
 
 q: [batch, heads, seq_q, head_dim]; k, v: [batch, kv_heads, seq_k, head_dim], kv_heads a divisor of heads (grouped-query
 attention). fp16 and bf16 use tensor cores, fp32 does not; sums are in fp32. head_dim is any number from 8 to 256.
-`forward.py` and `backward.py` describe the kernels, `menu.py` lists the tiles.
 """
 
 from __future__ import annotations

@@ -5,10 +5,8 @@ Entry points: `forward_menu` and `backward_tiles`, which return `Setting` object
 `host`, `operands` and `providers.triton_kernels`.
 
 Every entry compiles for its architecture without spills and within the shared memory of one block (the tests compile
-all of them). The first of each menu is the default. The sets follow published settings. Hopper: blocks of 128 × 128
-with 8 warps for a head_dim of 65 to 128, and of 128 × 64 for others, with FlashAttention-3's overlapped schedule up to
-192. Ampere: FlashAttention-2's 128 rows of q, with blocks of k and v that fit into registers, because its matrix
-instructions read both operands from there.
+all of them). The first of each menu is the default. The sets follow FlashAttention-3 on Hopper (overlapped up to a
+head_dim of 192), and FlashAttention-2 on Ampere, whose matrix instructions read both operands from registers.
 """
 
 from __future__ import annotations

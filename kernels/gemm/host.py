@@ -3,9 +3,6 @@
 Entry points: `matmul`; `plan`, which returns a `GemmPlan`; `check`, `stored`, `stored_in_rows`, `descriptor` and
 `INTERPRETED`. Used by `providers.triton_kernels` and `grouped`.
 
-    from quantbench.kernels.gemm import matmul, plan
-    from quantbench.launch import Tile
-
     c = matmul(a, b, tile=Tile(128, 256), schedule="stream_k")
 
     work = plan(a, b, schedule="persistent")   # checked, compiled, allocated
@@ -14,8 +11,6 @@ Entry points: `matmul`; `plan`, which returns a `GemmPlan`; `check`, `stored`, `
 
 Operands are stored by rows or by columns, with any leading dimension. Other storage (an inner stride of 2,
 overlapping rows) is refused: it would need a copy, which would be timed.
-
-`kernels.py` describes what each program computes, `menu.py` lists the tiles.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads and writes profile files: one JSON file, and a Parquet file beside it for each table of more than 2000 rows.
 
 Entry points: `write_document` and `read_document`, used by `Profile` (`profile.profile`); `to_parquet` and
-`parquet_bytes`, used by the exporters `flat` and `aiconfigurator`; `schema`, the JSON Schema for users.
+`parquet_bytes`, used by `exporters.flat` and `exporters.aiconfigurator`; `schema`, the JSON Schema for users.
 
 `sha256` in the JSON covers everything else in it, including the digest of each Parquet file, so any change is detected.
 A change that an old reader would misread needs a new version number, and a migration from the old version in

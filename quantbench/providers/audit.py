@@ -1,16 +1,13 @@
 """Checks a task while it is measured, so that only times of correct results are recorded.
 
 Entry points: `Audit`, `harness_functions` and `require_unchanged`. Used by `sweep.worker` around each timed point.
-Steps, in this order:
 
 1. Before timing: new random inputs, outputs poisoned, one run, check. On CUDA the stream is held first, so that the
    poison overwrites results that were queued on another stream without waiting for this one.
-2. Before every timed sample a random row of each operand changes its sign. A result kept from an earlier run is
-   then wrong in that row, and no provider can tell which rows without reading all of them.
-3. After the last sample: its outputs are checked against the current inputs, and the inputs must be unchanged since
-   the harness wrote them. Some of the rotated copies are checked too.
-4. Then new random inputs and poisoned outputs, one more sample with the same sampler (the same captured graph), and
-   the same checks.
+2. Before every timed sample a random row of each operand changes its sign: a result kept from an earlier run is wrong.
+3. After the last sample: its outputs are checked against the current inputs, which must be unchanged since the harness
+   wrote them. Some of the rotated copies are checked too.
+4. Then new random inputs and poisoned outputs, one more sample with the same sampler, and the same checks.
 
 The seeds come from the operating system. A provider runs in the harness's process and can change the harness itself;
 `require_unchanged` finds replaced functions, not every such change.

@@ -3,29 +3,22 @@
 Entry points: `check`, `tolerance`, `project`, `fast_format`. Used by `audit` for every measured point;
 `torch_attention` uses `causal_mask`. Shares no code with our kernels.
 
-Errors are compared with a tolerance twice: over a whole output (‖out − ref‖ / ‖ref‖) and row by row, with 3.2
-times the tolerance.
+Errors are compared with a tolerance over a whole output (‖out − ref‖ / ‖ref‖), and row by row with 3.2 times the
+tolerance.
 
 GEMM: Freivalds' check. C·x is compared with A·(B·x), and yᵀ·C with (yᵀ·A)·B, for 8 random normal vectors x and y:
-O(mn + nk + mk) instead of O(mnk). Sums are taken in fp32 where the tolerance is 1e-3 or more, far above their
-rounding, and in float64 elsewhere (fp32 and int8 products).
+O(mn + nk + mk) instead of O(mnk). Sums are taken in fp32 where the tolerance is 1e-3 or more, and in float64 elsewhere
+(fp32 and int8 products). For a row whose error is e, each residual is normal with standard deviation ‖e‖, so the mean
+square over 8 vectors is ‖e‖² · χ²(8) / 8: a correct row fails with probability 2e-14, and a row or column whose error
+is over 32 times the tolerance passes with probability 1e-7, over 13 times with 1e-4. Errors in many rows or columns add
+up: an error over 1.5 times the tolerance in the whole output is found, and so is a tile of 128×128 that was left out of
+a 16384×16384 product. Each expert of a grouped GEMM is checked in this way.
 
-For a row whose error is e, each residual is normal with standard deviation ‖e‖, whatever e is, as long as it was fixed
-before x was drawn. So the mean square over 8 vectors is ‖e‖² · χ²(8) / 8: a correct row fails with probability 2e-14,
-and a row or column whose error is over 32 times the tolerance passes with probability 1e-7, over 13 times with 1e-4.
-Errors in many rows or columns add up: an error over 1.5 times the tolerance in the whole output is found, and so is a
-tile of 128×128 that was left out of a 16384×16384 product. A single wrong element that is no larger than its neighbours
-is below these bounds in a row of thousands. Each expert of a grouped GEMM is checked in this way; weight gradients of
-experts without rows are zeros.
+Permutation and softmax: every row, recomputed in chunks; copies are exact.
 
-Permutation: every row; copies are exact, and sums are recomputed in fp32, or float64 for fp32.
-
-Softmax: every row, recomputed in chunks, in fp32 for 16-bit formats and in float64 for fp32. Deterministic.
-
-Attention: one random query row of every TILE rows of every head, recomputed in full in the same formats; all rows if
-the problem is small. A wrong, aligned block of TILE rows is always found; errors in a share s of the rows are missed
-with probability (1 − s)^rows checked. Backward: the same rows of the gradient of q, and as many rows of those of k and
-v, for which the probabilities of every row are recomputed.
+Attention: one random query row of every TILE rows of every head, recomputed in full; all rows if the problem is small.
+A wrong, aligned block of TILE rows is always found; errors in a share s of the rows are missed with probability
+(1 − s)^rows checked. Backward: the same rows of the gradient of q, and as many rows of those of k and v.
 """
 
 from __future__ import annotations

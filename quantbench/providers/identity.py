@@ -2,11 +2,7 @@
 
 Entry points: `identify`, used by `sweep.naming`; `versions`, used by `sweep.worker` and the command `comm`;
 `trace_events` and `kernel_events`, used by `tools.evidence`; `KernelEvent` and `launch_of`, used by
-`importers.neusight` and `tools.evidence`.
-
-A kernel's name, grid, block, registers, shared memory and blocks per SM come from one profiled run per point, in a
-process that times nothing. Pure functions without torch turn the trace's events into `KernelEvent`s and those into a
-`Launch`.
+`importers.neusight` and `tools.evidence`. Each point is profiled once, in a process that times nothing.
 """
 
 from __future__ import annotations

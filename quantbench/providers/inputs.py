@@ -9,15 +9,11 @@ Distributions (recorded with every run, because the power a GPU draws depends on
   uniform   between −1 and 1, as CUTLASS advises for measuring
   integers  whole numbers from −4 to 4, CUTLASS' profiler's default
   zeros     all zero: unrealistic, and fastest on a GPU
-fp8 and int8 scale normal and uniform values to the dtype's range, like quantised tensors (see `quantum`). GEMMs
-multiply the stored values, without a scale.
+fp8 and int8 scale normal and uniform values to the dtype's range, like quantised tensors (see `quantum`).
 
-Numbers of 16 and 32 bits are drawn in place. fp8 and int8 (except integers) are drawn in fp32 and converted in chunks,
-so that making a tensor never needs a second one of its size.
-
-A CPU draws 50 to 100 million numbers a second, which takes longer than many runs. There, a tensor of more than 2¹⁶
-numbers is assembled from pieces of 64, each copied from a random place among 2¹⁶ drawn numbers. The seed determines all
-of it.
+Numbers of 16 and 32 bits are drawn in place, narrower ones in fp32 and converted in chunks. A CPU draws only 50 to 100
+million numbers a second, so there a large tensor is assembled from pieces of 64, each copied from a random place among
+2¹⁶ drawn numbers.
 """
 
 from __future__ import annotations

@@ -4,20 +4,15 @@ Entry points: `parse`, and its result `KernelName`. Used by `identity`, `importe
 quantbench's own kernels state their tile themselves and are not parsed.
 
 Names of library kernels are not documented. The grammars here were derived from names seen in practice and checked
-against the grids that were launched with them; tests/providers/test_kernel_names.py holds both, with their sources. A
-name that no grammar fits is kept whole and marked as not understood; nothing is guessed from it.
+against the grids that were launched with them; tests/providers/test_kernel_names.py holds both, with their sources.
+From a name that no grammar fits nothing is guessed.
 
 Orientation of the tile. The libraries are column-major. torch passes them row-major tensors as the transposed problem
-cᵀ = bᵀ·aᵀ, so the library's m is our n and its n is our m. Names print the tile as the library's m × n, whatever
-layout letters follow: `block_n` is the first number and `block_m` the second. The launches that show it:
+cᵀ = bᵀ·aᵀ, so the library's m is our n: names print `block_n` first and `block_m` second. The launches that show it:
   - nvjet, H100, 128 rows of x·Wᵀ with W 12352×2560: `nvjet_sm90_tst_96x128_64x7_2x1_v_bz_TNN` ran 130 blocks. That is
     ⌈12352/96⌉ = 129 rounded up to a cluster of 2 along n, times ⌈128/128⌉; the other order would give 194.
   - CUTLASS, sm_86, m rows by n = 6144: `cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8` ran
     grids of 256×3 for m = 4096 and 264×3 for m = 4107: ⌈m/128⌉·8 and 6144/256 = 8·3.
-The last layout letter of nvjet names is T or N. With N the kernel runs the transposed product inside, so that the
-instruction's m lies along the name's second number (the one that is then a multiple of 64). In the instruction's shape
-tile and cluster are swapped; the part of the output that a block computes is printed the same way.
-
 AMD. Tensile (rocBLAS, hipBLASLt) is column-major too: MI300X, 512 rows, n = 768, k = 3072, `Cijk_…_MT64x48x128_…` ran
 264 blocks: ⌈768/64⌉·⌈512/48⌉·2, a split-k of two. Composable Kernel, CK Tile, FlyDSL and aiter's assembly are row-major
 and print block_m first: aiter's instance lists name the fields, and f4gemm 256x256 runs ⌈n/256⌉×⌈m/256⌉ blocks.

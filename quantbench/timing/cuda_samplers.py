@@ -5,13 +5,9 @@ injected, implemented in `cuda_device`. A batch has one synchronisation:
 
     hold the stream · stamp · [audit · flush · start event · run · stop event · stamp] × count · release · wait
 
-- Hold: an event pair around a launch into an empty stream measures the host (Python, the driver, 5-40 µs) and not the
-  kernel. A one-thread kernel spins on a flag in host memory while everything queues up behind it; after the release the
-  device runs it back to back.
-- Audit: changes some of the inputs (`session.Audit`), so that no run can repeat an earlier result. With a graph of
-  many runs, the audit comes before the replay.
-- Flush: precedes the start event in the same stream, so it has ended when the clock starts.
-- The state (clocks, power, throttle reasons) is read between release and wait, while the device works.
+An event pair around a launch into an empty stream measures the host (Python, the driver, 5-40 µs) and not the kernel.
+So a one-thread kernel spins on a flag in host memory while everything queues up behind it. The audit changes some of
+the inputs (`session.Audit`). The state (clocks, power, throttle reasons) is read between release and wait.
 """
 
 from collections.abc import Callable, Sequence

@@ -3,10 +3,7 @@
 Entry points: `Timer`, the base of `CpuTimer` and `CudaTimer`; `warm_up` and `sample_point`, also used by
 `comm.session`; `Batch` and `Audit`; why a sample was discarded: `LAUNCH_GAP`, `PREEMPTED`, `OTHER_THREADS`,
 `THROTTLED`, `NOT_A_TIME`; `KEPT`, `HARD_THROTTLES`. Used by the other modules of `timing`, by `sweep.worker`,
-`pytest_plugin` and tools.
-
-`Sampler` hides the device, and clock and sleep are injected, so tests cover warm-up, discarding and backing off without
-a GPU.
+`pytest_plugin` and tools. Device, clock and sleep are injected.
 """
 
 import gc
