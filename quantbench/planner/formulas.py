@@ -99,10 +99,10 @@ def model_flops(shape: TransformerShape, gbs: int) -> float:
     Megatron does. For a GPT with ffn = 4·hidden this is 3/4 of the `megatron` count plus 1/4 of the logits' 6·V·h per
     token, since logits are never recomputed.
     """
-    pairs = 4 * shape.seq * shape.heads * shape.head_dim
-    idle = (shape.experts - shape.top_k) * (3 if shape.gated else 2) * shape.hidden * shape.moe_ffn
-    per_token = shape.layers * (2 * (shape.layer_weights() - idle) + pairs) + 2 * shape.vocab * shape.hidden
-    return 3.0 * gbs * shape.seq * per_token
+    pairs = 4 * shape.seq * shape.heads * shape.core_dim
+    # The embedding is looked up, and the logits are a product, whether they share a matrix or not.
+    met = shape.active_parameters - (0 if shape.tied else shape.vocab * shape.hidden)
+    return 3.0 * gbs * shape.seq * (2 * met + shape.layers * pairs)
 
 
 def hardware_flops(shape: TransformerShape, gbs: int) -> dict[str, float]:
@@ -113,5 +113,5 @@ def hardware_flops(shape: TransformerShape, gbs: int) -> dict[str, float]:
     else:
         none = model_flops(shape, gbs)
         full = none * 4 / 3
-    core = 4.0 * gbs * shape.seq**2 * (shape.heads * shape.head_dim) * shape.layers
+    core = 4.0 * gbs * shape.seq**2 * (shape.heads * shape.core_dim) * shape.layers
     return {"full": full, "selective": none + core, "none": none}

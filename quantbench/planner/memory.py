@@ -16,7 +16,7 @@ from functools import partial
 from itertools import accumulate
 
 from quantbench.planner.calibration import STACKS, Calibration
-from quantbench.planner.layout import Job, Layout, StageKind, layer_weights, padded_vocab, stage_kinds
+from quantbench.planner.layout import Job, Layout, StageKind, layer_weights, padded_vocab, stages_of
 from quantbench.workload import TransformerShape
 from quantbench.workload.dtypes import DTYPES, element_bytes
 
@@ -68,7 +68,7 @@ def limit_bytes(job: Job) -> float:
 
 def memory(job: Job, layout: Layout, calibration: Calibration) -> Memory:
     """Predicts the memory of a GPU of the fullest stage."""
-    kinds = stage_kinds(job.shape.layers, layout.pp, layout.partition)
+    kinds = stages_of(job.shape, layout)
     # Among equal stages, the first holds the most micro-batches.
     first_of_kind = accumulate((kind.count for kind in kinds[:-1]), initial=0)
     needed = map(partial(_stage, job, layout, calibration), kinds, first_of_kind)
@@ -82,10 +82,12 @@ def embedding_parameters(shape: TransformerShape, tp: int) -> int:
 
 def stage_parameters(job: Job, layout: Layout, kind: StageKind) -> tuple[int, int]:
     """Returns the parameters of a stage on one GPU, including biases and norms, and of its experts."""
+    sparse = kind.layers - kind.dense
     shape, tp = job.shape, layout.tp
     embeddings = 1 if kind.first and kind.last and shape.tied else kind.first + kind.last
-    dense = kind.layers * (layer_weights(shape, layout)[0] + 9 * shape.hidden)
-    return dense + embeddings * embedding_parameters(shape, tp), kind.layers * layer_weights(shape, layout)[1]
+    (own, experts), (own_dense, _) = layer_weights(shape, layout), layer_weights(shape, layout, dense=True)
+    layers = sparse * own + kind.dense * own_dense + kind.layers * 9 * shape.hidden
+    return round(layers + embeddings * embedding_parameters(shape, tp)), round(sparse * experts)
 
 
 def _stage(job: Job, layout: Layout, calibration: Calibration, kind: StageKind, stage: int) -> Memory:
@@ -101,19 +103,23 @@ def _stage(job: Job, layout: Layout, calibration: Calibration, kind: StageKind, 
     weights = 0.0 if casts else w * shared(3)
     gradients = 0.0 if casts else w * shared(2)
     optimizer = _STATE_BYTES[job.optimizer] * shared(1)
-    again = layout.recomputed(kind.layers)
-    kept = again * _kept_per_layer(job, layout) + (kind.layers - again) * _layer_activations(
-        job, layout, with_core=True
-    )
+    # Layers without experts come first, and are recomputed as often as the others.
+    again = layout.recomputed(kind.layers) / kind.layers
+    kept = 0.0
+    for number, dense_layer in ((kind.layers - kind.dense, False), (kind.dense, True)):
+        if number:
+            whole = _layer_activations(job, layout, with_core=True, dense=dense_layer)
+            kept += number * (again * _kept_per_layer(job, layout, dense=dense_layer) + (1 - again) * whole)
     activations = kept * in_flight(layout, stage, layout.micro_batches(job.gbs))
     working = 0.0
+    dense_layers = kind.dense == kind.layers
     if layout.recompute == "full":
-        working += _layer_activations(job, layout, with_core=True)
+        working += _layer_activations(job, layout, with_core=True, dense=dense_layers)
     elif layout.recompute == "selective":
         working += _core_activations(job, layout)
     if layout.zero >= 3:
         # Weights of the layer at hand and of the next, gathered ahead, and the gradients of one.
-        working += 3 * w * sum(layer_weights(shape, layout))
+        working += 3 * w * sum(layer_weights(shape, layout, dense=dense_layers))
     if kind.last:
         # fp16 logits, their fp32 copy and the gradient.
         logits = layout.mbs * shape.seq / layout.cp * padded_vocab(shape.vocab, layout.tp) / layout.tp
@@ -131,30 +137,36 @@ def in_flight(layout: Layout, stage: int, micro_batches: int) -> float:
     return min(depth, float(micro_batches))
 
 
-def _kept_per_layer(job: Job, layout: Layout) -> float:
+def _kept_per_layer(job: Job, layout: Layout, *, dense: bool) -> float:
     """Returns the bytes that a recomputed layer keeps per micro-batch until its backward pass."""
     if layout.recompute == "full":
         shape = job.shape
         kept = layout.mbs * shape.seq / layout.cp * shape.hidden * element_bytes(shape.attention_dtype)
         return kept / (layout.tp if layout.sequence_parallel else 1)
-    return _layer_activations(job, layout, with_core=False)
+    return _layer_activations(job, layout, with_core=False, dense=dense)
 
 
-def _layer_activations(job: Job, layout: Layout, *, with_core: bool) -> float:
-    """Returns the activation bytes that a layer's backward pass reads: s·b·h·(10 + 24/t) for a GPT layer, plus core."""
+def _layer_activations(job: Job, layout: Layout, *, with_core: bool, dense: bool) -> float:
+    """Returns the activation bytes that a layer's backward pass reads: s·b·h·(10 + 24/t) for a GPT layer, plus core.
+
+    dense: whether it is one of the model's `dense_layers`.
+    """
     shape, w = job.shape, element_bytes(job.shape.attention_dtype)
     tokens = layout.mbs * shape.seq / layout.cp
     # Inputs of products are kept in their format.
     kept = DTYPES[shape.dtype].a_bytes if shape.fp8_recipe else w
     # Inputs of two norms, of qkv and of the MLP; two dropout masks.
     whole = tokens * shape.hidden * (2 * w + 2 * kept + (2 * MASK_BYTES if shape.dropout else 0))
-    width = shape.heads * shape.head_dim
-    kv_width = max(shape.kv_heads, layout.tp) * shape.head_dim
-    outputs = 2 if shape.gated else 1
-    mlp_bytes = (outputs * w + kept) * shape.ffn
-    if shape.experts:  # with the rows gathered for the experts
-        mlp_bytes = shape.top_k * ((outputs * w + kept) * shape.moe_ffn + kept * shape.hidden)
-    divided = tokens * (w * (2 * width + 2 * kv_width) + mlp_bytes) / layout.tp
+    # Latents, before and after their norms (DeepSeek-V2, arXiv:2405.04434, section 2.1), which no GPU divides.
+    whole += tokens * ((shape.q_rank + shape.kv_rank) * (w + kept) + shape.rope_dim * w)
+    # Queries, keys, values and attention's output.
+    kv_heads = max(shape.kv_heads, layout.tp)
+    width = (shape.heads + kv_heads) * (shape.head_dim + shape.value_width)
+    each = (2 if shape.gated else 1) * w + kept
+    mlp_bytes = each * shape.ffn
+    if shape.experts and not dense:  # with the rows gathered for the experts
+        mlp_bytes = each * (shape.top_k * shape.moe_ffn + shape.shared_ffn) + shape.top_k * kept * shape.hidden
+    divided = tokens * (w * width + mlp_bytes) / layout.tp
     if layout.sequence_parallel:
         whole /= layout.tp
     return whole + divided + (_core_activations(job, layout) if with_core else 0.0)
