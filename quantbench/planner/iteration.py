@@ -1,6 +1,6 @@
 """Predicts the time of one training iteration from layer times, the pipeline schedule, traffic and the optimizer step.
 
-Entry point: `iteration`, which returns an `Iteration`. Used by `predict` and `fitting`.
+Entry points: `iteration`, which returns an `Iteration`; `ring_passes`. Used by `predict` and `fitting`.
 
 Schedule: 1F1B (Narayanan et al., 2019 and 2021). Each micro-batch takes one slot per stage, forward and backward. The
 slowest stage sets the pace. Filling and draining the pipeline costs one slot of each other stage, divided by the number
@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass, fields
 
 from quantbench.latency.interconnect import NODE_LATENCY_S
-from quantbench.planner.calibration import Calibration
+from quantbench.planner.calibration import STACKS, Calibration
 from quantbench.planner.layer_time import LayerTime, LayerTimes, Span, exactly
 from quantbench.planner.layout import Job, Layout, StageKind, stage_kinds
 from quantbench.planner.memory import embedding_parameters, stage_parameters
@@ -26,10 +26,6 @@ from quantbench.workload.dtypes import element_bytes
 # Mixed-precision Adam reads the master weight, two moments and the gradient in fp32; it writes the first three in fp32
 # and the weight in half precision.
 _STEP_BYTES = 4 * 4 + 3 * 4 + 2
-# Passes of the weights' bytes around the ring, per iteration and per micro-batch, by ZeRO stage (Rajbhandari et al.,
-# ZeRO, 2020, section 7). ZeRO-2 reduces once per micro-batch, ZeRO-3 also gathers twice.
-_STEP_VOLUME = {0: 2, 1: 2, 2: 1, 3: 0}
-_MICRO_BATCH_VOLUME = {0: 0, 1: 0, 2: 1, 3: 3}
 # Parameters per gradient bucket, except with ZeRO-3 (default of DeepSpeed's reduce_bucket_size).
 _BUCKET_PARAMETERS = 5e8
 # Share of overlapped reductions that shows over that of gathers: nothing waits for them, but they take SMs and memory
@@ -119,7 +115,7 @@ def iteration(job: Job, layout: Layout, layer_times: LayerTimes, calibration: Ca
     if experts:
         # Experts have fewer replicas: the ring of those GPUs, at the stride of the expert-parallel group.
         stride = max(1, layout.ep * layout.expert_tp // layout.tp)
-        volume = _STEP_VOLUME[layout.zero] + _MICRO_BATCH_VOLUME[layout.zero] * count
+        volume = sum(ring_passes(job, layout, count))
         sent = volume * experts * element_bytes(job.shape.attention_dtype)
         traffic += _ring_s(job, layout, calibration, layout.expert_replicas, stride, sent, volume)
     network = exposed_s(job, layout, calibration, traffic, room, count)
@@ -175,6 +171,19 @@ def point_to_point_s(job: Job, layout: Layout) -> float:
     return cluster.intra_node(2).time_s(sent)
 
 
+def ring_passes(job: Job, layout: Layout, micro_batches: int) -> tuple[int, int]:
+    """Returns how often the weights are gathered and the gradients reduced around the data-parallel ring per iteration
+    (Rajbhandari et al., ZeRO, 2020, section 7); an all-reduce counts as two reductions.
+
+    ZeRO-1 gathers and reduces once per step. ZeRO-2 reduces per micro-batch, and PyTorch's FSDP also gathers then
+    (torch.distributed.fsdp.ShardingStrategy, SHARD_GRAD_OP: reshards after the backward pass). ZeRO-3 gathers twice.
+    """
+    fsdp = job.stack in STACKS and STACKS[job.stack].fsdp
+    return {
+        0: (0, 2), 1: (1, 1), 2: (micro_batches if fsdp else 1, micro_batches), 3: (2 * micro_batches, micro_batches)
+    }[layout.zero]  # fmt: skip
+
+
 def data_parallel_s(
     job: Job, layout: Layout, calibration: Calibration, stage_parameters: int, micro_batches: int
 ) -> float:
@@ -184,7 +193,7 @@ def data_parallel_s(
     micro_batches: micro-batches per iteration.
     """
     gradient_bytes = stage_parameters * element_bytes(job.shape.attention_dtype)
-    volume = _STEP_VOLUME[layout.zero] + _MICRO_BATCH_VOLUME[layout.zero] * micro_batches
+    volume = sum(ring_passes(job, layout, micro_batches))
     each = job.shape.layers if layout.zero == 3 else math.ceil(stage_parameters / _BUCKET_PARAMETERS)
     found = _ring_s(job, layout, calibration, layout.sharded_over, 1, volume * gradient_bytes, volume * each)
     if layout.sharded_over < layout.replicas:
@@ -240,6 +249,6 @@ def exposed_s(
     room_s: computation that can overlap with the traffic, s.
     """
     overlap = _ZERO3_OVERLAP if layout.zero == 3 else job.dp_overlap
-    gathers = {0: 0.0, 1: 1 / 2, 2: 1 / (1 + micro_batches), 3: 2 / 3}[layout.zero]
-    waits = calibration.exposed_share * (gathers + _REDUCTIONS_WAIT * (1 - gathers))
+    gathers, reductions = ring_passes(job, layout, micro_batches)
+    waits = calibration.exposed_share * (gathers + _REDUCTIONS_WAIT * reductions) / (gathers + reductions)
     return traffic_s - (1 - waits) * min(overlap * traffic_s, room_s)

@@ -124,7 +124,10 @@ def search(job: Job, times: OpTimes, calibration: Calibration, space: Space | No
         raise InputError("plan", what, change + (", or another --interleave" if space.interleave else ""))
     planner = Planner(job, times, calibration)
     planner.layers.prepare(layout.per_layer for layout, _ in fitting)
-    ranked = sorted((planner.predict(*one) for one in fitting), key=lambda p: (p.sec_per_it, p.memory.total))
+    # Of equal times, the one that shards the least: it needs the least of its software.
+    ranked = sorted(
+        (planner.predict(*one) for one in fitting), key=lambda p: (p.sec_per_it, p.layout.zero, p.memory.total)
+    )
     return Found(tuple(ranked), len(fitting) + too_large, too_large, smallest)
 
 
