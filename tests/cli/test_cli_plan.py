@@ -245,11 +245,11 @@ def test_modules_are_recomputed_and_states_offloaded(tmp_path: Path) -> None:
     assert layout in run(*following, "--recompute", "core_attn+mlp").replace("\n", " ")
     rows = tmp_path / "rows.csv"
     head = "gpu,gpus,tp,pp,mbs,gbs,nhidden,nheads,nlayers,recompute,offload_activations,offload_optimizer"
-    cells = ("mlp,0,0", "mlp,1,1", "none,0.5,0")
+    cells = ("mlp,0,0", "mlp,1,1")
     rows.write_text("\n".join([head, *(f"H100,8,2,1,1,64,4096,32,32,{cell}" for cell in cells)]))
-    plain, all_of_it, half = run_json("--rows", str(rows))["rows"]
+    plain, all_of_it = run_json("--rows", str(rows))["rows"]
     assert all_of_it["mem_gb"] < plain["mem_gb"]
-    assert all_of_it["sec_per_it"] > plain["sec_per_it"] > half["sec_per_it"]
+    assert all_of_it["sec_per_it"] > plain["sec_per_it"]
 
 
 def test_stages_that_count_embeddings_can_be_interleaved(tmp_path: Path) -> None:
