@@ -51,6 +51,8 @@ _COLUMNS = {
     "dense_layers": ("first_k_dense_replace",), "q_rank": ("q_lora_rank",), "kv_rank": ("kv_lora_rank",),
     "rope_dim": ("qk_rope_head_dim",), "value_dim": ("v_head_dim",),
 }  # fmt: skip
+# columns that may be 0
+_SHARES = ("dp_overlap", "run_dp_overlap", "offload_activations", "offload_optimizer")
 _BITS_PER_BYTE = 8
 # Sizes of a model that are 0 if unknown: the usual ones, or no such part.
 _MODEL_PARTS = (
@@ -66,8 +68,8 @@ class TableRow:
 
     Every column is optional. tests/data/bloom_tables.csv lacks ffn, kv_heads, head_dim, interleave, recompute,
     optimizer, attention, softmax, cluster, gated, tied, sequence_parallel, dropout, stack, fp8_recipe, cp, ep,
-    expert_tp, experts, top_k, moe_ffn, shared_ffn, dense_layers, q_rank, kv_rank, rope_dim, value_dim, dp_overlap
-    and node_gbit_per_s.
+    expert_tp, experts, top_k, moe_ffn, shared_ffn, dense_layers, q_rank, kv_rank, rope_dim, value_dim, dp_overlap,
+    node_gbit_per_s, offload_activations and offload_optimizer.
 
     mem_gb: memory as nvidia-smi shows it, GiB.
     status: ok, oom, fail, …
@@ -138,6 +140,8 @@ class TableRow:
     tflops: float | None = None
     dp_overlap: float | None = None
     node_gbit_per_s: float | None = None
+    offload_activations: float | None = None
+    offload_optimizer: float | None = None
     gated: bool | None = None
     tied: bool | None = None
     sequence_parallel: bool | None = None
@@ -207,7 +211,7 @@ def read_table(path: Path) -> tuple[TableRow, ...]:
 
 def _positive(row: CsvRow, column: str) -> float:
     found = row.number(column)
-    if not math.isfinite(found) or found < 0 or (found == 0 and column not in ("dp_overlap", "run_dp_overlap")):
+    if not math.isfinite(found) or found < 0 or (found == 0 and column not in _SHARES):
         raise row.error(column, "a number above 0")
     return found
 
@@ -292,6 +296,8 @@ def case_of(row: TableRow, given: Given | None = None) -> Case:
         recompute=filling.usual("recompute", "full", "usual where nothing is said"),
         recompute_layers=filling.known("recompute_layers") or 0,
         sequence_parallel=bool(filling.known("sequence_parallel")),
+        offload_activations=filling.known("offload_activations") or 0.0,
+        offload_optimizer=filling.known("offload_optimizer") or 0.0,
     )  # fmt: skip
     shape = _shape(filling, layout, where.device)
     # Runs with stages of different length exist, but not with a stage that is far longer than the mean.

@@ -189,6 +189,11 @@ class TransformerShape:
         """Columns of queries, keys and values on one GPU."""
         return self.heads // self.tp * self.head_dim + self.kv_heads_per_gpu * (self.head_dim + self.value_width)
 
+    @property
+    def latent_up_weights(self) -> int:
+        """Weights of one layer that make queries, keys and values of latents; 0 without."""
+        return sum(n * k for name, (n, k) in self._qkv(1).items() if name in ("q_up", "kv_up"))
+
     def experts_of(self, tokens: int) -> MoE:
         """Returns the experts of one layer for a micro-batch of `tokens` tokens on each of `ep` GPUs."""
         tp = self.expert_tp or self.tp
