@@ -19,7 +19,7 @@ import numpy.typing as npt
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, UnsupportedError, require_choice, require_int
 from quantbench.latency.estimate import Estimate
-from quantbench.latency.gemm.model import LARGEST_SIDE
+from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.libraries import LIBRARIES
 from quantbench.latency.model_times import require_reach
 from quantbench.latency.moe import FEWEST_ROWS, MoEModel
