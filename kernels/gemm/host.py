@@ -131,7 +131,6 @@ def _build(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, operands: Operands, config: Config, sm_count: int,
     programs: int | None,
 ) -> GemmPlan:  # fmt: skip
-    """Compile, size the grid and allocate."""
     gemm, tile = operands.gemm, config.tile
     split = config.schedule == "split_k" and tile.split_k > 1
     c, written = out, operands
@@ -204,7 +203,6 @@ def descriptor(x: torch.Tensor, matrix: Matrix, box: list[int]) -> Any:
 
 
 def _add_parts(parts: torch.Tensor, out: torch.Tensor, operands: Operands, split_k: int) -> launching.Step:
-    """Build the second kernel of split-k."""
     gemm, (rows, cols) = operands.gemm, _ADD_BLOCK
     arguments = {
         "parts": parts, "c": out, "batches": gemm.batch, "m": gemm.m, "n": gemm.n,

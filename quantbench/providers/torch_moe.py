@@ -111,5 +111,4 @@ class TorchPermute(BuiltInProvider[Permute]):
 
 
 def _grouped_mm() -> Callable[..., Any] | None:
-    """Returns torch's grouped product, None if this torch has none."""
     return getattr(torch.nn.functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)

@@ -301,7 +301,6 @@ def draw_lead(rows: Sequence[Row], bad: Sequence[BadSize], axis: str, path: Path
 
 
 def _label_worst(panel: Axes, bad: Sequence[BadSize], sizes: Sequence[int]) -> None:
-    """Labels the worst points with their loss, as many as have room."""
     from matplotlib.patheffects import withStroke
 
     placed: list[float] = []

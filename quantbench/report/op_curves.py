@@ -124,7 +124,6 @@ def _op_card(op: str, curves: Sequence[Curve], check: Check, gallery: Gallery, c
 
 
 def _chart(curves: Sequence[Curve], numbered: Sequence[Cliff]) -> str:
-    """Returns the curves and numbered cliffs as JSON for the interactive plot."""
 
     def row(point: Point, size: int) -> list[Any]:
         height = canvas.rate(point)
@@ -164,12 +163,10 @@ def _kernel_palette(kernels: int) -> Sequence[str]:
 
 
 def _kernel_label(launch: Launch) -> str:
-    """Returns the kernel's tile if known, else its name."""
     return str(launch.tile) if launch.tile is not None else launch.kernel
 
 
 def _cliffs_table(numbered: Sequence[Cliff], axis: str) -> Table | None:
-    """Builds the table that explains the numbers in a plot."""
     rows = []
     for number, cliff in enumerate(numbered, start=1):
         place = " ".join([f"{cliff.at} → {cliff.next}", *(f"{name}={value}" for name, value in cliff.held.items())])

@@ -219,7 +219,6 @@ def _range_words(name: str, unit: str, samples: Sequence[_Sample]) -> str:
 
 
 def _draw_state(tracks: dict[tuple[str, str], list[_Sample]], path: Path, caption: str) -> None:
-    """Writes a PNG: one panel per quantity over the minutes of the run."""
     size_in, title = (6.8, 1.0 + 1.15 * len(tracks)), "the device during the run"
     with figure(path, size_in, len(tracks), title=title, caption=caption, sharex=True) as panels:
         for (panel,), ((name, unit), samples) in zip(panels, tracks.items(), strict=True):

@@ -121,7 +121,6 @@ def _gain(first: Sequence[Point], own: Sequence[Point], asked: TransformerShape,
 
 
 def _columns(comparison: ShapeComparison) -> dict[str, list[str]]:
-    """Returns the cells below each heading: one line per shape and library."""
     shapes = comparison.shapes
     several = len({one.library for one in shapes}) > 1
     predicted = any(one.predicted is not None for one in shapes)

@@ -116,7 +116,8 @@ def test_cpu_tensors_need_the_interpreter() -> None:
     ],
 )
 def test_tiles_that_no_kernel_has(tile: Tile, schedule: str, words: str) -> None:
-    from quantbench.kernels.gemm.config import configure, contiguous
+    from made_operands import contiguous
+    from quantbench.kernels.gemm.config import configure
 
     from quantbench.workload import Gemm
 
