@@ -112,11 +112,7 @@ _AMPERE_NARROW = {
     256: _plain((64, 32, 8, 2)),
 }
 _HOPPER_BY_POINTERS = {128: _plain((128, 64, 8, 2)), 256: _plain((64, 64, 8, 2))}
-_BLACKWELL_BY_POINTERS = {
-    128: _plain((128, 64, 8, 2)),
-    192: _plain((64, 32, 8, 2)),
-    256: _plain((64, 16, 8, 2)),
-}
+_BLACKWELL_BY_POINTERS = {128: _plain((128, 64, 8, 2)), 192: _plain((64, 32, 8, 2)), 256: _plain((64, 16, 8, 2))}
 # Rows of an odd number of 16-bit elements: read one by one.
 _ODD = {
     64: _plain((64, 64, 8, 2)),

@@ -131,19 +131,15 @@ def _no_format(gemm: Gemm, device: DeviceSpec) -> str | None:
 def _no_narrow(gemm: Gemm, device: DeviceSpec) -> str | None:
     if gemm.dtype not in ("fp8", "int8"):
         return None
-    function = "torch._scaled_mm" if gemm.dtype == "fp8" else "torch._int_mm"
+    function, step = ("torch._scaled_mm", 16) if gemm.dtype == "fp8" else ("torch._int_mm", 8)
     if gemm.batch > 1:
         return f"{function} takes single products, and this is a batch of {gemm.batch}"
     if device.kind != "cuda":
         return None
-    if gemm.dtype == "fp8":
-        if gemm.layout != "nt":
-            return f"torch._scaled_mm needs a row-major and b column-major, layout nt, not {gemm.layout}"
-        if gemm.n % 16 or gemm.k % 16:
-            return f"torch._scaled_mm needs n and k divisible by 16, not n = {gemm.n}, k = {gemm.k}"
-        return None
-    if gemm.m <= 16:
-        return f"torch._int_mm needs more than 16 rows on CUDA, not m = {gemm.m}"
-    if gemm.n % 8 or gemm.k % 8:
-        return f"torch._int_mm needs n and k divisible by 8 on CUDA, not n = {gemm.n}, k = {gemm.k}"
+    if gemm.dtype == "fp8" and gemm.layout != "nt":
+        return f"{function} needs a row-major and b column-major, layout nt, not {gemm.layout}"
+    if gemm.dtype == "int8" and gemm.m <= 16:
+        return f"{function} needs more than 16 rows on CUDA, not m = {gemm.m}"
+    if gemm.n % step or gemm.k % step:
+        return f"{function} needs n and k divisible by {step} on CUDA, not n = {gemm.n}, k = {gemm.k}"
     return None

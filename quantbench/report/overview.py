@@ -132,7 +132,6 @@ _MOST_PAIRS = 28
 def spread_picture(curves: Sequence[Curve], axis: str, gallery: Gallery, caption: str) -> Picture | None:
     """Plots the change in time per unit of work between neighbouring sizes: median and 10 to 90 % range over shapes.
 
-    curves: curves of all shapes along the axis.
     Returns None if no pair of close sizes is on at least eight curves.
     """
     ratios: dict[tuple[int, int], list[float]] = defaultdict(list)

@@ -37,7 +37,6 @@ class MeasuredShape:
     logits_us: time of the logits ops; None if an op is missing.
     missing: ops that were measured for the first shape but not for this one.
     gain: tokens per second over the first shape's, at equal parameters; None if an op is missing.
-    predicted: predicted gain over the first shape, if any.
     verdict: whether the measured gain agrees with the prediction; "" if either is unknown.
     """
 

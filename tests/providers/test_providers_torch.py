@@ -137,7 +137,7 @@ def test_fp8_operands_count_as_they_are_stored() -> None:
         ("torch.mm", Gemm(32, 16, 16, dtype="fp8"), H100,
          "torch._scaled_mm needs a row-major and b column-major, layout nt, not nn"),
         ("torch.mm", Gemm(32, 24, 16, dtype="fp8", layout="nt"), H100,
-         "torch._scaled_mm needs n and k divisible by 16, not n = 24, k = 16"),
+         "torch._scaled_mm needs n and k divisible by 16 on CUDA, not n = 24, k = 16"),
         ("torch.mm", Gemm(32, 16, 16, batch=2, dtype="fp8", layout="nt"), H100,
          "torch._scaled_mm takes single products, and this is a batch of 2"),
         ("torch.mm", Gemm(16, 16, 16, dtype="int8"), H100,
