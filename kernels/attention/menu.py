@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from quantbench.errors import InputError
 from quantbench.launch import Tile
+from quantbench.quantization import VECTOR_BYTES
 
 #: plain: one block after the other. overlapped: softmax concurrent with the next block's q·kᵀ (needs descriptors).
 SCHEDULES = ("plain", "overlapped")
@@ -24,7 +25,7 @@ SCHEDULES = ("plain", "overlapped")
 MIN_HEAD_DIM, MAX_HEAD_DIM = 8, 256
 
 _SMALLEST_PART = 16  # minimum of a matrix instruction
-_VECTOR_BYTES, _ELEMENT_BYTES = 16, 2
+_ELEMENT_BYTES = 2
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ def _entry(
     usual, narrow = tables
     if fp32:
         menu = scalar
-    elif loads.descriptors or (loads.bytes == _VECTOR_BYTES and arch not in WITH_DESCRIPTORS):
+    elif loads.descriptors or (loads.bytes == VECTOR_BYTES and arch not in WITH_DESCRIPTORS):
         menu = usual
     else:
         menu = narrow if loads.bytes > _ELEMENT_BYTES else odd

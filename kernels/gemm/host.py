@@ -220,8 +220,7 @@ def check(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, tf32: bool
     tensors or dtypes, UnsupportedError for a device, or a dtype that it lacks. Sibling: `attention.operands.check`.
     """
     gemm = _gemm(a, b, tf32)
-    if a.device != b.device:
-        raise InputError(WHO, f"a on {a.device} and b on {b.device}", "one device for both")
+    launching.require_like(WHO, "b", b, b.shape, a.dtype, a.device)
     stored_a, stored_b = stored("a", a), stored("b", b)
     layout = "".join("t" if x.transposed else "n" for x in (stored_a, stored_b))
     if layout != "tt":  # `Gemm` has no such layout; the kernels take it
@@ -247,8 +246,6 @@ def _gemm(a: torch.Tensor, b: torch.Tensor, tf32: bool) -> Gemm:
         raise InputError(WHO, shapes, "the same batch")
     if 0 in a.shape or 0 in b.shape:
         raise InputError(WHO, shapes, "sizes of at least 1")
-    if a.dtype != b.dtype:
-        raise InputError(WHO, f"a in {short(a.dtype)} and b in {short(b.dtype)}", "one format for both")
     if a.dtype not in TORCH_DTYPES.values():
         expected = ", ".join(map(short, dict.fromkeys(TORCH_DTYPES.values())))
         raise InputError(WHO, f"operands in {short(a.dtype)}", expected)

@@ -77,7 +77,7 @@ def _that_vary(curves: Sequence[Curve]) -> tuple[list[Curve], list[str]]:
 
 
 def _op_card(op: str, curves: Sequence[Curve], check: Check, gallery: Gallery, caption: Caption) -> PictureCard:
-    """Plots one op along one axis: points with intervals, sawtooth, numbered cliffs, and a band of kernels per curve."""
+    """Plots one op along one axis: points with intervals, sawtooth, numbered cliffs, and kernels as a band."""
     axis = curves[0].axis
     drawn = canvas.typical(curves, _MOST_CURVES)
     points = [point for curve in drawn for point in curve.points]

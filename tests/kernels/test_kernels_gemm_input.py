@@ -27,9 +27,9 @@ B = torch.ones(48, 64, dtype=torch.float16)
             "a of shape (2, 32, 48) and b of shape (3, 48, 64); expected the sa",
         ),
         (A[:0], B, "a of shape (0, 48) and b of shape (48, 64); expected sizes of at least 1"),
-        (A, B.float(), "a in float16 and b in float32; expected one format for both"),
+        (A, B.float(), "b of shape (48, 64) in float32 on cpu; expected (48, 64) in float16 on cpu"),
         (A.double(), B.double(), "operands in float64; expected float16, bfloat16, float32, float8_e4m3fn"),
-        (A, B.to("meta"), "a on cpu and b on meta; expected one device for both"),
+        (A, B.to("meta"), "b of shape (48, 64) in float16 on meta; expected (48, 64) in float16 on cpu"),
         (
             torch.ones(32, 96, dtype=torch.float16)[:, ::2],
             B,
