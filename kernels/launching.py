@@ -3,7 +3,7 @@
 Entry points: `step`, which compiles and describes one kernel as a `Step`; `Plan`, which runs one or more; `describe`,
 `enqueue`, `fastest`, `short`; `collect`, which lists the kernels that a plan would compile; `Gpu`, `gpu_of`. Checks of
 tensors: `require_like`, `require_contiguous`, `result`, `widest`; of the GPU and of triton: `require_support`,
-`missing_format`, `unsupported_architecture`, `badly_compiled`, `wrong_in_interpreter`. Constants: `INTERPRETER`,
+`unsupported_architecture`, `badly_compiled`, `wrong_in_interpreter`. Constants: `INTERPRETER`,
 `HAS_TENSOR_DESCRIPTOR`, `MAX_REGISTERS`, `TMA_ALIGN_BYTES`, `TORCH_DTYPES`. Used by `gemm`, `softmax`, `attention`,
 `providers.triton_kernels` and `sweep.compiling`.
 
@@ -50,9 +50,6 @@ INTERPRETER = os.environ.get("TRITON_INTERPRET", "0") == "1"
 #: cuTensorMapEncodeTiled, CUDA driver API.
 TMA_ALIGN_BYTES = 16
 
-# First compute capability that supports a dtype. Sources: NVIDIA A100 whitepaper 2020 (bf16, tf32), Ada whitepaper 2022
-# (fp8).
-_FIRST_CAPABILITY = {"bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9)}
 #: Registers per thread, every compute capability. Source: CUDA C++ Programming Guide 13.0
 MAX_REGISTERS = 255
 _FIRST_GOOD_TRITON = {"stream_k": (3, 5), "attention": (3, 4), "attention backward": (3, 6)}
@@ -95,17 +92,6 @@ def badly_compiled(what: str, version: tuple[int, ...] = TRITON) -> str | None:
         return None
     compiles = f"triton {version[0]}.{version[1]} compiles {what} with register spills or not at all"
     return f"{compiles}, unlike {first[0]}.{first[1]} and newer"
-
-
-def missing_format(dtype: str, capability: tuple[int, int]) -> str | None:
-    """Returns why a GPU of this compute capability does not support a dtype, or None.
-
-    >>> missing_format("fp8", (8, 0))
-    'sm_80 does not support fp8'
-    """
-    if capability >= _FIRST_CAPABILITY.get(dtype, (0, 0)):
-        return None
-    return f"sm_{capability[0]}{capability[1]} does not support {dtype}"
 
 
 def wrong_in_interpreter(dtype: str) -> str | None:

@@ -33,7 +33,6 @@ import triton
 import triton.language as tl
 from quantbench.kernels.launching import (
     Plan,
-    missing_format,
     require_contiguous,
     require_like,
     require_support,
@@ -47,7 +46,7 @@ from quantbench.errors import InputError, require_int
 from quantbench.launch import Tile
 from quantbench.megatron import megatron_fused_available as megatron_fused_available  # offered from here too
 from quantbench.quantization import VECTOR_BYTES, WARP_THREADS, cdiv
-from quantbench.workload.dtypes import dtype_name
+from quantbench.workload.dtypes import dtype_name, missing_format
 
 _MAX_ROWS = 2**31 - 4097  # so that the row numbers of the last program, of up to 4096 rows, fit 32 bits
 

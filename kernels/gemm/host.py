@@ -41,7 +41,7 @@ from quantbench.kernels.launching import TORCH_DTYPES, Plan, short
 from quantbench.errors import InputError, UnsupportedError, require_int
 from quantbench.launch import Tile
 from quantbench.quantization import cdiv, quantize
-from quantbench.workload.dtypes import dtype_name
+from quantbench.workload.dtypes import dtype_name, missing_format
 from quantbench.workload.ops import Gemm
 
 KERNELS = {
@@ -230,7 +230,7 @@ def check(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, tf32: bool
     if out is not None:
         launching.require_like(WHO, "out", out, shape, dtype, a.device)
         stored_in_rows(out)
-    launching.require_support(WHO, "operands", a, gemm.dtype, lambda c: launching.missing_format(gemm.dtype, c))
+    launching.require_support(WHO, "operands", a, gemm.dtype, lambda c: missing_format(gemm.dtype, c))
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=a.device)
     return Operands(gemm, stored_a, stored_b, stored_in_rows(out)), out

@@ -16,14 +16,10 @@ import torch
 from quantbench.providers.inputs import Inputs, output_templates
 from quantbench.providers.tasks import BuiltInProvider, LaunchTask
 from quantbench.workload import Gemm
-from quantbench.workload.dtypes import MEASURED_DTYPES
+from quantbench.workload.dtypes import MEASURED_DTYPES, missing_format
 
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
-
-# First compute capability whose tensor cores support a dtype. bf16 would run on older devices, converted.
-# Sources: NVIDIA A100 whitepaper 2020 (bf16, tf32), Turing whitepaper 2018 (int8), Ada whitepaper 2022 (fp8).
-_FIRST_CAPABILITY = {"bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9), "int8": (7, 5)}
 
 
 class TorchMm(BuiltInProvider[Gemm]):
@@ -121,11 +117,7 @@ def _no_format(gemm: Gemm, device: DeviceSpec) -> str | None:
     capability = device.compute_capability
     if device.kind != "cuda" or capability is None:
         return f"{gemm.dtype} products need a CUDA device" if gemm.dtype in ("tf32", "fp8") else None
-    first = _FIRST_CAPABILITY.get(gemm.dtype)
-    if first is None or capability >= first:
-        return None
-    have, need = (".".join(map(str, pair)) for pair in (capability, first))
-    return f"{gemm.dtype} products need compute capability {need}, and {device.name} has {have}"
+    return missing_format(gemm.dtype, capability)
 
 
 def _no_narrow(gemm: Gemm, device: DeviceSpec) -> str | None:
