@@ -1,6 +1,7 @@
 """Predicts the time of unfused attention's softmax from its bytes, its waves of row blocks and its launches.
 
-Entry points: `SoftmaxModel`, used by `model_times`, by `profile` and by tools; `fallback_bytes`, used by `op_times`.
+Entry points: `SoftmaxModel`, used by `model_times`, by `profile` and by tools; `fallback_bytes`, used by `op_times`;
+`softmax_times` with `PRIOR`, used by `explore`.
 
 Two libraries differ. Megatron's fused kernel applies scale and mask and reads and writes each element once. When its
 constraints are not met, Megatron falls back to separate kernels in fp32 (cast, mask, softmax, cast), which move 5 to 9
@@ -53,6 +54,8 @@ _PARAMETERS = {
     "log_wide": np.log((1.0, 1.0, 2.0)),
 }
 _START, _FAST, _SLOW = (tuple(map(float, column)) for column in zip(*_PARAMETERS.values(), strict=True))
+#: parameters of a model before a fit, and those at both ends of its interval
+PRIOR = (_START, _FAST, _SLOW)
 _HOST = list(_PARAMETERS).index("log_host_us")
 _WIDEST_IN_REGISTERS = 1024
 _HOST_NORM = 8.0  # the host's launch hides behind the kernel: close to the larger of the two
@@ -188,22 +191,33 @@ def _times(
     device: DeviceSpec, works: list[Softmax], parameters: Iterable[float], fused: bool, library: str
 ) -> tuple[FloatArray, ...]:
     """Returns the latency and its launch, memory and wave parts in µs, and the number of waves; all (n,)."""
-    log_launch, log_efficiency, log_wave, log_host, log_wide = parameters
-    torch = library == "torch"
-    one_kernel = fused or torch
+    one_kernel = fused or library == "torch"
     moved = np.array([w.min_bytes if one_kernel else fallback_bytes(w) for w in works], dtype=float)
     rows = np.array([w.batch * w.rows for w in works], dtype=float)
-    columns = np.array([max(_LEAST_COLUMNS, w.cols) for w in works], dtype=float)
-    # A row of more than 1024 columns counts as several.
-    per_block = np.maximum(1.0, _ROWS_PER_BLOCK / np.maximum(1.0, columns / 1024.0))
-    waves = np.ceil(rows / per_block / (device.sm_count * _BLOCKS_PER_SM))
+    columns = np.array([w.cols for w in works], dtype=float)
     kernels = 1.0 if one_kernel else float(_FALLBACK_KERNELS)
-    launch_us = np.full(len(works), kernels * np.exp(log_launch))
+    latency_us, launch_us, *others = softmax_times(device, moved, rows, columns, parameters, kernels, library)
+    return latency_us, np.full(len(works), launch_us), *others
+
+
+def softmax_times(
+    device: DeviceSpec, moved: Any, rows: Any, columns: Any, parameters: Iterable[float], kernels: float, library: str
+) -> tuple[Any, float, Any, Any, Any]:
+    """Computes the latency and its launch, memory and wave parts in µs, and the number of waves.
+
+    moved, rows, columns: (n,) bytes, rows of all matrices, and scores of a row; or symbols (`explore.trace`).
+    parameters: logarithms, in the order of _PARAMETERS. kernels: number of launches.
+    """
+    log_launch, log_efficiency, log_wave, log_host, log_wide = parameters
+    columns = np.maximum(columns, float(_LEAST_COLUMNS))
+    # A row of more than 1024 columns counts as several.
+    per_block = np.maximum(_ROWS_PER_BLOCK / np.maximum(columns / 1024.0, 1.0), 1.0)
+    waves = np.ceil(rows / per_block / (device.sm_count * _BLOCKS_PER_SM))
+    launch_us, host_us = kernels * float(np.exp(log_launch)), kernels * float(np.exp(log_host))
     memory_us = moved / (device.memory_gb_per_s * 1e3 * np.exp(log_efficiency))
-    if torch:
-        memory_us *= np.where(columns > _WIDEST_IN_REGISTERS, np.exp(log_wide), 1.0)
+    if library == "torch":
+        memory_us = memory_us * np.where(columns > _WIDEST_IN_REGISTERS, np.exp(log_wide), 1.0)
     waves_us = kernels * waves * np.exp(log_wave)
     busy_us = (memory_us**3 + waves_us**3) ** (1.0 / 3.0)
-    host_us = kernels * np.exp(log_host)
     latency_us = ((launch_us + busy_us) ** _HOST_NORM + host_us**_HOST_NORM) ** (1.0 / _HOST_NORM)
-    return latency_us, np.maximum(launch_us, host_us), memory_us, waves_us, waves
+    return latency_us, max(launch_us, host_us), memory_us, waves_us, waves
