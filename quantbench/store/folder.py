@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 
 from quantbench.errors import InputError, StoreError
 from quantbench.files import folders_with, open_binary, read_bytes, reason
@@ -221,9 +220,7 @@ class RunWriter:
     def __enter__(self) -> RunWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -308,22 +308,15 @@ def _shape(point: dict[str, int], held: Held, who: str, attention: str) -> Trans
     values: dict[str, Any] = {name: point.get(name, getattr(held, name)) for name in names - {"attention"}}
     if values["heads"] == 0:
         values["heads"] = _heads_for(values["hidden"], values["head_dim"], values["tp"], who)
-    values |= _expert_values(point, held) if values["experts"] else dict.fromkeys(("top_k", "moe_ffn", "shared_ffn"), 0)
+    if values["experts"]:
+        values["gated"] = True  # as in all published models with experts
+        if tokens := point.get("tokens", held.tokens):
+            values |= {"seq": tokens, "mbs": 1}
+        if skew := point.get("skew", held.skew):
+            values["routing"] = f"power_law_{skew / 100:g}"
+    else:
+        values |= dict.fromkeys(("top_k", "moe_ffn", "shared_ffn"), 0)
     return TransformerShape(**values, attention=attention)
-
-
-def _expert_values(point: dict[str, int], held: Held) -> dict[str, Any]:
-    """Returns the fields of a shape with experts that follow from axes and options of other names.
-
-    Experts are gated, as those of all published models are.
-    """
-    values: dict[str, Any] = {"gated": True}
-    tokens, skew = point.get("tokens", held.tokens), point.get("skew", held.skew)
-    if tokens:
-        values |= {"seq": tokens, "mbs": 1}
-    if skew:
-        values["routing"] = f"power_law_{skew / 100:g}"
-    return values
 
 
 def _heads_for(hidden: int, head_dim: int, tp: int, who: str) -> int:

@@ -18,19 +18,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from quantbench.errors import InputError, MeasurementError
-from quantbench.sweep.messages import (
-    Hello,
-    Reply,
-    Request,
-    hello_from_json,
-    reply_from_json,
-    request_to_json,
-    timing_to_json,
-)
+from quantbench.store.typed import decode, encode
+from quantbench.sweep.messages import Hello, Reply, Request, reply_from_json
 from quantbench.timing.options import TimingOptions
 
 # Importing torch from a cold network disk and making a CUDA context can take a minute.
@@ -96,13 +88,11 @@ class ChildProcess:
         )
         os.close(request_read)
         os.close(reply_write)
-        self._request_fd = request_write
-        self._reply_fd = reply_read
-        self._buffer = b""
+        self._request_fd, self._reply_fd, self._buffer = request_write, reply_read, b""
 
     def ask(self, request: Request, limit_s: float, tick: Callable[[], None]) -> Reply:
         """Runs one point. Raises WorkerLostError if the process dies or exceeds limit_s; close it then."""
-        self._send(request_to_json(request))
+        self._send(encode(request))
         data = self._receive(limit_s, tick)
         try:
             return reply_from_json(data)
@@ -121,9 +111,7 @@ class ChildProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _send(self, data: dict[str, Any]) -> None:
@@ -174,13 +162,13 @@ class WorkerProcess(ChildProcess):
             data = self._receive(_START_LIMIT_S, lambda: None)
             if "refused" in data:
                 raise refusal("worker", data["refused"])
-            self.hello = hello_from_json(data)
+            self.hello = decode(Hello, data)
         except BaseException:
             self.close()
             raise
 
     def begin(self, timing: TimingOptions) -> None:
-        self._send(timing_to_json(timing))
+        self._send(encode(timing))
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from quantbench.errors import QuantbenchError
 from quantbench.store.environment import relevant_environment
 from quantbench.store.typed import decode, encode
 from quantbench.sweep.child import ChildProcess, WorkerLostError, parent_pipes
-from quantbench.sweep.messages import Request, request_from_json, request_to_json
+from quantbench.sweep.messages import Request
 from quantbench.sweep.plan import PlanPoint
 from quantbench.units import duration
 
@@ -40,7 +40,7 @@ class _Compiler(ChildProcess):
         """Sends the points."""
         self._send(dict(encode(spec)))
         for request in requests:
-            self._send(request_to_json(request))
+            self._send(encode(request))
         self._send({})
 
     def numbers(self) -> dict[str, int]:
@@ -110,7 +110,7 @@ def main() -> None:
     """Receives the points, and compiles their kernels in as many processes as there are cores."""
     with parent_pipes() as (messages, send):
         spec = decode(DeviceSpec, next(messages))
-        requests = [request_from_json(message) for message in iter(lambda: next(messages), {})]
+        requests = [decode(Request, message) for message in iter(lambda: next(messages), {})]
         _kernels.extend(list_kernels(requests, spec).values())
         processes = min(_MOST_PROCESSES, len(os.sched_getaffinity(0)), max(1, len(_kernels)))
         send({"kernels": len(_kernels), "processes": processes})

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING
 
 from quantbench.errors import QuantbenchError, require_choice
 from quantbench.launch import Launch
+from quantbench.store.typed import decode, encode
 from quantbench.sweep.child import ChildProcess, WorkerLostError, context_lost, first_line, parent_pipes
-from quantbench.sweep.messages import Reply, Request, reply_to_json, request_from_json
+from quantbench.sweep.messages import Reply, Request
 
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
@@ -111,8 +112,8 @@ def main() -> None:
                 from quantbench import device
 
                 spec = device.current()
-            reply = answer(request_from_json(request), spec)
-            send(reply_to_json(reply))
+            reply = answer(decode(Request, request), spec)
+            send(encode(reply))
             if reply.broken:
                 return
 

@@ -353,13 +353,9 @@ def _points_of(place: Placed, providers: Sequence[str], timing: TimingOptions, s
         for provider in providers:
             if runs_kind(provider, op.workload.kind):
                 yield PlanPoint(
-                    key=record_key(op.workload, provider, timing),
-                    workload=op.workload,
-                    provider=provider,
-                    places=(Place(place.axes, op.label, op.count),),
-                    estimate_s=point_estimate_s(op.workload, timing, spec),
-                    named=place.named,
-                )
+                    record_key(op.workload, provider, timing), op.workload, provider,
+                    (Place(place.axes, op.label, op.count),), point_estimate_s(op.workload, timing, spec), place.named,
+                )  # fmt: skip
 
 
 def _reference(points: Sequence[PlanPoint]) -> PlanPoint | None:

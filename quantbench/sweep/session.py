@@ -184,14 +184,14 @@ class SweepSession:
 
 
 def begun(hello: Hello, options: SweepOptions, axes: tuple[Axis, ...], results: Path) -> RunInfo:
-    """Builds the `RunInfo` of a sweep that starts now, with a new run id.
-
-    axes: axes with the values to measure.
-    results: folder of all runs.
-    """
+    """Builds the `RunInfo` of a sweep that starts now, with an id such as `2026-11-20T134500-hidden`; a number follows
+    if the folder of all runs, `results`, has a run of that name. axes: axes with the values to measure."""
     device = hello.device
+    what = "-".join(text.partition("=")[0] for text in options.dims) or "shapes"
+    base = f"{datetime.now(UTC):%Y-%m-%dT%H%M%S}-{what}"
+    names = (base if number == 1 else f"{base}-{number}" for number in count(1))
     return RunInfo(
-        run_id=new_run_id(_run_name(options), datetime.now(UTC), results / device.name),
+        run_id=next(name for name in names if not os.path.exists(results / device.name / name)),
         device=device,
         state=hello.state,
         software=hello.software,
@@ -201,23 +201,6 @@ def begun(hello: Hello, options: SweepOptions, axes: tuple[Axis, ...], results: 
         environment=relevant_environment(),
         started=now_text(),
     )
-
-
-def _run_name(options: SweepOptions) -> str:
-    """Returns the last part of a run id: the dimensions varied, or `shapes`."""
-    return "-".join(text.partition("=")[0] for text in options.dims) or "shapes"
-
-
-def new_run_id(name: str, now: datetime, folder: Path) -> str:
-    """Returns `2026-11-20T134500-hidden`, with a number appended if the folder has a run of that name.
-
-    >>> from datetime import datetime
-    >>> new_run_id("tp", datetime(2026, 11, 20, 13, 45), Path("/nonexistent"))
-    '2026-11-20T134500-tp'
-    """
-    base = f"{now:%Y-%m-%dT%H%M%S}-{name}"
-    names = (base if number == 1 else f"{base}-{number}" for number in count(1))
-    return next(name for name in names if not os.path.exists(folder / name))
 
 
 def resumed_options(folder: Path, budget_s: float | None) -> SweepOptions:

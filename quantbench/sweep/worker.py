@@ -17,17 +17,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quantbench.errors import MeasurementError, QuantbenchError, UnsupportedError
+from quantbench.store.typed import decode, encode
 from quantbench.sweep import naming
 from quantbench.sweep.child import context_lost, first_line, parent_pipes
-from quantbench.sweep.messages import (
-    Hello,
-    Reply,
-    Request,
-    hello_to_json,
-    reply_to_json,
-    request_from_json,
-    timing_from_json,
-)
+from quantbench.sweep.messages import Hello, Reply, Request
+from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import LazyRuns, Run, cold_copies
 from quantbench.units import size
 from quantbench.workload import Workload
@@ -38,7 +32,6 @@ if TYPE_CHECKING:
     from quantbench.measurement import Check, Measurement
     from quantbench.providers.audit import Audit
     from quantbench.providers.base import Provider
-    from quantbench.timing.options import TimingOptions
     from quantbench.timing.session import Timer
 
 # Work that needs more copies than this to fill the cache cannot be timed in cold graphs: making them takes seconds.
@@ -176,15 +169,15 @@ def main() -> None:
             send({"refused": str(error)})
             return
         state = device.monitor(spec)
-        send(hello_to_json(Hello(spec, state(), versions())))
+        send(encode(Hello(spec, state(), versions())))
         first = next(messages, None)
         if first is None:  # the parent only needed the device
             return
-        timing = timing_from_json(first)
+        timing = decode(TimingOptions, first)
         worker = Worker(spec, make_timer(spec, timing, state=state), timing, _namer(way, spec))
         for request in messages:
-            reply = worker.run(request_from_json(request))
-            send(reply_to_json(reply))
+            reply = worker.run(decode(Request, request))
+            send(encode(reply))
             if reply.broken:
                 return
 
