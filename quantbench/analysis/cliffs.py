@@ -18,14 +18,7 @@ from math import exp, log
 
 import numpy as np
 
-from quantbench.analysis.blocks import (
-    TileInUse,
-    compute_bound,
-    num_blocks,
-    padded,
-    parts_to_fill,
-    row_alignment_bytes,
-)
+from quantbench.analysis.blocks import TileInUse, compute_bound, num_blocks, padded, parts_to_fill, row_alignment_bytes
 from quantbench.analysis.curves import Curve, Family, FittedCurve
 from quantbench.analysis.periods import Period, TileOf, tile_finder
 from quantbench.analysis.staircase import Explanation
@@ -72,11 +65,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class CurveStep:
-    """A step between points `index` and `index + 1` of a curve.
-
-    points: points of the curve, by ascending size.
-    log_jump: rise of the log time over the gap, beyond the trend.
-    """
+    """A step between `index` and `index + 1` of a curve's points. log_jump: rise of the log time beyond the trend."""
 
     points: Sequence[Point]
     index: int
@@ -103,12 +92,19 @@ def cause_of(step: CurveStep, spec: DeviceSpec, tile_of: TileOf) -> Cause:
         or _padding(step)
         or _memory(step, spec)
     )
-    if found is None and step.after.provider in UNPADDED:
+    if found is not None:
+        return found
+    if step.after.provider in UNPADDED:
         words = "products of the experts one after the other, whose waves are not shared"
-        return Cause("unexplained", words, evidence)
-    if found is None and isinstance(step.after.workload, Softmax) and not (new and new.identified):
-        return Cause("unexplained", "no tile of the softmax kernel is known", evidence)
-    return found or Cause("unexplained", _nothing_fits(old, new), evidence)
+    elif isinstance(step.after.workload, Softmax) and not (new and new.identified):
+        words = "no tile of the softmax kernel is known"
+    elif old is None or new is None:
+        words = "no kernel name was recorded, and no single tile explains the steps of this run"
+    elif evidence == "identity":
+        words = "same kernel on both sides; no edge of its tile is large enough to explain it"
+    else:
+        words = f"no edge of a {new.words} is large enough to explain it"
+    return Cause("unexplained", words, evidence)
 
 
 def _tiles(step: CurveStep, tile_of: TileOf) -> tuple[TileInUse | None, TileInUse | None]:
@@ -143,7 +139,7 @@ def _kernel_change(step: CurveStep) -> Cause | None:
         return None
     words = kernel_change_words(old, new)
     misaligned = _misaligned(step, (16,))  # below 16 bytes libraries must change kernel; below 128 they need not
-    return Cause("kernel change", f"{words}, as {misaligned.words}" if misaligned else words, "identity")
+    return Cause("kernel change", f"{words}, as {misaligned[1]}" if misaligned else words, "identity")
 
 
 def _work_of(launch: Launch) -> tuple[int, int, int] | None:
@@ -151,16 +147,9 @@ def _work_of(launch: Launch) -> tuple[int, int, int] | None:
     return None if tile is None else (tile.block_m, tile.block_n, tile.split_k)
 
 
-@dataclass(frozen=True)
-class _Misaligned:
-    """Loss of the alignment to needed_bytes across a step. words: description."""
-
-    needed_bytes: int
-    words: str
-
-
-def _misaligned(step: CurveStep, limits: Sequence[int] = (16, 128)) -> _Misaligned | None:
-    """Returns how row alignment falls below one of `limits` (bytes) at a step up, or rises at a step down."""
+def _misaligned(step: CurveStep, limits: Sequence[int] = (16, 128)) -> tuple[int, str] | None:
+    """Returns the first of `limits` (bytes) that row alignment falls below at a step up, or rises to at a step down,
+    with a description."""
     aligned, other = (step.before, step.after) if step.log_jump > 0 else (step.after, step.before)
     whole, broken = row_alignment_bytes(aligned.workload), row_alignment_bytes(other.workload)
     if whole is None or broken is None or broken >= whole:
@@ -168,7 +157,7 @@ def _misaligned(step: CurveStep, limits: Sequence[int] = (16, 128)) -> _Misalign
     for needed in limits:
         if broken < needed <= whole:
             verb = "are" if step.log_jump > 0 else "were"
-            return _Misaligned(needed, alignment_words(broken, needed, verb=verb))
+            return needed, alignment_words(broken, needed, verb=verb)
     return None
 
 
@@ -178,15 +167,12 @@ def _alignment(step: CurveStep, tile_of: TileOf) -> Cause | None:
         return None
     back = _came_back(step, tile_of)
     if back is None:  # no later point to compare: 16 bytes matter to every kernel, 128 to few
-        back = misaligned.needed_bytes == 16
-    return Cause("alignment", misaligned.words, "arithmetic") if back else None
+        back = misaligned[0] == 16
+    return Cause("alignment", misaligned[1], "arithmetic") if back else None
 
 
 def _came_back(step: CurveStep, tile_of: TileOf) -> bool | None:
-    """Returns whether the time drops back at a later point with restored alignment and as many waves.
-
-    None if there is no such point nearby.
-    """
+    """Returns whether the time drops back at a near point with restored alignment and as many waves; None without."""
     if step.log_jump < 0:
         return None
     whole, waves = row_alignment_bytes(step.before.workload), _waves(step.after, tile_of)
@@ -259,14 +245,6 @@ def _memory(step: CurveStep, spec: DeviceSpec) -> Cause | None:
     return Cause("memory boundary", words, "arithmetic")
 
 
-def _nothing_fits(old: TileInUse | None, new: TileInUse | None) -> str:
-    if old is None or new is None:
-        return "no kernel name was recorded, and no single tile explains the steps of this run"
-    if old.identified and new.identified:
-        return "same kernel on both sides; no edge of its tile is large enough to explain it"
-    return f"no edge of a {new.words} is large enough to explain it"
-
-
 # Smallest jump (log time) that is called a cliff, at any noise.
 SMALLEST_CLIFF = log(1.03)
 # Standard errors that a jump must exceed. High, because each curve has many gaps: on simulated curves of a hundred
@@ -321,11 +299,8 @@ def find_cliffs(fitted: Iterable[FittedCurve], spec: DeviceSpec, periods: Sequen
 
     periods: tile and waves recovered per curve family, for points without a recorded kernel.
     """
-    tile_of_family = tile_finder(spec, periods)
-    found = []
-    for one in fitted:
-        tile_of = tile_of_family(one.curve.family)
-        found += [_cliff(one, b, spec, tile_of) for b in one.fit.breaks if _counts(one, b)]
+    tile_of = tile_finder(spec, periods)
+    found = [_cliff(one, b, spec, tile_of) for one in fitted for b in one.fit.breaks if _counts(one, b)]
     return tuple(sorted(found, key=lambda cliff: -abs(log(cliff.ratio))))
 
 
@@ -408,10 +383,7 @@ class CommonCliff:
 
 
 def common_cliffs(
-    fitted: Iterable[FittedCurve],
-    cliffs: Sequence[Cliff],
-    spec: DeviceSpec,
-    explained_by: dict[Family, Explanation],
+    fitted: Iterable[FittedCurve], cliffs: Sequence[Cliff], spec: DeviceSpec, explained_by: dict[Family, Explanation]
 ) -> tuple[CommonCliff, ...]:
     """Finds sizes after which the median jump over eight or more curves is significant and at least 3 %, largest first.
 

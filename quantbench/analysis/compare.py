@@ -325,31 +325,23 @@ def _measurement(record: Record) -> Measurement:
     return record.outcome.measurement
 
 
-def _samples(record: Record) -> tuple[float, ...]:
-    return _measurement(record).samples_us
-
-
-def _single(pair: Matched) -> bool:
-    return len(_samples(pair.a)) == 1 or len(_samples(pair.b)) == 1
-
-
 def _test(pair: Matched, tolerance: float, noise: float | None) -> RatioTest:
-    a, b = _samples(pair.a), _samples(pair.b)
-    if _single(pair):
-        if noise is None:
-            return RatioTest(typical_us(b) / typical_us(a), None, None, 1.0)
-        return figure_test(a, b, tolerance, noise)
-    return rank_test(a, b, tolerance)
+    a, b = (_measurement(record).samples_us for record in (pair.a, pair.b))
+    if min(len(a), len(b)) > 1:
+        return rank_test(a, b, tolerance)
+    if noise is None:
+        return RatioTest(typical_us(b) / typical_us(a), None, None, 1.0)
+    return figure_test(a, b, tolerance, noise)
 
 
 def _compared(pair: Matched, test: RatioTest, p: float, tolerance: float) -> Compared:
-    a, b = _samples(pair.a), _samples(pair.b)
+    one, two = _measurement(pair.a), _measurement(pair.b)
+    a, b = one.samples_us, two.samples_us
     why = _kernel_change(pair)
-    modes = {_measurement(record).mode for record in (pair.a, pair.b)} - {"unknown"}
-    if len(modes) > 1:
-        verdict, why = "unclear", _MODES.format(*(_measurement(record).mode for record in (pair.a, pair.b)))
+    if one.mode != two.mode and "unknown" not in (one.mode, two.mode):
+        verdict, why = "unclear", _MODES.format(one.mode, two.mode)
     elif test.low is None or test.high is None:
-        verdict, why = "unclear", _SINGLE if _single(pair) else _FEW.format(len(a), len(b))
+        verdict, why = "unclear", _SINGLE if min(len(a), len(b)) == 1 else _FEW.format(len(a), len(b))
     elif p < 1 - CONFIDENCE:
         verdict = "slower" if test.ratio > 1 else "faster"
     elif 1 / (1 + tolerance) <= test.low and test.high <= 1 + tolerance:

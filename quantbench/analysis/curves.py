@@ -294,7 +294,11 @@ _MOST_TOGETHER = 1_000_000
 
 
 def _find(curves: Sequence[Curve], sigmas: Sequence[Floats]) -> _Grids:
-    spans = [(i, start, stop) for i, curve in enumerate(curves) for start, stop in _spans(len(curve.points))]
+    spans = []  # (curve, first point, end) of the parts in which curves are fitted; usually one part each
+    for i, curve in enumerate(curves):
+        points = len(curve.points)
+        number = 1 if points <= _LONGEST else cdiv(points, _PART)
+        spans += [(i, *ends) for ends in pairwise(points * part // number for part in range(number + 1))]
     found: _Grids = []
     parts: dict[int, list[tuple[int, Pieces, int]]] = {}
     for members in _batches([curves[i].log_size[start:stop] for i, start, stop in spans]):
@@ -312,12 +316,6 @@ def _find(curves: Sequence[Curve], sigmas: Sequence[Floats]) -> _Grids:
         ordered = [(pieces, row) for _, pieces, row in sorted(of_curve, key=lambda part: part[0])]
         found.append(([i], join(ordered, curves[i].log_size, curves[i].log_time, sigmas[i])))
     return found
-
-
-def _spans(points: int) -> list[tuple[int, int]]:
-    """Returns (first point, end) of the parts in which a curve is fitted; usually one part."""
-    number = 1 if points <= _LONGEST else cdiv(points, _PART)
-    return list(pairwise(points * i // number for i in range(number + 1)))
 
 
 def _batches(grids: Sequence[Floats]) -> list[list[int]]:

@@ -13,17 +13,10 @@ from itertools import product
 from quantbench.analysis.blocks import idle_reasons, tile_in_use
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
+from quantbench.latency import op_times
 from quantbench.latency.gemm.cliffs import cliff_probability
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.op_times import (
-    UNALIGNED_NOTE,
-    OpEstimate,
-    RememberedTimes,
-    ShapeEstimate,
-    correlation_of,
-    peak_share,
-    total,
-)
+from quantbench.latency.op_times import OpEstimate, RememberedTimes, ShapeEstimate, peak_share, total
 from quantbench.sweep.axes import Axis, Held, ops_at
 from quantbench.workload import Gemm, Op
 
@@ -70,8 +63,8 @@ class Forecast:
     def notes(self) -> tuple[str, ...]:
         """Distinct notes on the basis of the predictions."""
         notes = dict.fromkeys(op.estimate.note for op in self.ops if op.estimate.note)
-        if any(op.estimate.unmeasured == UNALIGNED_NOTE for op in self.ops):
-            notes[UNALIGNED_NOTE] = None
+        if any(op.estimate.unmeasured == op_times.UNALIGNED_NOTE for op in self.ops):
+            notes[op_times.UNALIGNED_NOTE] = None
         return tuple(notes)
 
 
@@ -98,7 +91,7 @@ def forecast(axes: Sequence[Axis], held: Held, times: RememberedTimes, *, skip_i
     if not places:
         raise InputError("predict", "no place is left to predict", "axes and ops that have places in common")
     times.ask(op.workload for _, ops in places for op in ops)
-    correlation = correlation_of(times)
+    correlation = op_times.correlation_of(times)
     rows = [
         _row(at, [OpEstimate(op, times.estimate(op.workload)) for op in ops], times.device, correlation)
         for at, ops in places

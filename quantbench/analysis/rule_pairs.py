@@ -3,7 +3,7 @@
 Entry points: the finders of pairs (`PairFinder`) `multiples`, `halves`, `whole_waves`, `fallbacks` and `first_of` for
 single ops, `best_value` and `doublings` for whole layers. A finder takes a `Material` and returns `PairsOrReason`: its
 `RulePair` objects, or the reason why there are none. Used by `rules`, which assigns a finder to each rule, by
-`expert_pairs` and by `check`, which collects the `Material`.
+`experts` and by `check`, which collects the `Material`.
 
 Effects are ratios of time per unit of useful work, broken / kept: above 1, the rule helps.
 """
@@ -21,7 +21,7 @@ import numpy as np
 
 from quantbench.analysis.blocks import TileInUse, compute_bound, num_blocks, padded, row_alignment_bytes
 from quantbench.analysis.cliffs import useful_work
-from quantbench.analysis.curves import COARSE, LEAST_ERROR, MEDIAN_FACTOR, Family, FittedCurve
+from quantbench.analysis.curves import COARSE, LEAST_ERROR, MEDIAN_FACTOR, FittedCurve
 from quantbench.analysis.periods import TileOf
 from quantbench.analysis.summary import Point, counted
 from quantbench.device.spec import DeviceSpec
@@ -56,13 +56,13 @@ class RulePair:
 class Material:
     """Points and fitted curves of a run, as input of the finders.
 
-    tile_of: function from a curve family to a function from points to tiles (see `periods.tile_finder`).
+    tile_of: function from a point to its tile (see `periods.tile_finder`).
     """
 
     points: Sequence[Point]
     fitted: Sequence[FittedCurve]
     spec: DeviceSpec
-    tile_of: Callable[[Family], TileOf]
+    tile_of: TileOf
 
     def along(self, axis: str) -> list[FittedCurve]:
         return [one for one in self.fitted if one.curve.axis == axis]
@@ -151,7 +151,7 @@ def _around_multiples(
         above = next((j for j in _near(sizes, range(i + 1, len(sizes)), size) if fits(j)), None)
         sides = [j for j in (below, above) if j is not None]
         if len(sides) == 2 or (sides and abs(log(sizes[sides[0]] / size)) <= _VERY_NEAR):
-            yield _pair([curve.points[i]], [curve.points[j] for j in sides], material, curve.family)
+            yield _pair([curve.points[i]], [curve.points[j] for j in sides], material)
 
 
 def _near(sizes: Sequence[int], order: range, size: int) -> Iterable[int]:
@@ -159,7 +159,7 @@ def _near(sizes: Sequence[int], order: range, size: int) -> Iterable[int]:
     return takewhile(lambda j: abs(log(sizes[j] / size)) <= COARSE, order)
 
 
-def _pair(good: Sequence[Point], bad: Sequence[Point], material: Material, family: Family | None) -> RulePair:
+def _pair(good: Sequence[Point], bad: Sequence[Point], material: Material) -> RulePair:
     """Compares the geometric mean of the points that break the rule with that of those that keep it."""
     effect = float(np.mean([log_cost(p) for p in bad]) - np.mean([log_cost(p) for p in good]))
     errors = [
@@ -167,11 +167,9 @@ def _pair(good: Sequence[Point], bad: Sequence[Point], material: Material, famil
         for side in (good, bad)
     ]  # fmt: skip
     predicted = None
-    if family is not None:
-        tile_of = material.tile_of(family)
-        logs = [[_log_slots(point, tile_of(point)) for point in side] for side in (good, bad)]
-        if all(value is not None for side in logs for value in side):
-            predicted = float(np.mean(logs[1]) - np.mean(logs[0]))  # type: ignore[arg-type]
+    logs = [[_log_slots(point, material.tile_of(point)) for point in side] for side in (good, bad)]
+    if all(value is not None for side in logs for value in side):
+        predicted = float(np.mean(logs[1]) - np.mean(logs[0]))  # type: ignore[arg-type]
     return RulePair(tuple(p.key for p in (*good, *bad)), effect, hypot(*errors), predicted)
 
 
@@ -199,7 +197,7 @@ def halves(axis: str) -> PairFinder:
                     and isinstance(whole.workload, Gemm)
                     and compute_bound(half.workload, material.spec)
                 ):
-                    pairs.append(_pair([whole], [half], material, one.curve.family))
+                    pairs.append(_pair([whole], [half], material))
         return pairs or f"no product measured at both a value of {axis} and half of it"
 
     return find
@@ -209,13 +207,12 @@ def whole_waves(material: Material) -> PairsOrReason:
     """Pairs neighbours with the same tile: a last wave at least 90 % full, and another wave begun."""
     pairs, known = [], False
     for one in material.fitted:
-        tile_of = material.tile_of(one.curve.family)
-        uses = [tile_of(point) for point in one.curve.points]
+        uses = [material.tile_of(point) for point in one.curve.points]
         known = known or any(used is not None and used.source != "assumed" and used.waves for used in uses)
         for i in one.curve.close_gaps:
             before, after = one.curve.points[i], one.curve.points[i + 1]
             if _ends_a_wave(before, uses[i], after, uses[i + 1]):
-                pairs.append(_pair([before], [after], material, one.curve.family))
+                pairs.append(_pair([before], [after], material))
     if not pairs and not known:
         return "the tile is not known: no kernel was recorded, and the steps do not identify one"
     return pairs or "no neighbouring sizes with a full last wave before and a new wave after"
@@ -269,7 +266,7 @@ def fallbacks(
             ]
             if alike:
                 _, nearest = min(alike, key=lambda pair: pair[0])
-                pairs.append(_pair([nearest], [point], material, None))
+                pairs.append(_pair([nearest], [point], material))
         return pairs or f"no pair of softmax with the same {', '.join(same)}, one fused and one {what}"
 
     return find

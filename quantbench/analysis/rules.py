@@ -19,7 +19,7 @@ from math import exp, lcm, log, sqrt
 
 import numpy as np
 
-from quantbench.analysis.expert_pairs import BALANCED, LARGE, SPREAD, preferred, rows_of
+from quantbench.analysis.experts import BALANCED, LARGE, SPREAD, preferred, rows_of
 from quantbench.analysis.rule_pairs import (
     Material,
     PairFinder,
