@@ -211,10 +211,8 @@ def _more_blocks(step: CurveStep, old: TileInUse, new: TileInUse, evidence: str)
 
 
 def _cut_to_fill(step: CurveStep, before: int, after: int, used: TileInUse) -> Cause | None:
-    """Returns the wave edge of split tiles: below half a wave libraries split tiles to use more SMs.
-
-    The parts may need a second wave where whole tiles would not. docs/choosing-shapes.md shows measured steps.
-    """
+    """Returns the wave edge of split tiles: below half a wave libraries split tiles to use more SMs. The parts may need
+    a second wave where whole tiles would not. docs/choosing-shapes.md shows measured steps."""
     parts = parts_to_fill(min(before, after), used.resident_blocks)
     if used.source != "steps" or not used.waves or parts == 1:
         return None

@@ -228,10 +228,7 @@ _ENOUGH_SHARE = 0.4
 
 @dataclass(frozen=True)
 class FittedCurve:
-    """A curve with its piecewise fit.
-
-    sigma: standard errors of the log times (points,).
-    """
+    """A curve with its piecewise fit. sigma: standard errors of the log times (points,)."""
 
     curve: Curve
     sigma: Floats
@@ -341,10 +338,8 @@ def _batches(grids: Sequence[Floats]) -> list[list[int]]:
 
 
 def _best_of_figures(curves: Sequence[Curve], sigmas: list[Floats], between: float) -> _Grids:
-    """Fits curves of single times at several noise levels, and returns the fits with the highest likelihood.
-
-    Fits with few degrees of freedom are rejected, because pieces of one or two points can explain any noise.
-    """
+    """Fits curves of single times at several noise levels, and returns the fits with the highest likelihood. Fits with
+    few degrees of freedom are rejected, because pieces of one or two points can explain any noise."""
     best: _Grids = []
     best_cost = np.inf
     points = sum(len(curve.points) for curve in curves)
@@ -359,10 +354,8 @@ def _best_of_figures(curves: Sequence[Curve], sigmas: list[Floats], between: flo
 
 
 def _scatter_factor(grids: _Grids) -> float:
-    """Returns the measured over the expected scatter about the fits; 1 if there are too few degrees of freedom.
-
-    Takes the median over the curves, so that a few badly fitted curves do not affect the rest.
-    """
+    """Returns the measured over the expected scatter about the fits; 1 if there are too few degrees of freedom. Takes
+    the median over the curves, so that a few badly fitted curves do not affect the rest."""
     freedom = np.concatenate([pieces.freedom for _, pieces in grids])
     chi2 = np.concatenate([pieces.chi2 for _, pieces in grids])
     known = freedom >= 1

@@ -161,10 +161,8 @@ def _strangeness(explanation: Explanation, sm_count: int | None, spec: DeviceSpe
 
 
 def _spacing(curves: Sequence[FittedCurve]) -> tuple[float | None, float | None]:
-    """Returns the mean distance between steps on the curve with the most steps, and its standard error.
-
-    Allows for missed steps, which leave gaps of a whole number of distances.
-    """
+    """Returns the mean distance between steps on the curve with the most steps, and its standard error. Allows for
+    missed steps, which leave gaps of a whole number of distances."""
     best: list[float] = []
     for one in curves:
         sizes = one.curve.sizes

@@ -174,10 +174,8 @@ def _pair(good: Sequence[Point], bad: Sequence[Point], material: Material) -> Ru
 
 
 def _log_slots(point: Point, used: TileInUse | None) -> float | None:
-    """Returns the log of the tile elements in all occupied block slots per output element of a GEMM.
-
-    None if its tile is unknown or only assumed.
-    """
+    """Returns the log of the tile elements in all occupied block slots per output element of a GEMM. None if its tile
+    is unknown or only assumed."""
     if used is None or used.source == "assumed" or not isinstance(point.workload, Gemm):
         return None
     return -log(quantize(point.workload, used.tile, max(1, used.resident_blocks if used.waves else 1)).efficiency)
@@ -292,11 +290,8 @@ class _Layer:
 
 
 def _layers(material: Material, axis: str) -> list[dict[int, _Layer]]:
-    """Returns, for each setting of the other axes, layers by value of `axis`, with each op's fastest provider.
-
-    Uses only ops that were measured at every value in one timing mode, and skips settings without a linear op among
-    them.
-    """
+    """Returns, for each setting of the other axes, layers by value of `axis`, with each op's fastest provider. Uses
+    only ops that were measured at every value in one timing mode, and skips settings without a linear op among them."""
     groups: dict[tuple[object, ...], dict[int, dict[str, Point]]] = {}
     for point in material.points:
         if axis in point.axes:

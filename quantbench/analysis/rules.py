@@ -109,10 +109,7 @@ _LAYER_OPS = ("qkv", "attention", "proj", "mlp_up", "mlp_down")
 
 @dataclass(frozen=True)
 class Experiment:
-    """Sweep that measures the points for one rule.
-
-    dims: axes with their values (`hidden=1024,2048`).
-    """
+    """Sweep that measures the points for one rule. dims: axes with their values (`hidden=1024,2048`)."""
 
     dims: tuple[str, ...]
     held: Held

@@ -169,10 +169,8 @@ def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec, known: TileOf
 
 
 def _places(a: Gemm, b: Gemm, tile: Tile) -> list[tuple[float, int | None]]:
-    """Returns (fraction of the way, tiles) at both ends and on both sides of each edge between them.
-
-    With too many edges, these are replaced by the midpoint without a number of tiles.
-    """
+    """Returns (fraction of the way, tiles) at both ends and on both sides of each edge between them. With too many
+    edges, these are replaced by the midpoint without a number of tiles."""
     teeth = tile_steps(a, b, tile)
     inner: list[tuple[float, int | None]] = [(share, tiles) for share, *both in teeth for tiles in both]
     if len(teeth) > _MOST_TEETH:

@@ -59,11 +59,7 @@ class Break:
 
 @dataclass(frozen=True)
 class PiecewiseFit:
-    """Piecewise fit of one curve.
-
-    levels: fitted log times (points,).
-    trend: elasticity over each gap (points − 1,).
-    """
+    """Piecewise fit of one curve. levels: fitted log times (points,). trend: elasticity over each gap (points − 1,)."""
 
     breaks: tuple[Break, ...]
     levels: Floats

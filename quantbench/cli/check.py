@@ -20,7 +20,7 @@ from quantbench.cli.output import StyledLine, check_folder, output, plain_table,
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, printable
 from quantbench.report.terminal import cliffs_table, section_lines
-from quantbench.units import parse_duration_s, percent
+from quantbench.units import counted, parse_duration_s, percent
 from quantbench.workload import Attention, Gemm
 
 if TYPE_CHECKING:
@@ -104,9 +104,9 @@ def _print_audit(run: Run, as_json: bool) -> None:
 
     def lines() -> Iterator[StyledLine | Table]:
         yield device_line(run.info.device)
-        counted = "".join(f"; {count:,} {reason}" for reason, count in reasons.items())
+        why_not = "".join(f"; {count:,} {reason}" for reason, count in reasons.items())
         share = percent(len(found) / rows) if rows else "0 %"
-        yield f"{_counted(rows, 'GEMM time')}, {len(found):,} unexplained ({share}){counted}"
+        yield f"{counted(rows, 'GEMM time')}, {len(found):,} unexplained ({share}){why_not}"
         if found:
             more = len(found) - _MOST_CLIFFS
             title = "unexplained times" + ("" if more <= 0 else f", the {_MOST_CLIFFS} worst ({more:,} more in --json)")
@@ -159,7 +159,7 @@ def _lines(found: Check) -> Iterator[StyledLine | Table]:
         yield from section_lines(section, _VERDICT_STYLE)
     for (rule, dtype), number in _broken_rules(found).most_common():
         what = f"{' or '.join(rule.sides)} of {dtype} off the multiples of {rule.multiple}"
-        yield f"{_counted(number, 'shape')} with {what}: {rule.effect} in {rule.whose} ({rule.why})"
+        yield f"{counted(number, 'shape')} with {what}: {rule.effect} in {rule.whose} ({rule.why})"
     if found.kernels:
         yield from ("", _kernel_table(found))
     yield from floor_lines((p.latency_us, p) for of in found.curves.values() for curve in of for p in curve.points)
@@ -172,19 +172,19 @@ def _head_lines(found: Check) -> list[str]:
 
     records = [record for record in found.run.records if record.role == "point"]
     missing = sum(not isinstance(record.outcome, Measured) for record in records)
-    lines = [f"{_counted(found.num_points, 'measured point')}" + (f", {missing} skipped or failed" if missing else "")]
+    lines = [f"{counted(found.num_points, 'measured point')}" + (f", {missing} skipped or failed" if missing else "")]
     if not found.num_curves:
         lines.append("no two neighbouring sizes are close enough to detect a step between them")
         return lines
     noise = "" if found.noise is None else f"; standard error of a point ±{percent(found.noise)}"
-    lines[0] += f", {_counted(found.num_curves, 'curve')} with close neighbours{noise}"
+    lines[0] += f", {counted(found.num_curves, 'curve')} with close neighbours{noise}"
     if not found.cliffs:
         lines.append("no cliff: the time does not jump by 3 % or more above its trend and the noise anywhere")
     else:
         kinds = Counter(cliff.cause.kind for cliff in found.cliffs)
         causes = ", ".join(f"{kind} {number}" for kind, number in kinds.most_common())
-        falls = f"{_counted(len(found.falls), 'place')} where a larger size is faster"
-        lines.append(f"{_counted(len(found.cliffs), 'cliff')} ({causes}); {falls}")
+        falls = f"{counted(len(found.falls), 'place')} where a larger size is faster"
+        lines.append(f"{counted(len(found.cliffs), 'cliff')} ({causes}); {falls}")
     return lines
 
 
@@ -203,11 +203,6 @@ def _broken_rules(found: Check) -> Counter[tuple[AlignmentRule, str]]:
         for work, library in works
         for rule in {one.rule for one in broken_rules(work, library=library)}
     )
-
-
-def _counted(number: int, what: str) -> str:
-    """Formats a count: `1 point`, `2,000 points`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _cliffs_table(found: Check) -> Table:

@@ -93,10 +93,8 @@ def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) ->
 
 
 def _without_copies(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
-    """Removes from each run the records that a longer copy of it has; drops runs without records left.
-
-    Returns the runs in order of their start, and notes on the copies.
-    """
+    """Removes from each run the records that a longer copy of it has; drops runs without records left. Returns the runs
+    in order of their start, and notes on the copies."""
     kept: list[Run] = []
     notes = []
     for run in sorted(sorted(runs, key=lambda run: run.info.started), key=lambda run: -len(run.records)):
@@ -170,11 +168,8 @@ def _rank(record: Record) -> tuple[int, int]:
 
 
 def _options(infos: Sequence[RunInfo]) -> tuple[dict[str, Any], list[str]]:
-    """Returns the options of the merged run, and notes on missing parts.
-
-    Parts of one plan get the options of the whole plan. For runs with different options only their ids are stored,
-    because there is no plan to resume.
-    """
+    """Returns the options of the merged run, and notes on missing parts. Parts of one plan get the options of the whole
+    plan. For runs with different options only their ids are stored, because there is no plan to resume."""
     bare = [{name: value for name, value in info.options.items() if name != "shard"} for info in infos]
     if any(options != bare[0] for options in bare):
         return {"merged": [info.run_id for info in infos]}, []

@@ -331,15 +331,11 @@ def read_rows(table: TableFile, *, dtypes: Sequence[str] = ()) -> Rows:
         else:
             source = str(raw.get("kernel_source", ""))
             kernel = None if source.lower() in _NOT_KERNELS else source or None
-            provider = _provider(table, source)
+            # The framework, with its variant if the table names one: `sglang`, `vllm.flash_attn_fa3`.
+            variant = source.lower().removeprefix(f"{table.backend}_")
+            provider = table.backend if variant in _NOT_KERNELS or not variant else f"{table.backend}.{variant}"
             found.rows.append(Row(workload, raw["latency"] * 1e3, provider, _place(workload), kernel, f"row {number}"))
     return found
-
-
-def _provider(table: TableFile, kernel_source: str) -> str:
-    """Returns the framework, with its variant if the table names one: `sglang`, `vllm.flash_attn_fa3`."""
-    variant = kernel_source.lower().removeprefix(f"{table.backend}_")
-    return table.backend if variant in _NOT_KERNELS or not variant else f"{table.backend}.{variant}"
 
 
 def _parquet_rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -127,7 +127,11 @@ def write_training(
 ) -> Path:
     """Writes the folder, or leaves it unchanged if it holds the same log. Raises StoreError if it holds another."""
     folder = results / device / require_name(_WHO, run_id)
-    digest = _sha256(source)
+    try:
+        with open_binary(source, most_bytes=LARGEST_LOG_BYTES) as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+    except OSError as error:
+        raise StoreError(_WHO, f"{source} ({error.strerror})", "a log that can be read") from None
     if os.path.exists(folder):
         if str(_load(folder)["source"]["sha256"]) != digest:
             raise StoreError(_WHO, f"{folder} holds another log", "another --run-id")
@@ -200,14 +204,6 @@ def _cells(values: npt.NDArray[Any]) -> list[str]:
     if len(known) == len(values) and not (values % 1).any() and np.abs(values).max(initial=0) < _EXACT:
         return list(map(str, values.astype(np.int64).tolist()))
     return ["" if value != value else f"{value:.10g}" for value in values.tolist()]
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with open_binary(path, most_bytes=LARGEST_LOG_BYTES) as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
-    except OSError as error:
-        raise StoreError(_WHO, f"{path} ({error.strerror})", "a log that can be read") from None
 
 
 def default_run_id(path: Path) -> str:

@@ -12,7 +12,6 @@ collectives_wrapper.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from quantbench.errors import InputError
@@ -128,5 +127,5 @@ _KINDS: dict[str, tuple[str, tuple[str, ...], Callable[[CsvRow, str, Rows], None
 
 def origin_of(path: Path, kind: str, *, run_id: str | None = None) -> Origin:
     caveats = ("imported: one median per shape, its spread, clock and cache state not recorded",)
-    made = file_origin(path, "vidur", kind, run_id, f"Vidur {kind} profile, ")
-    return replace(made, software={"vidur": "not stated"}, caveats=caveats)
+    what, software = f"Vidur {kind} profile, ", {"vidur": "not stated"}
+    return file_origin(path, "vidur", kind, run_id, what, software=software, caveats=caveats)

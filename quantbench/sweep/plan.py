@@ -359,10 +359,8 @@ def _points_of(place: Placed, providers: Sequence[str], timing: TimingOptions, s
 
 
 def _reference(points: Sequence[PlanPoint]) -> PlanPoint | None:
-    """Returns the GEMM with the median expected time: long enough for little noise, short enough to repeat.
-
-    Of grouped GEMMs, those of the first provider, since another may not run on the device.
-    """
+    """Returns the GEMM with the median expected time: long enough for little noise, short enough to repeat. Of grouped
+    GEMMs, those of the first provider, since another may not run on the device."""
     grouped = next((p.provider for p in points if isinstance(p.workload, GroupedGemm)), "")
     fit = [p for p in points if p.workload.kind == "gemm" or (p.workload.kind, p.provider) == ("grouped_gemm", grouped)]
     gemms = sorted(fit, key=lambda p: (p.estimate_s, p.key))

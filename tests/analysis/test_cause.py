@@ -37,7 +37,6 @@ def launched(kernel: str, tile: Tile | None, per_sm: int = 1) -> Launch:
 
 
 def cause(before: Point, after: Point, jump: float, spec: DeviceSpec = A100, *more: Point) -> Cause:
-    family = ("gemm", "torch.mm", "gemm bf16 nn")
     return cause_of(CurveStep((before, after, *more), 0, jump), spec, tile_finder(spec, ()))
 
 
@@ -157,7 +156,6 @@ def test_an_assumed_tile_is_dropped_where_the_steps_speak_against_it() -> None:
     records = records_of(gpu, along("n", range(1024, 4097, 64), Gemm(2048, 1, 4096)), noise=0.01, seed=4)
     fitted = fit_all(points_of(records, gpu.spec()), LEAST_ERROR)
     (period,) = find_periods(fitted, gpu.spec())
-    family = period.family
     (first, *_) = points_of(records, gpu.spec())
 
     def believed(plausible: frozenset[Explanation]) -> TileInUse | None:
