@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 
 from quantbench.analysis.blocks import idle_reasons, tile_in_use
 from quantbench.device.spec import DeviceSpec
@@ -17,8 +16,8 @@ from quantbench.latency import op_times
 from quantbench.latency.gemm.cliffs import cliff_probability
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.op_times import OpEstimate, RememberedTimes, ShapeEstimate, peak_share, total
-from quantbench.sweep.axes import Axis, Held, ops_at
-from quantbench.workload import Gemm, Op
+from quantbench.sweep.axes import Axis, Held, places_of
+from quantbench.workload import Gemm
 
 
 @dataclass(frozen=True)
@@ -76,18 +75,8 @@ def forecast(axes: Sequence[Axis], held: Held, times: RememberedTimes, *, skip_i
     times: source of op times for the device.
     Raises InputError for a place that cannot exist (unless skip_impossible), or if no place is left.
     """
-    places: list[tuple[dict[str, int], tuple[Op, ...]]] = []
-    impossible: list[str] = []
-    for values in product(*(axis.values for axis in axes)):
-        try:
-            ops = ops_at(tuple(axes), values, held, "predict", modelled=True)
-        except InputError as error:
-            if not skip_impossible:
-                raise
-            impossible.append(str(error))
-            continue
-        if ops:
-            places.append(({axis.field: value for axis, value in zip(axes, values, strict=True)}, ops))
+    found, impossible = places_of(axes, held, "predict", skip_impossible=skip_impossible, modelled=True)
+    places = [(at, ops) for at, ops in found if ops]
     if not places:
         raise InputError("predict", "no place is left to predict", "axes and ops that have places in common")
     times.ask(op.workload for _, ops in places for op in ops)
@@ -96,7 +85,7 @@ def forecast(axes: Sequence[Axis], held: Held, times: RememberedTimes, *, skip_i
         _row(at, [OpEstimate(op, times.estimate(op.workload)) for op in ops], times.device, correlation)
         for at, ops in places
     ]
-    return Forecast(tuple(rows), tuple(impossible))
+    return Forecast(tuple(rows), impossible)
 
 
 def _row(axes: dict[str, int], found: list[OpEstimate], spec: DeviceSpec, correlation: float) -> ForecastRow:

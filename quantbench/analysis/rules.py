@@ -39,6 +39,7 @@ from quantbench.errors import InputError, UnsupportedError
 from quantbench.megatron import batches_per_block, megatron_fused_available
 from quantbench.stats import CONFIDENCE, median_interval, normal_quantile
 from quantbench.sweep.axes import LINEAR_OPS, Held
+from quantbench.units import counted
 from quantbench.workload import Softmax
 
 #: smallest relative effect for which a rule is worth following
@@ -347,5 +348,5 @@ def untested_lines(verdicts: Sequence[Verdict], spec: DeviceSpec) -> list[str]:
         names = ", ".join(v.rule for v in own)
         lines.append(f"{len(own)} rules not tested: {names}; `quantbench check --experiment NAME` measures one")
     if other:
-        lines.append(f"{other} rule{'' if other == 1 else 's'} {_ONLY_GPUS}")
+        lines.append(f"{counted(other, 'rule')} {_ONLY_GPUS}")
     return lines

@@ -71,9 +71,9 @@ def check(
         raise InputError("check", f"--budget {budget} with a run", "--budget with --experiment")
     if budget not in ("", "none"):
         parse_duration_s("--budget", budget)
-    if audit and run is None:
-        raise InputError("check", "--audit without a run", "the folder of a run")
-    if audit and run is not None:
+    if audit:
+        if run is None:
+            raise InputError("check", "--audit without a run", "the folder of a run")
         _print_audit(read_one_run(run), as_json)
         return
     rules = (rule_named(experiment),) if experiment else RULES
@@ -91,32 +91,26 @@ def _print_audit(run: Run, as_json: bool) -> None:
 
     rows, found = audit_run(run)
     reasons = dict(Counter(each.found.reason for each in found).most_common())
-
-    def to_json() -> dict[str, Any]:
-        each = [asdict(one.gemm) | {"provider": one.provider, "latency_us": one.latency_us} for one in found]
-        why = [{name: getattr(one.found, name) for name in ("reason", "ratio", "words")} for one in found]
-        return {
-            "run": str(run.folder),
-            "rows": rows,
-            "reasons": reasons,
-            "unexplained": [a | b for a, b in zip(each, why, strict=True)],
+    unexplained = [
+        {
+            **asdict(one.gemm), "provider": one.provider, "latency_us": one.latency_us, "reason": one.found.reason,
+            "ratio": one.found.ratio, "words": one.found.words,
         }
-
-    def lines() -> Iterator[StyledLine | Table]:
-        yield device_line(run.info.device)
-        why_not = "".join(f"; {count:,} {reason}" for reason, count in reasons.items())
-        share = percent(len(found) / rows) if rows else "0 %"
-        yield f"{counted(rows, 'GEMM time')}, {len(found):,} unexplained ({share}){why_not}"
-        if found:
-            more = len(found) - _MOST_CLIFFS
-            title = "unexplained times" + ("" if more <= 0 else f", the {_MOST_CLIFFS} worst ({more:,} more in --json)")
-            table = plain_table((">off", "product", "provider", "reason", "evidence"), title=title)
-            for one in found[:_MOST_CLIFFS]:
-                why = one.found
-                table.add_row(f"{why.ratio:.1f}x", str(one.gemm), one.provider, why.reason, why.words)
-            yield from ("", table, "", "a fit of a model sets these times aside")
-
-    print_result(as_json, to_json, lines())
+        for one in found
+    ]  # fmt: skip
+    why_not = "".join(f"; {count:,} {reason}" for reason, count in reasons.items())
+    share = percent(len(found) / rows) if rows else "0 %"
+    head = f"{counted(rows, 'GEMM time')}, {len(found):,} unexplained ({share}){why_not}"
+    lines: list[StyledLine | Table] = [device_line(run.info.device), head]
+    if found:
+        more = len(found) - _MOST_CLIFFS
+        title = "unexplained times" + ("" if more <= 0 else f", the {_MOST_CLIFFS} worst ({more:,} more in --json)")
+        table = plain_table((">off", "product", "provider", "reason", "evidence"), title=title)
+        for one in found[:_MOST_CLIFFS]:
+            table.add_row(f"{one.found.ratio:.1f}x", str(one.gemm), one.provider, one.found.reason, one.found.words)
+        lines += ["", table, "", "a fit of a model sets these times aside"]
+    answer = {"run": run.folder, "rows": rows, "reasons": reasons, "unexplained": unexplained}
+    print_result(as_json, lambda: answer, lines)
 
 
 def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) -> Path:
@@ -153,7 +147,12 @@ def _lines(found: Check) -> Iterator[StyledLine | Table]:
         yield "no measured points: no cliffs can be found and no rules tested"
         return
     if found.cliffs and not found.common:
-        yield from ("", _cliffs_table(found))
+        more = len(found.cliffs) - _MOST_CLIFFS
+        title = "cliffs" if more <= 0 else f"the {_MOST_CLIFFS} largest cliffs ({more:,} more in --json)"
+        evidence = {"identity": "", "arithmetic": " (arithmetic)", "clock": " (clock)"}
+        causes = [(cliff, cliff.cause) for cliff in found.cliffs[:_MOST_CLIFFS]]
+        words = ((cliff, f"{why.kind}: {why.words}{evidence[why.evidence]}") for cliff, why in causes)
+        yield from ("", cliffs_table(words, title))
     for section in filter(None, (steps_section(found), rules_section(found.rules, info.device))):
         yield ""
         yield from section_lines(section, _VERDICT_STYLE)
@@ -205,15 +204,6 @@ def _broken_rules(found: Check) -> Counter[tuple[AlignmentRule, str]]:
     )
 
 
-def _cliffs_table(found: Check) -> Table:
-    """Tabulates the largest cliffs."""
-    more = len(found.cliffs) - _MOST_CLIFFS
-    title = "cliffs" if more <= 0 else f"the {_MOST_CLIFFS} largest cliffs ({more:,} more in --json)"
-    causes = [(cliff, cliff.cause) for cliff in found.cliffs[:_MOST_CLIFFS]]
-    evidence = {"identity": "", "arithmetic": " (arithmetic)", "clock": " (clock)"}
-    return cliffs_table(((cliff, f"{why.kind}: {why.words}{evidence[why.evidence]}") for cliff, why in causes), title)
-
-
 def _kernel_table(found: Check) -> Table:
     """Tabulates the tile and wave edges of named kernels."""
     title = f"kernels: time of 1, 2, 3, … blocks per SM ({found.run.info.device.sm_count} SMs), in times of one block"
@@ -248,7 +238,7 @@ def check_to_json(found: Check) -> dict[str, Any]:
         data = asdict(replace(verdict, evidence=verdict.evidence[:_MOST_EVIDENCE]))
         rules.append({{"rule": "id", "num_pairs": "pairs"}.get(name, name): value for name, value in data.items()})
     return {
-        "run": str(found.run.folder), "device": info.device.name, "origin": info.origin, "source": info.source,
+        "run": found.run.folder, "device": info.device.name, "origin": info.origin, "source": info.source,
         "points": found.num_points, "curves": found.num_curves, "noise": found.noise,
         "cliffs": [cliff_to_json(cliff) for cliff in found.cliffs],
         "falls": [cliff_to_json(cliff) for cliff in found.falls],

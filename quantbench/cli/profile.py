@@ -23,7 +23,7 @@ from quantbench.cli.output import StyledLine, check_file, check_folder, output, 
 from quantbench.errors import InputError, printable, require_choice, require_int
 from quantbench.files import folders_with, read_text, write_file
 from quantbench.latency.libraries import LIBRARIES, library_of
-from quantbench.units import percent
+from quantbench.units import counted, percent
 
 if TYPE_CHECKING:
     from quantbench.profile import Estimate, Estimates, Profile
@@ -130,8 +130,7 @@ def _export_profile(paths: list[Path], target_file: Path | None, fit: bool, libr
     records = sum(len(run.records) for run in runs)
     fits = fit and runs[0].info.device.kind != "cpu"  # processors have no model
     duration = f"{_FIXED_S[fits] + records * _PER_RECORD_S:.0f} s"
-    counted = f"{records:,} record{'' if records == 1 else 's'}"
-    say(output(stderr=True), f"{counted}: cliffs, rules and models take about {duration}")
+    say(output(stderr=True), f"{counted(records, 'record')}: cliffs, rules and models take about {duration}")
     made = Profile.from_runs(runs, fit=fit)
     target.parent.mkdir(parents=True, exist_ok=True)
     made.save(target)

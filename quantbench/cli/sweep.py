@@ -154,10 +154,7 @@ def check_words(arguments: SweepArguments, on: str, resume: Path | None, gpu: st
         if options.dims:
             check_axes(tuple(parse_axis(dim if "=" in dim else f"{dim}=1") for dim in options.dims))
         return
-    given = [word for word in _given(arguments) if word != "--budget"]
-    if arguments.dims or arguments.shapes:
-        expected = "the run's own points: --resume, with --budget at most"
-        raise InputError("sweep", f"--resume {resume} with --dim or --shapes", expected)
+    given = [*(["--dim"] if arguments.dims else []), *(word for word in _given(arguments) if word != "--budget")]
     if given:
         expected = "the run's own options: --resume, with --budget at most"
         raise InputError("sweep", f"--resume {resume} with {given[0]}", expected)

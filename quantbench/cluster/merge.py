@@ -16,6 +16,7 @@ from quantbench.measurement import GRADES
 from quantbench.store.folder import Run, RunWriter
 from quantbench.store.record import Failed, Measured, Record, Skipped
 from quantbench.store.run import RunInfo
+from quantbench.units import counted
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) ->
     Raises InputError for fewer than two different runs, a folder passed twice, and differences unless `force`.
     """
     if len(runs) < 2:
-        raise InputError("merge", f"{len(runs)} run{'s' * (len(runs) != 1)}", "two or more")
+        raise InputError("merge", counted(len(runs), "run"), "two or more")
     folders = [run.folder.resolve() for run in runs]
     twice = next((run.folder for run in runs if folders.count(run.folder.resolve()) > 1), None)
     if twice is not None:

@@ -1,9 +1,9 @@
 """Parses the axes of a sweep and lists the ops at each point.
 
 Entry points: `parse_axis` (`hidden=1024:4096:64`, `tp=1,2,4,8`, `n=3072:8192@edges`), which returns an `Axis`;
-`check_axes`, `with_defaults`, `grain_of` (step of the search for edges), `ops_at`; `Held`, the sizes and options that
-no axis varies; the names of axes `DIMS`, `GEMM_DIMS`, `MOE_DIMS`, `MODEL_DIMS`, `SHAPE_DIM` and of ops `LINEAR_OPS`,
-`UNFUSED_OPS`, `EXPERT_OPS`; `MOST_VALUES` of an axis. Used by the other modules of this package, by `analysis` and
+`check_axes`, `with_defaults`, `grain_of` (step of the search for edges), `ops_at`, `places_of`; `Held`, the sizes and
+options that no axis varies; the names of axes `DIMS`, `GEMM_DIMS`, `MOE_DIMS`, `MODEL_DIMS`, `SHAPE_DIM` and of ops
+`LINEAR_OPS`, `UNFUSED_OPS`, `EXPERT_OPS`; `MOST_VALUES` of an axis. Used by the other modules of this package, by `analysis` and
 `report`, by `cli.model_options`, and by the commands `sweep` and `predict`.
 
 Grammar of an axis: items separated by commas, each an integer or `start:stop[:step]` (stop included if the step reaches
@@ -13,8 +13,9 @@ it), and `@edges` at the end to add both sides of every predicted edge between t
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from math import isqrt, prod
 from typing import Any
 
@@ -294,6 +295,26 @@ def ops_at(
     if held.direction == "backward":
         found = [op for op in found if op.phase != "forward"]
     return tuple(found)
+
+
+def places_of(
+    axes: Sequence[Axis], held: Held, who: str = "sweep", *, skip_impossible: bool = False, modelled: bool = False
+) -> tuple[list[tuple[dict[str, int], tuple[Op, ...]]], tuple[str, ...]]:
+    """Returns the ops at each place of a grid, and why impossible places are left out.
+
+    skip_impossible: whether to leave them out; otherwise the first raises InputError. Others: as of `ops_at`.
+    """
+    places, impossible = [], []
+    for values in product(*(axis.values for axis in axes)):
+        try:
+            ops = ops_at(tuple(axes), values, held, who, modelled=modelled)
+        except InputError as error:
+            if not skip_impossible:
+                raise
+            impossible.append(str(error))
+            continue
+        places.append(({axis.field: value for axis, value in zip(axes, values, strict=True)}, ops))
+    return places, tuple(impossible)
 
 
 def _default_ops(axes: tuple[Axis, ...], attention: str) -> tuple[str, ...]:

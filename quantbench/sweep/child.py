@@ -1,7 +1,7 @@
 """Runs Python modules as child processes that answer requests over pipes.
 
 Entry points: `WorkerProcess` in the parent, used by `cluster.ray_pool` and by the commands `sweep` and `check`; its
-base `ChildProcess`, its protocol `Asked` and `WorkerLostError`; `parent_pipes`, `first_line`, `context_lost` and
+base `ChildProcess`, its protocol `Asked` and `WorkerLostError`; `parent_pipe`, `first_line`, `context_lost` and
 `refusal` in the child. Used by `worker`, `naming`, `compiling`, `runner`, `session`, `cluster.lane` and tools.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import selectors
 import signal
 import subprocess
 import sys
@@ -17,7 +16,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any, Protocol, Self
 
 from quantbench.errors import InputError, MeasurementError
@@ -68,27 +69,24 @@ class Asked(Protocol):
 
 
 class ChildProcess:
-    """Python module in its own process that answers each line of JSON with a line of JSON.
+    """Python module in its own process that answers each message of JSON with a message of JSON.
 
-    module, words: run as `python -m MODULE READ_FD WRITE_FD WORDS…`, in a process group of its own, so that Ctrl-C
-    reaches only the sweep, which then ends the child.
+    module, words: run as `python -m MODULE FD WORDS…`, in a process group of its own, so that Ctrl-C reaches only the
+    sweep, which then ends the child.
     """
 
     def __init__(self, module: str, words: Sequence[str] = ()) -> None:
-        request_read, request_write = os.pipe()
-        reply_read, reply_write = os.pipe()
+        self._pipe, theirs = Pipe()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - read after the process has ended
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, str(request_read), str(reply_write), *words],
-            pass_fds=(request_read, reply_write),
+            [sys.executable, "-m", module, str(theirs.fileno()), *words],
+            pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=self._errors,
             stderr=self._errors,
             start_new_session=True,
         )
-        os.close(request_read)
-        os.close(reply_write)
-        self._request_fd, self._reply_fd, self._buffer = request_write, reply_read, b""
+        theirs.close()
 
     def ask(self, request: Request, limit_s: float, tick: Callable[[], None]) -> Reply:
         """Runs one point. Raises WorkerLostError if the process dies or exceeds limit_s; close it then."""
@@ -103,10 +101,8 @@ class ChildProcess:
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        if not self._errors.closed:
-            os.close(self._request_fd)
-            os.close(self._reply_fd)
-            self._errors.close()
+        self._pipe.close()
+        self._errors.close()
 
     def __enter__(self) -> Self:
         return self
@@ -116,29 +112,24 @@ class ChildProcess:
 
     def _send(self, data: dict[str, Any]) -> None:
         try:
-            os.write(self._request_fd, (json.dumps(data) + "\n").encode())  # under the pipe's 64 KiB: never partial
+            self._pipe.send_bytes(json.dumps(data).encode())
         except BrokenPipeError:
             raise self._lost() from None
 
     def _receive(self, limit_s: float, tick: Callable[[], None]) -> dict[str, Any]:
         deadline_s = time.monotonic() + limit_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._reply_fd, selectors.EVENT_READ)
-            while b"\n" not in self._buffer:
-                if time.monotonic() > deadline_s:
-                    raise WorkerLostError("timeout", f"no answer within {limit_s:.0f} s")
-                if not selector.select(timeout=0.1):
-                    tick()
-                    continue
-                chunk = os.read(self._reply_fd, 1 << 16)
-                if not chunk:
-                    raise self._lost()
-                self._buffer += chunk
-        line, _, self._buffer = self._buffer.partition(b"\n")
+        while not self._pipe.poll(0.1):
+            tick()
+            if time.monotonic() > deadline_s:
+                raise WorkerLostError("timeout", f"no answer within {limit_s:.0f} s")
         try:
-            data: dict[str, Any] = json.loads(line)
+            answer = self._pipe.recv_bytes()
+        except (EOFError, ConnectionResetError):
+            raise self._lost() from None
+        try:
+            data: dict[str, Any] = json.loads(answer)
         except (ValueError, RecursionError):
-            raise WorkerLostError("crash", f"answered with {line[:80]!r}") from None
+            raise WorkerLostError("crash", f"answered with {answer[:80]!r}") from None
         return data
 
     def _lost(self) -> WorkerLostError:
@@ -172,7 +163,7 @@ class WorkerProcess(ChildProcess):
 
 
 @contextmanager
-def parent_pipes() -> Iterator[tuple[Iterator[Any], Callable[[dict[str, Any]], None]]]:
+def parent_pipe() -> Iterator[tuple[Iterator[Any], Callable[[dict[str, Any]], None]]]:
     """Yields, inside a `ChildProcess`, the parent's messages and a function that sends one to it.
 
     A watchdog thread ends this process soon after its parent, however that ends and whatever a kernel is doing.
@@ -184,15 +175,14 @@ def parent_pipes() -> Iterator[tuple[Iterator[Any], Callable[[dict[str, Any]], N
             time.sleep(0.5)
         os._exit(1)
 
+    def messages() -> Iterator[Any]:
+        with suppress(EOFError, ConnectionResetError):
+            while True:
+                yield json.loads(pipe.recv_bytes())
+
     threading.Thread(target=watch, daemon=True).start()
-    read_fd, write_fd = int(sys.argv[1]), int(sys.argv[2])
-    with os.fdopen(read_fd, encoding="utf-8") as requests, os.fdopen(write_fd, "w", encoding="utf-8") as replies:
-
-        def send(data: dict[str, Any]) -> None:
-            replies.write(json.dumps(data) + "\n")
-            replies.flush()
-
-        yield map(json.loads, requests), send
+    with Connection(int(sys.argv[1])) as pipe:
+        yield messages(), lambda data: pipe.send_bytes(json.dumps(data).encode())
 
 
 def context_lost(error: BaseException) -> bool:

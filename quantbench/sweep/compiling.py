@@ -1,7 +1,7 @@
 """Compiles the Triton kernels of a plan in parallel processes, before timing starts.
 
 Entry points: `compile_kernels`, used by the command `sweep`. `main` is the process that it starts, `python
--m quantbench.sweep.compiling READ_FD WRITE_FD`. That process lists the kernels on tensors without memory, and
+-m quantbench.sweep.compiling FD`. That process lists the kernels on tensors without memory, and
 forks one process for each core to compile them into triton's cache on disk, where the worker finds them. None of them
 uses the GPU. A kernel that fails here is compiled by the worker, whose point gets the error.
 """
@@ -18,7 +18,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import QuantbenchError
 from quantbench.store.environment import relevant_environment
 from quantbench.store.typed import decode, encode
-from quantbench.sweep.child import ChildProcess, WorkerLostError, parent_pipes
+from quantbench.sweep.child import ChildProcess, WorkerLostError, parent_pipe
 from quantbench.sweep.messages import Request
 from quantbench.sweep.plan import PlanPoint
 from quantbench.units import duration
@@ -108,7 +108,7 @@ def list_kernels(requests: Sequence[Request], spec: DeviceSpec) -> dict[str, Cal
 
 def main() -> None:
     """Receives the points, and compiles their kernels in as many processes as there are cores."""
-    with parent_pipes() as (messages, send):
+    with parent_pipe() as (messages, send):
         spec = decode(DeviceSpec, next(messages))
         requests = [decode(Request, message) for message in iter(lambda: next(messages), {})]
         _kernels.extend(list_kernels(requests, spec).values())

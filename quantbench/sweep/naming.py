@@ -1,7 +1,7 @@
 """Identifies the kernel that a point ran, by default with torch.profiler in a second process.
 
 Entry points: `NamesApart`, `chosen_way` and `answer`, used by `worker`; `LIMIT_S`, used by `runner`; `main` of the
-second process, `python -m quantbench.sweep.naming READ_FD WRITE_FD`.
+second process, `python -m quantbench.sweep.naming FD`.
 
 QUANTBENCH_KERNEL_NAMES selects where the profiler runs: `apart` (default, the second process), `here` (in the worker,
 if only one process may use the device: compute mode EXCLUSIVE_PROCESS) or `off` (nowhere). A point never fails because
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from quantbench.errors import QuantbenchError, require_choice
 from quantbench.launch import Launch
 from quantbench.store.typed import decode, encode
-from quantbench.sweep.child import ChildProcess, WorkerLostError, context_lost, first_line, parent_pipes
+from quantbench.sweep.child import ChildProcess, WorkerLostError, context_lost, first_line, parent_pipe
 from quantbench.sweep.messages import Reply, Request
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def main() -> None:
     import torch  # noqa: F401
 
     spec: DeviceSpec | None = None
-    with parent_pipes() as (requests, send):
+    with parent_pipe() as (requests, send):
         for request in requests:
             if spec is None:
                 from quantbench import device

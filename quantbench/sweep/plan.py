@@ -18,7 +18,7 @@ import random
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import pairwise
 from statistics import median
 
 from quantbench.device.spec import DeviceSpec
@@ -26,7 +26,7 @@ from quantbench.errors import InputError
 from quantbench.latency.op_times import roofline_us
 from quantbench.providers.catalog import runs_kind
 from quantbench.store.record import Place, record_key
-from quantbench.sweep.axes import Axis, Held, check_axes, ops_at
+from quantbench.sweep.axes import Axis, Held, check_axes, places_of
 from quantbench.sweep.edges import edge_indices, neighbour_groups, predicted_jump
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import COLD_L2_MULTIPLE
@@ -263,20 +263,11 @@ def build_plan(
     Raises InputError for an impossible point, unless skip_impossible, and if no points remain.
     """
     check_axes(axes)
-    placed: list[Placed] = []
-    impossible: list[str] = []
-    for values in product(*(axis.values for axis in axes)):
-        try:
-            ops = ops_at(axes, values, held)
-        except InputError as error:
-            if not skip_impossible:
-                raise
-            impossible.append(str(error))
-            continue
-        placed.append(Placed({axis.field: value for axis, value in zip(axes, values, strict=True)}, ops))
+    places, impossible = places_of(axes, held, skip_impossible=skip_impossible)
+    placed = [Placed(at, ops) for at, ops in places]
     if neighbours and placed:
         placed = _in_groups(placed, axes, spec)
-    return lay_out(placed, providers, timing, spec, impossible=tuple(impossible))
+    return lay_out(placed, providers, timing, spec, impossible=impossible)
 
 
 def _in_groups(placed: Sequence[Placed], axes: tuple[Axis, ...], spec: DeviceSpec) -> list[Placed]:

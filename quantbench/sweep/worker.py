@@ -1,9 +1,9 @@
-"""Measures points in a process of its own: `python -m quantbench.sweep.worker READ_FD WRITE_FD [PROVIDER…]`.
+"""Measures points in a process of its own: `python -m quantbench.sweep.worker FD [PROVIDER…]`.
 
 Entry points: the process, started by `child`; `measure`, used by `pytest_plugin`; `copies_of`, used by
 `tools.evidence`.
 
-Each line of input is a request in JSON, answered by one reply. Errors that torch, CUDA or a provider raise become the
+Each message is a request in JSON, answered by one reply. Errors that torch, CUDA or a provider raise become the
 point's outcome. An unexpected error ends this process, and the sweep records the last line of the traceback. After a
 crash, a hang or a lost CUDA context the sweep starts a new process.
 """
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from quantbench.errors import MeasurementError, QuantbenchError, UnsupportedError
 from quantbench.store.typed import decode, encode
 from quantbench.sweep import naming
-from quantbench.sweep.child import context_lost, first_line, parent_pipes
+from quantbench.sweep.child import context_lost, first_line, parent_pipe
 from quantbench.sweep.messages import Hello, Reply, Request
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import LazyRuns, Run, cold_copies
@@ -159,9 +159,9 @@ def main() -> None:
     from quantbench.providers.identity import versions
     from quantbench.timing import make_timer
 
-    with parent_pipes() as (messages, send):
+    with parent_pipe() as (messages, send):
         try:
-            for provider in sys.argv[3:]:
+            for provider in sys.argv[2:]:
                 catalog.make(provider)
             way = naming.chosen_way()
             spec = device.current()
