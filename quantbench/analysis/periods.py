@@ -2,7 +2,7 @@
 
 Entry points: `find_periods`, which returns a `Period` per family; `tile_finder`, which returns a function `TileOf` from
 a point to its tile: recorded, else recovered, else assumed, or None if the measured steps contradict the assumed tile.
-Used by `check`, `cliffs`, `rule_pairs` and `sawtooth`, by `report`, the command `check` and tools. `staircase` does the
+Used by `check`, `cliffs`, `experts`, `rule_pairs` and `sawtooth`, by `report`, the command `check` and tools. `staircase` does the
 search.
 """
 
@@ -114,11 +114,9 @@ def _period(curves: Sequence[FittedCurve], spec: DeviceSpec, *, blind: bool) -> 
     chosen = _choose(curves, spec, _MOST_POINTS_BLIND if blind else _MOST_POINTS)
     # One resident block stands for kernels without waves: on a CPU core, and persistent kernels that divide the last
     # tiles.
-    sides, resident = BLOCK_SIDES, (1, *(spec.sm_count * per_sm for per_sm in range(1, MOST_BLOCKS_PER_SM + 1)))
-    if spec.kind == "cpu":
-        sides, resident = CPU_BLOCK_SIDES, (1,)
-    elif blind:
-        resident = (1, *range(*UNKNOWN_RESIDENT))
+    sides = CPU_BLOCK_SIDES if spec.kind == "cpu" else BLOCK_SIDES
+    waves = range(*UNKNOWN_RESIDENT) if blind else [spec.sm_count * i for i in range(1, MOST_BLOCKS_PER_SM + 1)]
+    resident = (1,) if spec.kind == "cpu" else (1, *waves)
     products = [[p.workload for p in one.curve.points if isinstance(p.workload, Gemm)] for one in chosen]
     recovered = recover(chosen, candidates(products, sides, resident))
     curve = curves[0].curve

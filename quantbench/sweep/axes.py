@@ -3,8 +3,8 @@
 Entry points: `parse_axis` (`hidden=1024:4096:64`, `tp=1,2,4,8`, `n=3072:8192@edges`), which returns an `Axis`;
 `check_axes`, `with_defaults`, `grain_of` (step of the search for edges), `ops_at`, `places_of`; `Held`, the sizes and
 options that no axis varies; the names of axes `DIMS`, `GEMM_DIMS`, `MOE_DIMS`, `MODEL_DIMS`, `SHAPE_DIM` and of ops
-`LINEAR_OPS`, `UNFUSED_OPS`, `EXPERT_OPS`; `MOST_VALUES` of an axis. Used by the other modules of this package, by `analysis` and
-`report`, by `cli.model_options`, and by the commands `sweep` and `predict`.
+`LINEAR_OPS`, `UNFUSED_OPS`, `EXPERT_OPS`; `MOST_VALUES` of an axis. Used by the other modules of this package, by
+`analysis` and `report`, by `cli.model_options`, and by the commands `sweep` and `predict`.
 
 Grammar of an axis: items separated by commas, each an integer or `start:stop[:step]` (stop included if the step reaches
 it), and `@edges` at the end to add both sides of every predicted edge between the smallest and the largest value.

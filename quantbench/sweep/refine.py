@@ -236,8 +236,9 @@ class LeastSure:
             return ()
         known = [(_sizes(r.workload), us, r.launch) for r in records if (us := _time_us(r)) is not None]
         sizes = np.array([shape for shape, _, _ in known], dtype=np.int64).reshape(-1, 3)
+        m, n, k = sizes.T
         model = GemmModel.fit(
-            self._spec, *sizes.T, np.array([us for _, us, _ in known]), dtype=self._candidates[0].workload.dtype,
+            self._spec, m, n, k, np.array([us for _, us, _ in known]), dtype=self._candidates[0].workload.dtype,
             launches=[launch for _, _, launch in known], seed=self._options.timing.seed,
         )  # fmt: skip
         shapes = np.array([_sizes(p.workload) for p in left], dtype=np.int64)
