@@ -2,8 +2,7 @@
 
 Entry points: `find_periods`, which returns a `Period` per family; `tile_finder`, which returns a function `TileOf` from
 a point to its tile: recorded, else recovered, else assumed, or None if the measured steps contradict the assumed tile.
-Used by `check`, `cliffs`, `experts`, `rule_pairs` and `sawtooth`, by `report`, the command `check` and tools. `staircase` does the
-search.
+Used by the other modules of this package, by `report`, the command `check` and tools. `staircase` does the search.
 """
 
 from __future__ import annotations

@@ -261,7 +261,7 @@ class Lane:
             timing=self.options.timing,
             done=frozenset(),
             connect=lambda: connected,
-            writer=_Part(partial(self.keep, label=label)),
+            append=partial(self.keep, label=label),
             clock=self.clock,
             on_progress=lambda progress: tick(),
             budget_s=None if self.budget_s is None else self.budget_s - (self.clock() - self._start_s),
@@ -312,13 +312,6 @@ class Lane:
         if isinstance(record.outcome, Measured):
             with self._lock:
                 self._first_reference_us.setdefault(record.source, typical_us(record.outcome.measurement.samples_us))
-
-
-@dataclass
-class _Part:
-    """Writer that one device's sweep appends its records to."""
-
-    append: Callable[[Record], None]
 
 
 class _Kept:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain
 from math import isfinite
 from operator import add
 from pathlib import Path
@@ -218,7 +219,12 @@ def write_run(
     begun = time.perf_counter()
     folder = results / spec.name / origin.run_id
     if os.path.exists(folder):
-        return _existing(folder, origin)
+        info = read_run_info(folder)
+        same = info.source == origin.source and all(info.options.get(k) == v for k, v in origin.options.items())
+        if not same or info.how_ended != "complete":
+            what = "is an import that did not finish" if same else "holds another table"
+            raise StoreError("import", f"{folder} {what}", "another --run-id, or that folder removed")
+        return ImportSummary(folder, origin.source, existed=True)
     if not units_are_right:
         _require_plausible(found.rows, spec)
     records = list(records_of(found.rows, origin, spec))
@@ -229,23 +235,14 @@ def write_run(
         share = "all" if letters["rejected"] == letters.total() else f"{letters['rejected']:,} of"
         fastest = f"{share} {letters.total():,} figures are above the peak of {spec.name}"
         raise InputError("import", fastest, "times that it can reach: the right --gpu, dtype and unit")
-    axes: dict[str, set[int]] = {}
-    for row in found.rows:
-        for name, value in row.place.axes.items():
-            axes.setdefault(name, set()).add(value)
+    axes: dict[str, set[int]] = defaultdict(set)
+    for name, value in chain.from_iterable(row.place.axes.items() for row in found.rows):
+        axes[name].add(value)
     info = RunInfo(
-        run_id=origin.run_id,
-        device=spec,
-        state=_UNKNOWN_STATE,
-        software=origin.software,
-        axes={name: sorted(values) for name, values in axes.items()},
-        options={**origin.options, "left_out": dict(found.left_out), "notes": list(origin.notes)},
-        seed=0,
-        environment={},
-        started=now_text(),
-        origin="imported",
-        source=origin.source,
-    )
+        origin.run_id, spec, _UNKNOWN_STATE, origin.software, {name: sorted(values) for name, values in axes.items()},
+        {**origin.options, "left_out": dict(found.left_out), "notes": list(origin.notes)}, seed=0, environment={},
+        started=now_text(), origin="imported", source=origin.source,
+    )  # fmt: skip
     with RunWriter.create(results, info) as writer:
         writer.extend(records)
         writer.update(replace(info, ended=now_text(), how_ended="complete"))
@@ -253,56 +250,33 @@ def write_run(
     repeated = _repeated(found.rows)
     no_tile = sum(record.launch is not None and record.launch.tile is None for record in records)
     return ImportSummary(
-        folder=folder,
-        source=origin.source,
-        rows=found.total,
-        records=len(records),
-        rejected=letters["rejected"],
-        cached=letters["D"],
-        no_time=len(timeless),
-        repeated=len(repeated),
-        no_tile=no_tile,
-        notes=(*origin.notes, *_notes(timeless, repeated, no_tile)),
-        left_out=dict(found.left_out),
+        folder, origin.source, found.total, len(records), letters["rejected"], letters["D"], len(timeless),
+        len(repeated), no_tile, (*origin.notes, *_notes(timeless, repeated, no_tile)), dict(found.left_out),
         seconds=time.perf_counter() - begun,
-    )
-
-
-def _existing(folder: Path, origin: Origin) -> ImportSummary:
-    info = read_run_info(folder)
-    same = info.source == origin.source and all(info.options.get(k) == v for k, v in origin.options.items())
-    if not same or info.how_ended != "complete":
-        what = "holds another table" if not same else "is an import that did not finish"
-        raise StoreError("import", f"{folder} {what}", "another --run-id, or that folder removed")
-    return ImportSummary(folder, origin.source, existed=True)
+    )  # fmt: skip
 
 
 def records_of(rows: list[Row], origin: Origin, spec: DeviceSpec) -> Iterator[Record]:
     """Yields one record per workload, provider and launch, whose samples are the rows in the table's order."""
     timing = TimingOptions()
-    groups: dict[tuple[Workload, str, Launch | None], list[Row]] = {}
+    groups: dict[tuple[Workload, str, Launch | None], list[Row]] = defaultdict(list)
     for row in rows:
         launch = row.launch or (None if row.kernel is None else _launch(row.kernel))
-        groups.setdefault((row.workload, row.provider, launch), []).append(row)
+        groups[row.workload, row.provider, launch].append(row)
     for (workload, provider, launch), group in groups.items():
         samples = tuple(row.latency_us for row in group if row.has_time)
         outcome: Measured | Skipped
         if samples:
-            outcome = Measured(_measurement(samples, origin), _grade(workload, median(samples), spec, origin))
+            state = _UNKNOWN_STATE
+            measurement = Measurement(samples, (), (), "imported", origin.mode, "unknown", state, state)
+            outcome = Measured(measurement, _grade(workload, median(samples), spec, origin))
         else:
             outcome = Skipped(f"the table gives no time: {group[0].latency_us:g} µs")
         places = {(p.op, *p.axes.items()): p for p in (row.place for row in group)}
         yield Record(
-            run_id=origin.run_id,
-            key=record_key(workload, provider, timing),
-            workload=workload,
-            provider=provider,
-            outcome=outcome,
-            launch=launch,
-            places=tuple(places.values()),
-            origin="imported",
-            source=origin.source,
-        )
+            origin.run_id, record_key(workload, provider, timing), workload, provider, outcome, launch,
+            tuple(places.values()), origin="imported", source=origin.source,
+        )  # fmt: skip
 
 
 @cache
@@ -332,10 +306,10 @@ def _require_plausible(rows: list[Row], spec: DeviceSpec) -> None:
 
 def _repeated(rows: list[Row]) -> list[list[Row]]:
     """Groups rows of one workload and provider with different times, those that differ most first."""
-    groups: dict[tuple[Workload, str], list[Row]] = {}
+    groups: dict[tuple[Workload, str], list[Row]] = defaultdict(list)
     for row in rows:
         if row.has_time:
-            groups.setdefault((row.workload, row.provider), []).append(row)
+            groups[row.workload, row.provider].append(row)
     found = [sorted(group, key=lambda row: row.latency_us) for group in groups.values() if len(group) > 1]
     found = [group for group in found if group[0].latency_us < group[-1].latency_us]
     return sorted(found, key=lambda group: group[0].latency_us / group[-1].latency_us)
@@ -359,19 +333,6 @@ def _notes(timeless: Sequence[Row], repeated: Sequence[list[Row]], no_tile: int)
         yield times + _times([worst[0], worst[-1]])
     if no_tile:
         yield f"{counted(no_tile, 'record')} with a kernel name that has no tile"
-
-
-def _measurement(samples_us: tuple[float, ...], origin: Origin) -> Measurement:
-    return Measurement(
-        samples_us=samples_us,
-        clocks_mhz=(),
-        discarded=(),
-        stopped_by="imported",
-        mode=origin.mode,
-        cache="unknown",
-        state_before=_UNKNOWN_STATE,
-        state_after=_UNKNOWN_STATE,
-    )
 
 
 def _grade(workload: Workload, latency_us: float, spec: DeviceSpec, origin: Origin) -> Grade:

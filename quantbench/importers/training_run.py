@@ -136,17 +136,12 @@ def write_training(
         if str(_load(folder)["source"]["sha256"]) != digest:
             raise StoreError(_WHO, f"{folder} holds another log", "another --run-id")
         return folder
-    data: dict[str, Any] = {
-        "format": TRAINING_FORMAT,
-        "version": TRAINING_VERSION,
-        "run_id": run_id,
-        "device": device,
+    data = {
+        "format": TRAINING_FORMAT, "version": TRAINING_VERSION, "run_id": run_id, "device": device,
         "source": {"file": source.name, "sha256": digest, "bytes": source.stat().st_size},
-        "arguments": found.arguments,
-        "summary": asdict(summary),
-        "software": installed_versions(),
+        "arguments": found.arguments, "summary": asdict(summary), "software": installed_versions(),
         "environment": relevant_environment(),
-    }
+    }  # fmt: skip
     try:
         folder.mkdir(parents=True)
         _write_iterations(folder / "iterations.csv", found)

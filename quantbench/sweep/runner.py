@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import MeasurementError
@@ -40,13 +39,6 @@ _MOST_NAMING = 0.5
 _NAMING_POINTS = 5
 # The groups that fit are reselected after every such share of the budget.
 _CHOOSE_EVERY = 0.02
-
-
-class Writer(Protocol):
-    """Destination of the records: a run's folder, or a lane of a cluster sweep."""
-
-    def append(self, record: Record) -> None:
-        """Stores one record."""
 
 
 @dataclass
@@ -89,6 +81,7 @@ class _NoWorkerError(Exception):
 class Sweep:
     """Measures points of a plan not in `done`, those of `more`, then the rest of the plan.
 
+    append: function that stores a record.
     budget_s: wall seconds from the worker's first answer, so that its start is not counted; None for no limit. Groups
         of the plan run while their expected time at the pace so far fits; at least one group runs. If `more` is set,
         the plan's first part gets 60 % of the budget. The point in progress at 1.2 budgets is ended.
@@ -106,7 +99,7 @@ class Sweep:
     timing: TimingOptions
     done: frozenset[str]
     connect: Callable[[], Asked]
-    writer: Writer
+    append: Callable[[Record], None]
     clock: Callable[[], float]
     on_progress: Callable[[Progress], None] = lambda progress: None
     budget_s: float | None = None
@@ -325,7 +318,7 @@ class Sweep:
             launch=reply.launch, check=reply.checked, places=point.places if role == "point" else (), role=role,
             elapsed_s=self._elapsed_s(), phases_s=reply.phases_s,
         )  # fmt: skip
-        self.writer.append(record)
+        self.append(record)
         self.records.append(record)
 
     def _tick(self) -> None:

@@ -136,7 +136,7 @@ class SweepSession:
             timing=self.options.timing,
             done=self.done,
             connect=self._next_worker,
-            writer=self._writer,
+            append=self._writer.append,
             clock=clock,
             on_progress=on_progress,
             budget_s=self.options.budget_s,

@@ -80,7 +80,7 @@ def record_of(spec: DeviceSpec, cheat: str, work: Workload) -> Record:
     point = PlanPoint("0" * 16, work, f"cheating_providers:{cheat}", (), 1.0)
     Sweep(
         plan=Plan((Group((point,)),), None), run_id="r", spec=spec, timing=TIMING, done=frozenset(),
-        connect=lambda: InThisProcess(spec), writer=kept, clock=time.monotonic,
+        connect=lambda: InThisProcess(spec), append=kept.append, clock=time.monotonic,
     ).run()  # fmt: skip
     (record,) = kept.records
     return record

@@ -322,7 +322,7 @@ def test_a_point_that_would_outlast_the_budget_is_ended_and_left() -> None:
 
     sweep = Sweep(
         plan=bench.plan, run_id="run", spec=A100, timing=TimingOptions(), done=frozenset(), connect=connect,
-        writer=bench, clock=bench.clock, budget_s=20.0,
+        append=bench.append, clock=bench.clock, budget_s=20.0,
     )  # fmt: skip
     assert sweep.run().how == "budget"
     assert limits[1] == pytest.approx(1.2 * 20.0)
