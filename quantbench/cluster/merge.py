@@ -72,7 +72,9 @@ def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) ->
                 others.append(record)
             elif (name := (record.key, kernel)) in points:
                 repeated += 1
-                points[name] = _better(points[name], record)
+                both = (points[name], record)
+                places = {(p.op, *sorted(p.axes.items())): p for one in both for p in one.places}
+                points[name] = replace(min(both, key=_rank), places=tuple(places.values()))
             else:
                 points[name] = record
     infos = [run.info for run in runs]
@@ -150,12 +152,6 @@ def _shard(info: RunInfo) -> tuple[int, int] | None:
         case [int(part), int(parts)] if 1 <= part <= parts:
             return part, parts
     return None
-
-
-def _better(one: Record, two: Record) -> Record:
-    best = min((one, two), key=_rank)
-    places = {(p.op, *sorted(p.axes.items())): p for p in (*one.places, *two.places)}
-    return replace(best, places=tuple(places.values()))
 
 
 def _rank(record: Record) -> tuple[int, int]:

@@ -139,7 +139,7 @@ class ClusterSweep:
     def _lane_of(self, worker: ClusterWorker) -> Lane | None:
         """Waits for the other devices, then returns this device's run; None if the device takes no part."""
         with self._changed:
-            while not self._all_here():
+            while len(self._heard) < len(self.hosts) and self.clock() - (self._first_s or 0.0) <= _STRAGGLERS_S:
                 self._tick()
                 self._changed.wait(_WATCH_S)
             kind = _kind_of(worker.hello)
@@ -150,10 +150,6 @@ class ClusterSweep:
                     return None
                 self.lanes[kind] = lane
             return self.lanes[kind]
-
-    def _all_here(self) -> bool:
-        waited_s = self.clock() - (self._first_s or 0.0)
-        return len(self._heard) >= len(self.hosts) or waited_s > _STRAGGLERS_S
 
     def _open(self, worker: ClusterWorker, members: int, folder: Path | None) -> Lane | None:
         """Opens a new run, or the one in `folder`; returns None if that is of another kind of device."""
