@@ -305,9 +305,7 @@ def find_cliffs(fitted: Iterable[FittedCurve], spec: DeviceSpec, periods: Sequen
 def _counts(one: FittedCurve, found: Break) -> bool:
     """Returns whether a break is a cliff: large, significant, between close sizes, and steeper than the work grows."""
     i, jump = found.index, found.log_jump
-    if abs(jump) < SMALLEST_CLIFF or abs(jump) < _SURE * found.standard_error:
-        return False
-    if i not in one.curve.close_gaps:
+    if abs(jump) < max(SMALLEST_CLIFF, _SURE * found.standard_error) or i not in one.curve.close_gaps:
         return False
     return jump < 0 or bool(one.fit.levels[i + 1] - one.fit.levels[i] > log(_growth(one.curve, i)))
 
@@ -411,11 +409,10 @@ def common_cliffs(
 
 def _steps(one: FittedCurve, i: int, explanation: Explanation) -> bool | None:
     """Returns whether point i + 1 needs more waves than point i."""
-    blocks = [num_blocks(point.workload, explanation.tile) for point in one.curve.points[i : i + 2]]
-    if None in blocks:
+    before, after = (num_blocks(point.workload, explanation.tile) for point in one.curve.points[i : i + 2])
+    if before is None or after is None:
         return None
-    before, after = (cdiv(count or 0, explanation.resident_blocks) for count in blocks)
-    return after > before
+    return cdiv(after, explanation.resident_blocks) > cdiv(before, explanation.resident_blocks)
 
 
 def _common(

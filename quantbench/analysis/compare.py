@@ -360,10 +360,9 @@ def _kernel_change(pair: Matched) -> str:
 
 def _why_none(a: Run, b: Run, options: CompareOptions) -> str:
     for name, run in (("A", a), ("B", b)):
-        if not any(isinstance(r.outcome, Measured) for r in run.records):
-            return f"run {name} has no measured point"
-        if not any(isinstance(r.outcome, Measured) and r.outcome.grade.letter != "rejected" for r in run.records):
-            return f"every point of run {name} was rejected"
+        if not any(map(_counts, run.records)):
+            measured = any(isinstance(r.outcome, Measured) for r in run.records)
+            return f"every point of run {name} was rejected" if measured else f"run {name} has no measured point"
     timing = [d for d in differences(a, b) if d.name.startswith("timing.")]
     if options.by == "key" and timing:
         return "they are timed differently: " + ", ".join(f"{d.name[7:]} {d.a} → {d.b}" for d in timing)

@@ -109,13 +109,8 @@ def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[C
         if size is None:
             continue
         held = tuple([item for item in point.axes.items() if item[0] != axis])
-        key = (*curve_family(point), held, point.mode)
-        group = groups.get(key)
-        if group is None:
-            groups[key] = {size: point}
-            continue
-        seen = group.get(size)
-        if seen is None or point.latency_us < seen.latency_us:
+        group = groups.setdefault((*curve_family(point), held, point.mode), {})
+        if size not in group or point.latency_us < group[size].latency_us:
             group[size] = point
     return tuple(
         Curve(axis, op, provider, variant, held, tuple(point for _, point in sorted(group.items())))  # type: ignore[arg-type]
@@ -196,9 +191,9 @@ def _errors_of_figures(curves: Sequence[Curve]) -> dict[Family, float]:
     Steps go up, so a larger size that took less time shows noise, which is symmetric. If a slope leaves too few such
     pairs, the lower quartile of all pairs is used, which tolerates steps in half of them.
     """
-    families: dict[Family, list[Curve]] = {}
+    families: dict[Family, list[Curve]] = defaultdict(list)
     for curve in curves:
-        families.setdefault(curve.family, []).append(curve)
+        families[curve.family].append(curve)
     found = {}
     for family, members in families.items():
         close = np.diff(np.concatenate([curve.log_size for curve in members])) < _CLOSE
@@ -251,13 +246,12 @@ def fit_curves(curves: Sequence[Curve], between: float) -> tuple[FittedCurve, ..
     between: scatter between points beyond their samples, log time (see `repeatability`).
     """
     sigmas = standard_errors(curves, between)
-    families: dict[Family, list[int]] = {}
+    families: dict[Family, list[int]] = defaultdict(list)
     for i, curve in enumerate(curves):
-        families.setdefault(curve.family, []).append(i)
+        families[curve.family].append(i)
     found: dict[int, FittedCurve] = {}
     for members in families.values():
-        family = [curves[i] for i in members]
-        fitted = _fit_family(family, [sigmas[i] for i in members], between)
+        fitted = _fit_family([curves[i] for i in members], [sigmas[i] for i in members], between)
         found.update(zip(members, fitted, strict=True))
     return tuple(found[i] for i in range(len(curves)))
 
@@ -320,17 +314,17 @@ def _batches(grids: Sequence[Floats]) -> list[list[int]]:
 
     grids: log sizes of each curve, (points,) each.
     """
-    by_grid: dict[bytes, list[int]] = {}
+    by_grid: dict[bytes, list[int]] = defaultdict(list)
     for i, grid in enumerate(grids):
-        by_grid.setdefault(grid.tobytes(), []).append(i)
+        by_grid[grid.tobytes()].append(i)
     batches: list[list[int]] = []
-    rest: dict[int, list[int]] = {}
+    rest: dict[int, list[int]] = defaultdict(list)
     for members in by_grid.values():
         points = len(grids[members[0]])
         if len(members) >= _MANY_ALIKE or points > _LONG:
             batches.append(members)
         else:
-            rest.setdefault(points, []).extend(members)
+            rest[points] += members
     for points, members in rest.items():
         step = _MOST_TOGETHER // points**2
         batches += [members[i : i + step] for i in range(0, len(members), step)]

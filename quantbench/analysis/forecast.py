@@ -81,11 +81,8 @@ def forecast(axes: Sequence[Axis], held: Held, times: RememberedTimes, *, skip_i
         raise InputError("predict", "no place is left to predict", "axes and ops that have places in common")
     times.ask(op.workload for _, ops in places for op in ops)
     correlation = op_times.correlation_of(times)
-    rows = [
-        _row(at, [OpEstimate(op, times.estimate(op.workload)) for op in ops], times.device, correlation)
-        for at, ops in places
-    ]
-    return Forecast(tuple(rows), impossible)
+    estimates = ((at, [OpEstimate(op, times.estimate(op.workload)) for op in ops]) for at, ops in places)
+    return Forecast(tuple(_row(at, ops, times.device, correlation) for at, ops in estimates), impossible)
 
 
 def _row(axes: dict[str, int], found: list[OpEstimate], spec: DeviceSpec, correlation: float) -> ForecastRow:
@@ -98,14 +95,9 @@ def _row(axes: dict[str, int], found: list[OpEstimate], spec: DeviceSpec, correl
     work = worst.op.workload
     used = tile_in_use(spec, work.dtype, worst.estimate.launch)
     reasons = idle_reasons(work, spec, used, peak_share(work, worst.estimate.latency_us, spec))
-    return ForecastRow(
-        axes=axes,
-        estimate=estimate,
-        logits=total(logits, correlation) if logits and ops is not logits else None,
-        peak_share=sum(known) / estimate.latency_us if len(known) == len(ops) else None,
-        worst=worst,
-        reasons=tuple(reason.words for reason in reasons),
-    )
+    of_logits = total(logits, correlation) if logits and ops is not logits else None
+    share = sum(known) / estimate.latency_us if len(known) == len(ops) else None
+    return ForecastRow(axes, estimate, of_logits, share, worst, tuple(reason.words for reason in reasons))
 
 
 # Range of the calibration of `latency.gemm.cliffs`: m at tile edges, and no small sizes.

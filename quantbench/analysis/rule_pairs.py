@@ -10,6 +10,7 @@ Effects are ratios of time per unit of useful work, broken / kept: above 1, the 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -224,15 +225,10 @@ def _ends_a_wave(before: Point, used: TileInUse | None, after: Point, used_after
     blocks = num_blocks(before.workload, used.tile), num_blocks(after.workload, used.tile)
     if blocks[0] is None or blocks[1] is None:
         return False
-    full = (blocks[0] - 1) % used.resident_blocks + 1
-    crossed = (blocks[1] - 1) // used.resident_blocks > (blocks[0] - 1) // used.resident_blocks
+    (waves, last), (waves_after, _) = (divmod(count - 1, used.resident_blocks) for count in blocks if count)
     # Rows aligned to less than 16 bytes use another kernel; cache lines matter less.
-    alike = _whole_loads(before) == _whole_loads(after)
-    return crossed and alike and full >= _WHOLE * used.resident_blocks
-
-
-def _whole_loads(point: Point) -> bool:
-    return (row_alignment_bytes(point.workload) or 0) >= 16
+    whole, whole_after = ((row_alignment_bytes(point.workload) or 0) >= 16 for point in (before, after))
+    return waves_after > waves and whole == whole_after and last + 1 >= _WHOLE * used.resident_blocks
 
 
 def fallbacks(
@@ -292,21 +288,17 @@ class _Layer:
 def _layers(material: Material, axis: str) -> list[dict[int, _Layer]]:
     """Returns, for each setting of the other axes, layers by value of `axis`, with each op's fastest provider. Uses
     only ops that were measured at every value in one timing mode, and skips settings without a linear op among them."""
-    groups: dict[tuple[object, ...], dict[int, dict[str, Point]]] = {}
-    for point in material.points:
+    groups: dict[tuple[object, ...], dict[int, dict[str, Point]]] = defaultdict(lambda: defaultdict(dict))
+    for point in sorted(material.points, key=lambda p: -p.latency_us):  # the fastest of each op comes last and stays
         if axis in point.axes:
             held = tuple((name, value) for name, value in point.axes.items() if name != axis)
-            ops = groups.setdefault((held, point.workload.dtype), {}).setdefault(point.axes[axis], {})
-            seen = ops.get(point.op)
-            if seen is None or point.latency_us < seen.latency_us:
-                ops[point.op] = point
+            groups[held, point.workload.dtype][point.axes[axis]][point.op] = point
     found = []
     for by_value in groups.values():
         everywhere = set.intersection(*(set(ops) for ops in by_value.values()))
         common = counted(op for op in everywhere if len({ops[op].mode for ops in by_value.values()}) == 1)
         if any(name.partition(".")[0] in LINEAR_OPS for name in common):
-            layers = {v: _layer([ops[name] for name in common], material) for v, ops in by_value.items()}
-            found.append(layers)
+            found.append({v: _layer([ops[name] for name in common], material) for v, ops in by_value.items()})
     return found
 
 
@@ -324,10 +316,10 @@ def best_value(axis: str, value: int) -> PairFinder:
         groups = [layers for layers in _layers(material, axis) if value in layers and len(layers) > 1]
         if not groups:
             return f"no layer at {axis} = {value} with other values to compare"
-        by_rival: dict[int, list[RulePair]] = {}
+        by_rival: dict[int, list[RulePair]] = defaultdict(list)
         for layers in groups:
             for rival in layers.keys() - {value}:
-                by_rival.setdefault(rival, []).append(_between(layers[value], layers[rival]))
+                by_rival[rival].append(_between(layers[value], layers[rival]))
         return min(by_rival.values(), key=lambda pairs: float(np.mean([pair.log_effect for pair in pairs])))
 
     return find

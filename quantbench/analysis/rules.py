@@ -323,10 +323,10 @@ RULES: tuple[RuleOfThumb, ...] = (
 
 def rule_named(name: str) -> RuleOfThumb:
     """Returns the rule with id `name`. Raises InputError that lists all ids if there is none."""
-    for rule in RULES:
-        if rule.id == name:
-            return rule
-    raise InputError("--experiment", repr(name), "one of " + ", ".join(rule.id for rule in RULES))
+    by_id = {rule.id: rule for rule in RULES}
+    if name not in by_id:
+        raise InputError("--experiment", repr(name), "one of " + ", ".join(by_id))
+    return by_id[name]
 
 
 def judge_all(material: Material, rules: Sequence[RuleOfThumb] = RULES) -> tuple[Verdict, ...]:
