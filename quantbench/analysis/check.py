@@ -93,20 +93,14 @@ def check_run(
     tile_of = tile_finder(spec, periods)
     shown = [one for one in fitted if one.curve.close_gaps]
     return Check(
-        run=run,
-        num_points=len(points),
-        curves=curves,
-        num_curves=len(shown),
+        run=run, num_points=len(points), curves=curves, num_curves=len(shown),
         noise=median(np.concatenate([one.sigma for one in shown])) if shown else None,
         cliffs=tuple(cliff for cliff in jumps if cliff.ratio > 1),
         falls=tuple(cliff for cliff in jumps if cliff.ratio < 1),
-        common=common_cliffs(fitted, jumps, spec, explained_by),
-        periods=periods,
-        rules=judge_all(Material(points, fitted, spec, tile_of), rules),
-        kernels=kernel_waves(points, spec),
-        padding=padding_lines(points, tile_of),
-        tile_of=tile_of,
-    )
+        common=common_cliffs(fitted, jumps, spec, explained_by), periods=periods,
+        rules=judge_all(Material(points, fitted, spec, tile_of), rules), kernels=kernel_waves(points, spec),
+        padding=padding_lines(points, tile_of), tile_of=tile_of,
+    )  # fmt: skip
 
 
 def fit_all(points: Sequence[Point], between: float) -> tuple[FittedCurve, ...]:

@@ -93,14 +93,9 @@ def log_cost(point: Point) -> float:
 
 
 def multiples(
-    axis: str,
-    divisor: int | Callable[[DeviceSpec], int],
-    *,
-    alike: Sequence[int] = (),
-    same_padding: bool = False,
-    ops: Sequence[str] = (),
-    size_of: Callable[[Point], int] | None = None,
-) -> PairFinder:
+    axis: str, divisor: int | Callable[[DeviceSpec], int], *, alike: Sequence[int] = (), same_padding: bool = False,
+    ops: Sequence[str] = (), size_of: Callable[[Point], int] | None = None,
+) -> PairFinder:  # fmt: skip
     """Builds a finder that compares multiples of `divisor` with the nearest other sizes on both sides.
 
     Using both sides cancels the trend along the axis.
@@ -127,13 +122,9 @@ def multiples(
 
 
 def _around_multiples(
-    one: FittedCurve,
-    by: int,
-    alike: Sequence[int],
-    same_padding: bool,
-    material: Material,
+    one: FittedCurve, by: int, alike: Sequence[int], same_padding: bool, material: Material,
     size_of: Callable[[Point], int] | None,
-) -> Iterable[RulePair]:
+) -> Iterable[RulePair]:  # fmt: skip
     curve = one.curve
     sizes = curve.sizes if size_of is None else tuple(map(size_of, curve.points))
     if not all(sizes):

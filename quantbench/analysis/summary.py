@@ -207,17 +207,13 @@ def row_of(points: tuple[Point, ...], ops: Collection[str] = ()) -> Row:
     width_us = sum([((p.high_us - p.low_us) / 2 * p.count) ** 2 for p in points]) ** 0.5
     known = [p.peak_share * (p.latency_us * p.count) for p in points if p.peak_share is not None]
     return Row(
-        axes=points[0].axes,
-        provider=points[0].provider,
-        points=points,
-        latency_us=latency_us,
-        half_width=width_us / latency_us,
-        tflops=sum([p.workload.flops * p.count for p in points]) / latency_us / 1e6,
+        axes=points[0].axes, provider=points[0].provider, points=points, latency_us=latency_us,
+        half_width=width_us / latency_us, tflops=sum([p.workload.flops * p.count for p in points]) / latency_us / 1e6,
         gb_per_s=sum([p.workload.min_bytes * p.count for p in points]) / latency_us / 1e3,
         peak_share=sum(known) / latency_us if len(known) == len(points) else None,
         grade=max([p.grade for p in points], key=lambda g: GRADES.index(g.letter)),
         missing=tuple(sorted(set(ops).difference([p.op for p in points]), key=op_order)),
-    )
+    )  # fmt: skip
 
 
 #: provider name of rows with several providers

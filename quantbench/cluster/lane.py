@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median_low
 from threading import RLock
-from typing import Protocol
+from types import SimpleNamespace
+from typing import Any, Protocol
 
 from quantbench.cluster.cards import reference_set
 from quantbench.device.spec import DeviceSpec
@@ -232,7 +233,7 @@ class Lane:
         self.members.add(label)
         self.queue.join(label)
         # The host replaces a worker that died, so the sweep only has to ask again.
-        connected = _Kept(worker)
+        connected: Any = SimpleNamespace(hello=worker.hello, ask=worker.ask, close=lambda: None)
 
         def following(records: object) -> tuple[PlanPoint, ...]:
             """Returns the next point. Waits while other devices are measuring, because one of them may be lost."""
@@ -255,21 +256,14 @@ class Lane:
             )  # fmt: skip
 
         sweep = Sweep(
-            plan=Plan((), self.plan.reference),
-            run_id=self.writer.info.run_id,
-            spec=self.spec,
-            timing=self.options.timing,
-            done=frozenset(),
-            connect=lambda: connected,
-            append=partial(self.keep, label=label),
-            clock=self.clock,
-            on_progress=lambda progress: tick(),
+            plan=Plan((), self.plan.reference), run_id=self.writer.info.run_id, spec=self.spec,
+            timing=self.options.timing, done=frozenset(), connect=lambda: connected,
+            append=partial(self.keep, label=label), clock=self.clock, on_progress=lambda progress: tick(),
             budget_s=None if self.budget_s is None else self.budget_s - (self.clock() - self._start_s),
-            limit_s=self.options.limit_s,
-            more=following,
+            limit_s=self.options.limit_s, more=following,
             interpreter=self.writer.info.environment.get("TRITON_INTERPRET") == "1",
             more_references=reference_set(self.plan),
-        )
+        )  # fmt: skip
         try:
             ending = sweep.run()
         except DeviceLostError:
@@ -312,17 +306,3 @@ class Lane:
         if isinstance(record.outcome, Measured):
             with self._lock:
                 self._first_reference_us.setdefault(record.source, typical_us(record.outcome.measurement.samples_us))
-
-
-class _Kept:
-    """Wrapper of a worker whose `begin` and `close` do nothing: its host starts and ends it, not the sweep."""
-
-    def __init__(self, worker: Asked) -> None:
-        self.hello = worker.hello
-        self.ask = worker.ask
-
-    def begin(self, timing: object) -> None:
-        pass
-
-    def close(self) -> None:
-        pass

@@ -225,13 +225,9 @@ DEFAULT_KINDS = ("gemm", "context_attention", "nccl")
 
 
 def find_tables(
-    system: str,
-    *,
-    backend: str | None = None,
-    version: str | None = None,
-    kinds: Sequence[str] = DEFAULT_KINDS,
+    system: str, *, backend: str | None = None, version: str | None = None, kinds: Sequence[str] = DEFAULT_KINDS,
     root: Path | None = None,
-) -> tuple[list[TableFile], list[str]]:
+) -> tuple[list[TableFile], list[str]]:  # fmt: skip
     """Returns the tables of a system, and a message for each missing one of `kinds`.
 
     system: the package's name of the system, or a device slug.

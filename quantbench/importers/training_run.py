@@ -89,21 +89,16 @@ def summarize(name: str, found: Iterations, given: Mapping[str, int] | None = No
     seq = _finite(found.seq)
     interval = median_interval(tokens) if len(tokens) else None
     return TrainingSummary(
-        name=name,
-        **{degree: degrees.get(degree) for degree in ("gpus", "tp", "pp", "dp", "mbs")},
-        gbs=int(found.values["gbs"][-1]),
-        seq=round(float(seq[-1])) if len(seq) else None,
-        iterations=int(found.final.sum()),
-        restarts=int(found.segment[-1]),
-        skipped=int(np.nansum(found.values["skipped"])),
-        nan_losses=len(losses) - len(numbers) if len(numbers) else 0,
+        name=name, **{degree: degrees.get(degree) for degree in ("gpus", "tp", "pp", "dp", "mbs")},
+        gbs=int(found.values["gbs"][-1]), seq=round(float(seq[-1])) if len(seq) else None,
+        iterations=int(found.final.sum()), restarts=int(found.segment[-1]),
+        skipped=int(np.nansum(found.values["skipped"])), nan_losses=len(losses) - len(numbers) if len(numbers) else 0,
         sec_per_it=float(np.median(found.values["elapsed_s"][steady])),
         tokens_per_s=float(np.median(tokens)) if len(tokens) else None,
         tokens_per_s_low=None if interval is None else interval.low,
         tokens_per_s_high=None if interval is None else interval.high,
         tflops=float(np.median(tflops)) if len(tflops) else None,
-        first_loss=float(numbers[0]) if len(numbers) else None,
-        last_loss=float(numbers[-1]) if len(numbers) else None,
+        first_loss=float(numbers[0]) if len(numbers) else None, last_loss=float(numbers[-1]) if len(numbers) else None,
         left_out=dict(found.left_out),
     )  # fmt: skip
 

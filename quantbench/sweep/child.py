@@ -90,8 +90,8 @@ class ChildProcess:
 
     def ask(self, request: Request, limit_s: float, tick: Callable[[], None]) -> Reply:
         """Runs one point. Raises WorkerLostError if the process dies or exceeds limit_s; close it then."""
-        self._send(encode(request))
-        data = self._receive(limit_s, tick)
+        self.send(encode(request))
+        data = self.receive(limit_s, tick)
         try:
             return reply_from_json(data)
         except InputError as error:
@@ -110,13 +110,15 @@ class ChildProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _send(self, data: dict[str, Any]) -> None:
+    def send(self, data: dict[str, Any]) -> None:
+        """Sends a message. Raises WorkerLostError if the process has died."""
         try:
             self._pipe.send_bytes(json.dumps(data).encode())
         except BrokenPipeError:
             raise self._lost() from None
 
-    def _receive(self, limit_s: float, tick: Callable[[], None]) -> dict[str, Any]:
+    def receive(self, limit_s: float, tick: Callable[[], None] = lambda: None) -> dict[str, Any]:
+        """Returns the next message. Raises WorkerLostError if the process dies or exceeds limit_s."""
         deadline_s = time.monotonic() + limit_s
         while not self._pipe.poll(0.1):
             tick()
@@ -150,7 +152,7 @@ class WorkerProcess(ChildProcess):
     def __init__(self, providers: Sequence[str] = ()) -> None:
         super().__init__("quantbench.sweep.worker", providers)
         try:
-            data = self._receive(_START_LIMIT_S, lambda: None)
+            data = self.receive(_START_LIMIT_S)
             if "refused" in data:
                 raise refusal("worker", data["refused"])
             self.hello = decode(Hello, data)
@@ -159,7 +161,7 @@ class WorkerProcess(ChildProcess):
             raise
 
     def begin(self, timing: TimingOptions) -> None:
-        self._send(encode(timing))
+        self.send(encode(timing))
 
 
 @contextmanager

@@ -30,24 +30,6 @@ _FEWEST_POINTS = 4
 _LIMIT_S = 120.0
 
 
-class _Compiler(ChildProcess):
-    """The process that compiles."""
-
-    def __init__(self) -> None:
-        super().__init__("quantbench.sweep.compiling")
-
-    def begin(self, spec: DeviceSpec, requests: Sequence[Request]) -> None:
-        """Sends the points."""
-        self._send(dict(encode(spec)))
-        for request in requests:
-            self._send(encode(request))
-        self._send({})
-
-    def numbers(self) -> dict[str, int]:
-        """Returns the next message: kernels and processes, and how many kernels are compiled."""
-        return self._receive(_LIMIT_S, lambda: None)
-
-
 def compile_kernels(points: Sequence[PlanPoint], spec: DeviceSpec, show: Callable[[int, int, str], None]) -> str:
     """Compiles what the plan's points by our own Triton kernels need, unless they are few. Returns what was done, as
     text; "" if nothing.
@@ -61,13 +43,15 @@ def compile_kernels(points: Sequence[PlanPoint], spec: DeviceSpec, show: Callabl
     show(0, 0, "listing the kernels to compile")
     start_s = time.monotonic()
     compiled, kernels, processes = 0, 0, 0
-    with suppress(WorkerLostError), _Compiler() as compiler:
-        compiler.begin(spec, [Request(workload, provider) for workload, provider in wanted])
-        numbers = compiler.numbers()
+    with suppress(WorkerLostError), ChildProcess("quantbench.sweep.compiling") as compiler:
+        for message in (spec, *(Request(workload, provider) for workload, provider in wanted)):
+            compiler.send(encode(message))
+        compiler.send({})
+        numbers = compiler.receive(_LIMIT_S)
         kernels, processes = numbers["kernels"], numbers["processes"]
         while compiled < kernels:
             show(compiled, kernels, f"compiling {kernels} kernels in {processes} processes")
-            compiled = compiler.numbers()["compiled"]
+            compiled = compiler.receive(_LIMIT_S)["compiled"]
     if not kernels:
         return ""
     rest = "" if compiled == kernels else "; the rest is compiled while measuring"

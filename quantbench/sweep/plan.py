@@ -245,15 +245,9 @@ class Placed:
 
 
 def build_plan(
-    axes: tuple[Axis, ...],
-    held: Held,
-    providers: Sequence[str],
-    timing: TimingOptions,
-    spec: DeviceSpec,
-    *,
-    skip_impossible: bool = False,
-    neighbours: bool = True,
-) -> Plan:
+    axes: tuple[Axis, ...], held: Held, providers: Sequence[str], timing: TimingOptions, spec: DeviceSpec, *,
+    skip_impossible: bool = False, neighbours: bool = True,
+) -> Plan:  # fmt: skip
     """Builds the plan of a sweep over a grid of axes.
 
     axes: axes with their edges added.
@@ -300,13 +294,9 @@ def _in_groups(placed: Sequence[Placed], axes: tuple[Axis, ...], spec: DeviceSpe
 
 
 def lay_out(
-    placed: Sequence[Placed],
-    providers: Sequence[str],
-    timing: TimingOptions,
-    spec: DeviceSpec,
-    *,
+    placed: Sequence[Placed], providers: Sequence[str], timing: TimingOptions, spec: DeviceSpec, *,
     impossible: tuple[str, ...] = (),
-) -> Plan:
+) -> Plan:  # fmt: skip
     """Builds the plan of a list of places: one point per op and provider that runs it, deduplicated, in groups shuffled
     within their rank, with a reference point. Raises InputError if there are no points."""
     points: dict[str, PlanPoint] = {}

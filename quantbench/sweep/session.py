@@ -130,22 +130,13 @@ class SweepSession:
         more: function that selects points beyond the plan, such as a bisection to its edges.
         """
         sweep = Sweep(
-            plan=self.plan,
-            run_id=self._writer.info.run_id,
-            spec=self.hello.device,
-            timing=self.options.timing,
-            done=self.done,
-            connect=self._next_worker,
-            append=self._writer.append,
-            clock=clock,
-            on_progress=on_progress,
-            budget_s=self.options.budget_s,
-            limit_s=self.options.limit_s,
+            plan=self.plan, run_id=self._writer.info.run_id, spec=self.hello.device, timing=self.options.timing,
+            done=self.done, connect=self._next_worker, append=self._writer.append, clock=clock, on_progress=on_progress,
+            budget_s=self.options.budget_s, limit_s=self.options.limit_s,
             first_reference_us=first_reference_us(self._records, self.plan),
-            more=more or adaptive_more(self.options, self.hello.device),
-            records=list(self._records),
+            more=more or adaptive_more(self.options, self.hello.device), records=list(self._records),
             interpreter=self.interpreted,
-        )
+        )  # fmt: skip
         try:
             self.finished = sweep.run()
         except BaseException:
@@ -191,16 +182,11 @@ def begun(hello: Hello, options: SweepOptions, axes: tuple[Axis, ...], results: 
     base = f"{datetime.now(UTC):%Y-%m-%dT%H%M%S}-{what}"
     names = (base if number == 1 else f"{base}-{number}" for number in count(1))
     return RunInfo(
-        run_id=next(name for name in names if not os.path.exists(results / device.name / name)),
-        device=device,
-        state=hello.state,
-        software=hello.software,
-        axes={axis.dim: list(axis.values) for axis in axes},
-        options=options_to_json(options),
-        seed=options.timing.seed,
-        environment=relevant_environment(),
+        run_id=next(name for name in names if not os.path.exists(results / device.name / name)), device=device,
+        state=hello.state, software=hello.software, axes={axis.dim: list(axis.values) for axis in axes},
+        options=options_to_json(options), seed=options.timing.seed, environment=relevant_environment(),
         started=now_text(),
-    )
+    )  # fmt: skip
 
 
 def resumed_options(folder: Path, budget_s: float | None) -> SweepOptions:

@@ -132,7 +132,7 @@ def worker(_cpu_and_providers: None) -> Iterator[WorkerProcess]:
 def test_an_answer_that_is_none_is_the_points_failure(
     worker: WorkerProcess, line: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "_send", lambda data: None)
+    monkeypatch.setattr(worker, "send", lambda data: None)
     monkeypatch.setattr(worker, "_pipe", Mock(poll=lambda s: True, recv_bytes=lambda: line))
     reply = worker.ask(request(), 60.0, lambda: None)
     assert reply.failed is not None
@@ -144,7 +144,7 @@ def test_an_answer_that_is_none_is_the_points_failure(
 def test_an_answer_that_is_no_json_ends_the_worker(
     worker: WorkerProcess, line: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "_send", lambda data: None)
+    monkeypatch.setattr(worker, "send", lambda data: None)
     monkeypatch.setattr(worker, "_pipe", Mock(poll=lambda s: True, recv_bytes=lambda: line))
     with pytest.raises(WorkerLostError, match="answered with"):
         worker.ask(request(), 60.0, lambda: None)
