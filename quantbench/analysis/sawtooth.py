@@ -61,8 +61,8 @@ def drawn_edges(curve: Curve, tile_of: TileOf) -> DrawnEdges:
 def tile_steps(a: Gemm, b: Gemm, tile: Tile) -> list[tuple[float, int, int]]:
     """Returns (fraction of the way from a to b, tiles up to it, tiles just after) for each increase of the tiles."""
     shares = {*_crossings(a.m, b.m, tile.block_m), *_crossings(a.n, b.n, tile.block_n)}
-    tiles = ((share, *(_tiles(a, b, tile, share, past=past) for past in (False, True))) for share in sorted(shares))
-    return [(share, before, after) for share, before, after in tiles if after > before]
+    steps = ((at, _tiles(a, b, tile, at, past=False), _tiles(a, b, tile, at, past=True)) for at in sorted(shares))
+    return [(share, before, after) for share, before, after in steps if after > before]
 
 
 def _crossings(start: int, stop: int, block: int) -> list[float]:

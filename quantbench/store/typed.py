@@ -51,7 +51,7 @@ def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) 
     """
     if not isinstance(data, dict):
         raise InputError(who or kind.__name__, repr(data)[:80], "a JSON object")
-    by_name, needed = _fields(kind, whole)
+    by_name, needed = _fields(kind, whole)  # type: ignore[arg-type]
     if not needed <= data.keys() <= by_name.keys():
         name = min((data.keys() - by_name.keys()) | (needed - data.keys()))
         problem, expected = ("unknown", "no field but") if name in data else ("missing", "all of")
