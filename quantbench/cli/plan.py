@@ -25,7 +25,15 @@ from quantbench.latency.interconnect import Cluster, cluster, reference_cluster
 from quantbench.latency.libraries import library_words
 from quantbench.planner.calibration import STACKS, Calibration, Calibrations, load_site, shipped
 from quantbench.planner.formulas import parameters
-from quantbench.planner.layout import RECOMPUTATIONS, Job, Layout, padded_vocab, partition_of
+from quantbench.planner.layout import (
+    MODULES,
+    RECOMPUTATIONS,
+    Job,
+    Layout,
+    padded_vocab,
+    partition_of,
+    require_recomputation,
+)
 from quantbench.workload import TransformerShape
 from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 
@@ -83,7 +91,15 @@ class PlanOptions(ShapeOptions):
     interleave: str = _layout("", "Model chunks per pipeline stage (default: all).")
     zero: str = _layout("", "ZeRO stages, 0 to 3 (default: all).")
     recompute: str = _layout(
-        "", "Activation recomputation: full, selective, none (default: all); full:4 for 4 layers of each stage."
+        "",
+        "Activation recomputation: full, selective, none (default: all); full:4 for 4 layers of each stage; modules as "
+        f"in Megatron, joined by +: {', '.join(MODULES)}.",
+    )
+    offload_activations: float = _layout(
+        0, "Share of each stage's layers whose activations wait in the host's memory.", min=0, max=1
+    )
+    offload_optimizer: float = _layout(
+        0, "Share of the optimizer's moments that the host keeps and updates.", min=0, max=1
     )
     cp: str = _layout("", "Context-parallel degrees (default: 1).")
     ep: str = _layout("", "Expert-parallel degrees of a model with experts (default: all).")
@@ -239,7 +255,8 @@ class PlanOptions(ShapeOptions):
             sequence_parallel=self.sequence_parallel, uneven=self.allow_uneven, recompute_layers=layers,
             cp=integers("--cp", self.cp) or (1,), cp_ring=not self.cp_gather, cp_balanced=not self.cp_contiguous,
             shards=self.shards, ep=integers("--ep", self.ep) or tuple(divisors(self.shape().experts or 1)),
-            expert_tp=self.expert_tp,
+            expert_tp=self.expert_tp, offload_activations=self.offload_activations,
+            offload_optimizer=self.offload_optimizer,
         )  # fmt: skip
 
     def _recomputation(self, default: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
@@ -259,7 +276,8 @@ class PlanOptions(ShapeOptions):
             zero=self._one("zero", default=1, low=0), recompute=kinds[0], recompute_layers=layers,
             sequence_parallel=bool(self.sequence_parallel), cp=cp, cp_ring=not self.cp_gather,
             cp_balanced=not self.cp_contiguous, shards=self.shards, ep=self._one("ep", default=1),
-            expert_tp=self.expert_tp,
+            expert_tp=self.expert_tp, offload_activations=self.offload_activations,
+            offload_optimizer=self.offload_optimizer,
         )  # fmt: skip
         return replace(found, partition=partition_of(self.shape().layers, pp, uneven=self.allow_uneven))
 
@@ -283,7 +301,7 @@ class PlanOptions(ShapeOptions):
             name: getattr(self, name)
             for name in (
                 "hidden", "heads", "kv_heads", "layers", "seq", "vocab", "gpus", "gbs", "optimizer", "recompute", "ffn",
-                "gated", "sequence_parallel", "fp8_recipe",
+                "gated", "sequence_parallel", "fp8_recipe", "offload_activations", "offload_optimizer",
             )
             if getattr(self, name)
         }  # fmt: skip
@@ -302,7 +320,7 @@ class PlanOptions(ShapeOptions):
                 cells[name] = require_choice(_WHO, f"--{name}", getattr(self, name), choices)
         if self.recompute:
             (cells["recompute"], *_), cells["recompute_layers"] = self._recomputation(())
-            require_choice(_WHO, "recompute", cells["recompute"], RECOMPUTATIONS)
+            require_recomputation(_WHO, cells["recompute"])
         if self.head_dim:
             cells["head_dim"] = integers("--head-dim", self.head_dim)[0]
         if self.untied:

@@ -52,8 +52,7 @@ _SAID_AGAIN = (
     "profile", "stack", "site", "straggler_spread", "cluster", "gpus_per_node", "node_gbit_per_s", "link_gb_per_s",
     "gbs", "optimizer",
     "attention", "softmax", "rampup_step", "dp_overlap", "gated", "dropout", "untied", "head_dim",
-    "fp8_recipe", "expert_tp", "cp_gather",
-    "cp_contiguous", "shards",
+    "fp8_recipe", "expert_tp", "cp_gather", "cp_contiguous", "shards", "offload_activations", "offload_optimizer",
 )  # fmt: skip
 
 
@@ -170,7 +169,7 @@ def _layouts_table(ranked: Sequence[Prediction]) -> Table:
         layout = p.layout
         table.add_row(
             *(str(getattr(layout, name)) for name in ("dp", "tp", "pp", "cp", "ep", "mbs", "interleave", "zero")),
-            _RECOMPUTE[layout.recompute], "yes" if layout.sequence_parallel else "",
+            _RECOMPUTE.get(layout.recompute, layout.recompute), "yes" if layout.sequence_parallel else "",
             _seconds(p.iteration.sec, "–"), f"{p.tflops:.0f}", percent(p.mfu),
             Text(f"{p.memory.total / GIB:.0f}", style="yellow" if p.tight else ""), percent(p.iteration.bubble_share),
             p.iteration.bound, style="bold" if p.sec_per_it == ranked[0].sec_per_it else "",

@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quantbench.errors import InputError
+from quantbench.planner.layout import modules_of
 from quantbench.workload import TransformerShape
 
 
@@ -105,13 +106,16 @@ def model_flops(shape: TransformerShape, gbs: int) -> float:
     return 3.0 * gbs * shape.seq * per_token
 
 
-def hardware_flops(shape: TransformerShape, gbs: int) -> dict[str, float]:
-    """Returns FLOPs per iteration by recomputation (full, selective, none); GPT layers as `megatron`."""
-    if _is_gpt(shape):
-        full = _megatron_flops(shape, gbs)
-        none = 0.75 * full
-    else:
-        none = model_flops(shape, gbs)
-        full = none * 4 / 3
+def hardware_flops(shape: TransformerShape, gbs: int, recompute: str = "none") -> float:
+    """Returns FLOPs per iteration with a recomputation (see `Layout`); GPT layers as `megatron`."""
+    none = 0.75 * _megatron_flops(shape, gbs) if _is_gpt(shape) else model_flops(shape, gbs)
+    if recompute == "full":
+        return none * 4 / 3
+    modules = modules_of(recompute)
+    matrices = 2.0 * gbs * shape.seq * (3 if shape.gated else 2) * shape.hidden * shape.layers
+    if "mlp" in modules and not shape.experts:
+        none += matrices * shape.ffn
+    if "moe" in modules and shape.experts:
+        none += matrices * shape.top_k * shape.moe_ffn
     core = 4.0 * gbs * shape.seq**2 * (shape.heads * shape.head_dim) * shape.layers
-    return {"full": full, "selective": none + core, "none": none}
+    return none + core if "core_attn" in modules else none

@@ -18,7 +18,7 @@ from functools import cached_property
 from quantbench.latency.interconnect import NODE_LATENCY_S
 from quantbench.latency.op_times import OpTimes, as_run
 from quantbench.planner.calibration import Calibration
-from quantbench.planner.layout import Job, LayerKey, layer_weights, padded_vocab
+from quantbench.planner.layout import MODULES, Job, LayerKey, layer_weights, modules_of, padded_vocab
 from quantbench.planner.memory import MASK_BYTES
 from quantbench.workload import Gemm, GroupedGemm, Op, TransformerShape
 from quantbench.workload.dtypes import element_bytes
@@ -67,7 +67,8 @@ class LayerTime:
 
     products, experts, core: of a layer, its weight GEMMs, those of routed experts, and attention's GEMMs with softmax.
     vector: bandwidth-bound kernels of a layer.
-    core_dropout: dropout on attention probabilities, a part of `vector`, each way.
+    modules: of each of MODULES, the parts of its forward pass: products that are not routed experts', bandwidth-bound
+        kernels and collectives.
     reduces: tensor-parallel collectives of a layer, both ways.
     context: context-parallel traffic of a layer, both ways.
     overhead: overhead per layer.
@@ -80,7 +81,7 @@ class LayerTime:
     experts: tuple[Span, Span]
     core: tuple[Span, Span]
     vector: tuple[float, float]
-    core_dropout: float
+    modules: tuple[tuple[Span, float, float], ...]
     reduces: float
     context: float
     overhead: float
@@ -99,7 +100,10 @@ class LayerTime:
             experts=(self.experts[0].times(experts), self.experts[1].times(experts)),
             core=(self.core[0].times(core), self.core[1].times(core)),
             vector=(self.vector[0] * c.elementwise_factor, self.vector[1] * c.elementwise_factor),
-            core_dropout=self.core_dropout * c.elementwise_factor,
+            modules=tuple(
+                (span.times(products), vector * c.elementwise_factor, reduces * c.tensor_factor)
+                for span, vector, reduces in self.modules
+            ),
             reduces=self.reduces * c.tensor_factor,
             context=self.context,
             overhead=c.layer_overhead_ms * 1e-3,
@@ -116,11 +120,16 @@ class LayerTime:
         return products + self.core[0] + self.core[1] + exactly(rest)
 
     def repeated(self, recompute: str) -> Span:
-        """Returns the seconds of a layer's recomputation."""
+        """Returns the seconds of a layer's recomputation, which for `full` are those of its forward pass."""
         if recompute == "full":
             again = self.vector[0] + self.reduces / 2 + self.context / 3
             return self.products[0] + self.experts[0] + self.core[0] + exactly(again)
-        return self.core[0] + exactly(self.core_dropout) if recompute == "selective" else exactly(0.0)
+        found, wanted = exactly(0.0), modules_of(recompute)
+        for name, (span, vector, reduces) in zip(MODULES, self.modules, strict=True):
+            if name in wanted:
+                found += span + exactly(vector + reduces)
+        found += self.core[0] if "core_attn" in wanted else exactly(0.0)
+        return found + self.experts[0] if "moe" in wanted else found
 
 
 class LayerTimes:
@@ -190,20 +199,30 @@ class LayerTimes:
             # chunks leave the last GPU the most.
             uneven = 2 - 1 / key.cp if shape.causal and not key.cp_balanced else 1.0
             spans[part, op.phase == "forward"] += time.times(uneven / key.cp) if part == "core" else time
+            if op.name.startswith(("mlp", "shared")) and op.phase == "forward":
+                spans["mlp", True] += time
         bytes_per_s = self._job.elementwise_bytes_per_s
         own = replace(shape, seq=shape.seq // key.cp)
         forward, backward = _vector_bytes(own, key)
         forward, backward = forward + moved_bytes[True], backward + moved_bytes[False]
         dropout_s = _core_dropout_bytes(shape) / key.cp / bytes_per_s
+        reduce_s, exchange_s = self._reduce_s(own), self._exchange_s(own, key)
+        norms_s, activation_s = (count / bytes_per_s for count in _norm_and_activation_bytes(own, key))
+        nothing, mlp = (exactly(0.0), 0.0, 0.0), (spans["mlp", True], activation_s, reduce_s + 2 * exchange_s)
+        modules = {
+            "core_attn": (exactly(0.0), dropout_s, 0.0), "layernorm": (exactly(0.0), norms_s, 0.0),
+            "moe" if shape.experts else "mlp": mlp,
+            "moe_act": (exactly(0.0), activation_s, 0.0) if shape.experts else nothing,
+        }  # fmt: skip
         return LayerTime(
             products=(spans["products", True], spans["products", False]),
             experts=(spans["experts", True], spans["experts", False]),
             core=(spans["core", True], spans["core", False]),
             vector=(forward / bytes_per_s + dropout_s, backward / bytes_per_s + dropout_s),
-            core_dropout=dropout_s,
+            modules=tuple(modules.get(name, nothing) for name in MODULES),
             # Megatron runs two all-reduces forward and two backward (with sequence parallelism: gathers and scatters of
             # the same volume).
-            reduces=4 * (self._reduce_s(own) + self._exchange_s(own, key)),
+            reduces=4 * (reduce_s + exchange_s),
             context=self._context_s(shape, key, spans["core", True].mid),
             overhead=0.0,
             logits=spans["logits", True] + spans["logits", False],
@@ -297,22 +316,29 @@ def _vector_bytes(shape: TransformerShape, key: LayerKey) -> tuple[float, float]
     """
     w, mask = element_bytes(shape.attention_dtype), MASK_BYTES if shape.dropout else 0
     whole = shape.tokens * shape.hidden / (shape.tp if key.sequence_parallel else 1)
-    mlp = shape.tokens * (shape.top_k * shape.moe_ffn if shape.experts else shape.ffn) / shape.tp
+    norms, activation = _norm_and_activation_bytes(shape, key)
     gates = 3 if shape.gated else 2
     width = shape.heads // shape.tp * shape.head_dim
     qkv = shape.tokens * (width + 2 * shape.kv_heads_per_gpu * shape.head_dim)
     context = shape.tokens * width
-    # Accesses per element. Two norms: read, write. Two residual additions with bias and dropout: two reads, a write, a
-    # mask. Activation: read (with its gate), write. Bias and transpose of q, k and v, transpose of the context: read,
-    # write.
-    forward = whole * (2 * 2 * w + 2 * (3 * w + mask)) + mlp * gates * w + (qkv + context) * 2 * w
+    # Accesses per element. Two residual additions with bias and dropout: two reads, a write, a mask. Bias and transpose
+    # of q, k and v, transpose of the context: read, write.
+    forward = norms + whole * 2 * (3 * w + mask) + activation + (qkv + context) * 2 * w
     # Two norms: two reads and a write, two reads for weight gradients. Two dropouts: read, write, mask. Two residual
     # gradients added: two reads, a write. Bias gradients: a read of each output. Activation: one read more than
     # forward. q, k, v and the context: read, write.
     backward = whole * (2 * 5 * w + 2 * (2 * w + mask) + 2 * 3 * w + 2 * w)
-    backward += mlp * (gates + 2) * w + qkv * 3 * w + context * 2 * w
+    backward += activation * (gates + 2) / gates + qkv * 3 * w + context * 2 * w
     # Weight gradients are accumulated over micro-batches: two reads, a write.
     return forward, backward + 3 * w * sum(layer_weights(shape, key))
+
+
+def _norm_and_activation_bytes(shape: TransformerShape, key: LayerKey) -> tuple[float, float]:
+    """Returns the bytes that two norms move forward (read, write), and the activation (read with its gate, write)."""
+    w = element_bytes(shape.attention_dtype)
+    whole = shape.tokens * shape.hidden / (shape.tp if key.sequence_parallel else 1)
+    mlp = shape.tokens * (shape.top_k * shape.moe_ffn if shape.experts else shape.ffn) / shape.tp
+    return whole * 2 * 2 * w, mlp * (3 if shape.gated else 2) * w
 
 
 def _core_dropout_bytes(shape: TransformerShape) -> float:

@@ -1,7 +1,8 @@
 """Defines the training job, its parallel layout and the split of layers into pipeline stages.
 
 Entry points: `Job`, `Layout` and its `LayerKey`, `partition_of`, `stage_kinds` (`StageKind`), `layer_weights`,
-`padded_vocab`; the constants `PRECISIONS`, `RECOMPUTATIONS` and `ALIGNED_ELEMENTS`. Used by the other modules of this
+`padded_vocab`, `modules_of`, `require_recomputation`; the constants `PRECISIONS`, `RECOMPUTATIONS`, `MODULES` and
+`ALIGNED_ELEMENTS`. Used by the other modules of this
 package, by `advice.space`, by the command `plan` and by `cli.model_options`.
 """
 
@@ -21,6 +22,9 @@ ALIGNED_ELEMENTS = 8
 OPTIMIZERS = ("adam", "fused_adam", "adam_8bit")
 PRECISIONS = ("fp16", "bf16")
 RECOMPUTATIONS = ("full", "selective", "none")
+#: parts of a layer that a recomputation may name, joined by "+": Megatron's --recompute-modules. core_attn, mlp and moe
+#: keep their input, layernorm and moe_act (the activation of experts) drop only their output
+MODULES = ("core_attn", "layernorm", "mlp", "moe", "moe_act")
 #: splits of layers into stages: equal counts; embedding and logits counted as a layer each (BLOOM's
 #: `--pp-partition-method 'type:transformer|embedding'`); or as equal as possible
 PARTITIONS = ("layers", "embedding", "uneven")
@@ -94,7 +98,7 @@ class Layout:
     mbs: samples per micro-batch.
     interleave: model chunks per stage (1: plain 1F1B).
     zero: ZeRO stage: 0 shards nothing over dp, 1 optimizer states, 2 also gradients, 3 also weights.
-    recompute: full, selective (scores, softmax and context only) or none.
+    recompute: full, none, or names of MODULES joined by "+"; selective is core_attn (scores, softmax and context).
     sequence_parallel: whether norms and dropout are also divided over tp.
     partition: split of layers into stages, one of PARTITIONS.
     recompute_layers: layers of each stage that are recomputed; 0 means all.
@@ -103,6 +107,9 @@ class Layout:
     cp_balanced: whether each GPU has an early and a late chunk of the sequence, which evens out causal attention.
     ep: GPUs of the tensor-, context- and data-parallel ones that share out the experts.
     expert_tp: GPUs that share each expert.
+    offload_activations: share of each stage's layers whose activations wait in the host's memory for their backward
+        pass.
+    offload_optimizer: share of the optimizer's moments that are kept and updated by the host.
     """
 
     dp: int
@@ -121,6 +128,8 @@ class Layout:
     cp_balanced: bool = True
     ep: int = 1
     expert_tp: int = 1
+    offload_activations: float = 0.0
+    offload_optimizer: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("dp", "tp", "pp", "mbs", "interleave", "cp", "ep", "expert_tp"):
@@ -128,8 +137,11 @@ class Layout:
         for name in ("recompute_layers", "shards"):
             require_int("layout", name, getattr(self, name), low=0, high=2**24)
         require_int("layout", "zero", self.zero, low=0, high=3)
-        require_choice("layout", "recompute", self.recompute, RECOMPUTATIONS)
+        require_recomputation("layout", self.recompute)
         require_choice("layout", "partition", self.partition, PARTITIONS)
+        for name in ("offload_activations", "offload_optimizer"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError("layout", f"{name} = {getattr(self, name)!r}", "a share from 0 to 1")
 
     @property
     def gpus(self) -> int:
@@ -162,6 +174,11 @@ class Layout:
             return 0
         return min(self.recompute_layers, layers) if self.recompute_layers else layers
 
+    @property
+    def modules(self) -> frozenset[str]:
+        """The MODULES that are recomputed; empty if all of a layer is, or nothing."""
+        return modules_of(self.recompute)
+
     def micro_batches(self, gbs: int) -> int:
         """Returns the micro-batches of each pipeline per iteration, counting a partial last one."""
         return -(-gbs // (self.mbs * self.dp))
@@ -178,10 +195,30 @@ class Layout:
             parts.append(f"interleave {self.interleave}")
         parts.append(f"ZeRO-{self.zero}" + (f" over {self.shards}" if self.shards else ""))
         layers = f" {self.recompute_layers} layers" if self.recompute_layers else ""
-        parts.append({"full": "recompute", "selective": "selective", "none": "no recompute"}[self.recompute] + layers)
+        parts.append({"full": "recompute", "none": "no recompute"}.get(self.recompute, self.recompute) + layers)
+        for share, what in ((self.offload_activations, "activations"), (self.offload_optimizer, "optimizer")):
+            parts += [f"{share:.0%} of {what} offloaded"] if share else []
         if self.sequence_parallel:
             parts.append("SP")
         return " ".join(parts)
+
+
+def modules_of(recompute: str) -> frozenset[str]:
+    """Returns the MODULES that a recomputation names.
+
+    >>> sorted(modules_of("selective")), sorted(modules_of("mlp+core_attn")), sorted(modules_of("full"))
+    (['core_attn'], ['core_attn', 'mlp'], [])
+    """
+    if recompute in ("full", "none"):
+        return frozenset()
+    return frozenset(("core_attn",) if recompute == "selective" else recompute.split("+"))
+
+
+def require_recomputation(who: str, recompute: str) -> None:
+    """Raises InputError for a recomputation that is neither one of RECOMPUTATIONS nor MODULES joined by "+"."""
+    if not all(name in MODULES for name in modules_of(recompute)):
+        expected = f"{', '.join(RECOMPUTATIONS)}, or some of {', '.join(MODULES)} joined by +"
+        raise InputError(who, f"recompute = {recompute!r}", expected)
 
 
 def layer_weights(shape: TransformerShape, part: Layout | LayerKey) -> tuple[int, int]:

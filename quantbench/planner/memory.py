@@ -1,8 +1,8 @@
 """Predicts the memory of the fullest GPU: weights, gradients, optimizer states, activations, logits, overheads.
 
 Entry points: `memory`, which returns a `Memory`; `limit_bytes`, what a GPU can hold; `embedding_parameters` and
-`stage_parameters`; the constants `GIB` and `MASK_BYTES`. Used by the other modules of this package, by
-`report.plan_page`, by the command `plan` and by `tools.planner_fit`.
+`stage_parameters`; `stage_activations`; the constants `GIB` and `MASK_BYTES`. Used by the other modules of this
+package, by `report.plan_page`, by the command `plan` and by `tools.planner_fit`.
 
 Activations follow Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022, sections 4
 and 5, extended to any MLP width, gate and number of key/value heads. Sizes are bytes and shown in GiB: a GPU sold with
@@ -29,6 +29,8 @@ MASK_BYTES = 1
 # Bytes per parameter: fp32 master weight, fp32 gradient during the optimizer step, two moments (fp32, or one byte each
 # for adam_8bit). torch.optim.Adam makes one more fp32 copy, the square root of the second moment.
 _STATE_BYTES = {"adam": 4 + 4 + 8 + 4, "fused_adam": 4 + 4 + 8, "adam_8bit": 4 + 4 + 2}
+# Of these, the moments, which Megatron's HybridDeviceOptimizer moves to the host; the master weights stay.
+_MOMENT_BYTES = {"adam": 8, "fused_adam": 8, "adam_8bit": 2}
 
 
 @dataclass(frozen=True)
@@ -100,17 +102,13 @@ def _stage(job: Job, layout: Layout, calibration: Calibration, kind: StageKind, 
     casts = layout.zero >= 3 and job.stack in STACKS and STACKS[job.stack].fsdp
     weights = 0.0 if casts else w * shared(3)
     gradients = 0.0 if casts else w * shared(2)
-    optimizer = _STATE_BYTES[job.optimizer] * shared(1)
-    again = layout.recomputed(kind.layers)
-    kept = again * _kept_per_layer(job, layout) + (kind.layers - again) * _layer_activations(
-        job, layout, with_core=True
-    )
-    activations = kept * in_flight(layout, stage, layout.micro_batches(job.gbs))
-    working = 0.0
-    if layout.recompute == "full":
-        working += _layer_activations(job, layout, with_core=True)
-    elif layout.recompute == "selective":
-        working += _core_activations(job, layout)
+    optimizer = (_STATE_BYTES[job.optimizer] - layout.offload_optimizer * _MOMENT_BYTES[job.optimizer]) * shared(1)
+    whole, kept = _layer_activations(job, layout), stage_activations(job, layout, kind)
+    activations = kept * in_flight(layout, stage, layout.micro_batches(job.gbs)) * (1 - layout.offload_activations)
+    # What a layer drops exists while it is recomputed; offloaded ones have one layer on its way out and one back in.
+    working = whole if layout.recompute == "full" else whole - _layer_activations(job, layout, layout.modules)
+    if layout.offload_activations:
+        working += 2 * kept / kind.layers
     if layout.zero >= 3:
         # Weights of the layer at hand and of the next, gathered ahead, and the gradients of one.
         working += 3 * w * sum(layer_weights(shape, layout))
@@ -131,33 +129,37 @@ def in_flight(layout: Layout, stage: int, micro_batches: int) -> float:
     return min(depth, float(micro_batches))
 
 
-def _kept_per_layer(job: Job, layout: Layout) -> float:
-    """Returns the bytes that a recomputed layer keeps per micro-batch until its backward pass."""
+def stage_activations(job: Job, layout: Layout, kind: StageKind) -> float:
+    """Returns the bytes that a stage keeps per micro-batch until its backward pass."""
+    again = layout.recomputed(kind.layers)
+    kept = _layer_activations(job, layout, layout.modules)
     if layout.recompute == "full":
-        shape = job.shape
-        kept = layout.mbs * shape.seq / layout.cp * shape.hidden * element_bytes(shape.attention_dtype)
-        return kept / (layout.tp if layout.sequence_parallel else 1)
-    return _layer_activations(job, layout, with_core=False)
+        kept = layout.mbs * job.shape.seq / layout.cp * job.shape.hidden * element_bytes(job.shape.attention_dtype)
+        kept /= layout.tp if layout.sequence_parallel else 1
+    return again * kept + (kind.layers - again) * _layer_activations(job, layout)
 
 
-def _layer_activations(job: Job, layout: Layout, *, with_core: bool) -> float:
-    """Returns the activation bytes that a layer's backward pass reads: s·b·h·(10 + 24/t) for a GPT layer, plus core."""
+def _layer_activations(job: Job, layout: Layout, dropped: frozenset[str] = frozenset()) -> float:
+    """Returns the activation bytes that a layer's backward pass reads: s·b·h·(10 + 24/t) for a GPT layer, plus core.
+    dropped: MODULES that are recomputed."""
     shape, w = job.shape, element_bytes(job.shape.attention_dtype)
     tokens = layout.mbs * shape.seq / layout.cp
     # Inputs of products are kept in their format.
     kept = DTYPES[shape.dtype].a_bytes if shape.fp8_recipe else w
     # Inputs of two norms, of qkv and of the MLP; two dropout masks.
-    whole = tokens * shape.hidden * (2 * w + 2 * kept + (2 * MASK_BYTES if shape.dropout else 0))
+    normed = 0 if "layernorm" in dropped else 2 * kept
+    whole = tokens * shape.hidden * (2 * w + normed + (2 * MASK_BYTES if shape.dropout else 0))
     width = shape.heads * shape.head_dim
     kv_width = max(shape.kv_heads, layout.tp) * shape.head_dim
     outputs = 2 if shape.gated else 1
-    mlp_bytes = (outputs * w + kept) * shape.ffn
+    mlp_bytes = 0 if "mlp" in dropped else (outputs * w + kept) * shape.ffn
     if shape.experts:  # with the rows gathered for the experts
-        mlp_bytes = shape.top_k * ((outputs * w + kept) * shape.moe_ffn + kept * shape.hidden)
+        down = 0 if "moe_act" in dropped else kept
+        mlp_bytes = shape.top_k * ((outputs * w + down) * shape.moe_ffn + kept * shape.hidden) * ("moe" not in dropped)
     divided = tokens * (w * (2 * width + 2 * kv_width) + mlp_bytes) / layout.tp
     if layout.sequence_parallel:
         whole /= layout.tp
-    return whole + divided + (_core_activations(job, layout) if with_core else 0.0)
+    return whole + divided + (0.0 if "core_attn" in dropped else _core_activations(job, layout))
 
 
 def _core_activations(job: Job, layout: Layout) -> float:

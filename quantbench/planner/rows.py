@@ -49,6 +49,8 @@ _COLUMNS = {
     "heads": ("nheads",), "seq": ("seq_len",), "zero": ("zero_stage",), "tflops": ("tflops_reported",),
     "precision": ("dtype",), "dp_overlap": ("run_dp_overlap",), "node_gbit_per_s": ("network", "run_node_gbit"),
 }  # fmt: skip
+# columns that may be 0
+_SHARES = ("dp_overlap", "run_dp_overlap", "offload_activations", "offload_optimizer")
 _BITS_PER_BYTE = 8
 _LONGEST_STAGE = 1.25
 
@@ -58,9 +60,8 @@ class TableRow:
     """Row of a table of layouts, with cells as typed; None and "" stand for empty cells.
 
     Every column is optional. tests/data/bloom_tables.csv lacks ffn, kv_heads, head_dim, interleave, recompute,
-    optimizer, attention, softmax, cluster, gated, tied, sequence_parallel, dropout, stack, fp8_recipe,
-    cp, ep, expert_tp, experts, top_k, moe_ffn, dp_overlap and
-    node_gbit_per_s.
+    optimizer, attention, softmax, cluster, gated, tied, sequence_parallel, dropout, stack, fp8_recipe, cp, ep,
+    expert_tp, experts, top_k, moe_ffn, dp_overlap, node_gbit_per_s, offload_activations and offload_optimizer.
 
     mem_gb: memory as nvidia-smi shows it, GiB.
     status: ok, oom, fail, …
@@ -125,6 +126,8 @@ class TableRow:
     tflops: float | None = None
     dp_overlap: float | None = None
     node_gbit_per_s: float | None = None
+    offload_activations: float | None = None
+    offload_optimizer: float | None = None
     gated: bool | None = None
     tied: bool | None = None
     sequence_parallel: bool | None = None
@@ -194,7 +197,7 @@ def read_table(path: Path) -> tuple[TableRow, ...]:
 
 def _positive(row: CsvRow, column: str) -> float:
     found = row.number(column)
-    if not math.isfinite(found) or found < 0 or (found == 0 and column not in ("dp_overlap", "run_dp_overlap")):
+    if not math.isfinite(found) or found < 0 or (found == 0 and column not in _SHARES):
         raise row.error(column, "a number above 0")
     return found
 
@@ -279,6 +282,8 @@ def case_of(row: TableRow, given: Given | None = None) -> Case:
         recompute=filling.usual("recompute", "full", "usual where nothing is said"),
         recompute_layers=filling.known("recompute_layers") or 0,
         sequence_parallel=bool(filling.known("sequence_parallel")),
+        offload_activations=filling.known("offload_activations") or 0.0,
+        offload_optimizer=filling.known("offload_optimizer") or 0.0,
     )  # fmt: skip
     shape = _shape(filling, layout, where.device)
     # Runs with stages of different length exist, but not with a stage that is far longer than the mean.

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from quantbench.errors import InputError, UnsupportedError, require_choice, require_int
 from quantbench.latency.estimate import Estimate
-from quantbench.latency.gemm.model import LARGEST_SIDE
+from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.model_times import require_reach
 from quantbench.latency.op_times import CORRELATION, OpEstimate, ShapeEstimate, total
 from quantbench.profile.interpolation import INTERPOLATED, MEASURED, MODELLED, SOURCES

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from quantbench.__main__ import main
 from quantbench.cli.app import app
 from quantbench.errors import QuantbenchError
-from quantbench.latency.gemm.model import LARGEST_SIDE
+from quantbench.latency.gemm.inputs import LARGEST_SIDE
 
 SHELF = Path(__file__).resolve().parents[2] / "results"
 SHELF_A100 = str(SHELF / "a100-sxm4-80gb")

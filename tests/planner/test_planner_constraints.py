@@ -105,8 +105,10 @@ def test_every_rule_has_a_name_of_its_own() -> None:
 def test_layouts_and_jobs_refuse_what_is_none() -> None:
     with pytest.raises(InputError, match="layout: zero = 4; expected an integer from 0 to 3"):
         Layout(1, 1, 1, 1, zero=4)
-    with pytest.raises(InputError, match="layout: recompute = 'some'; expected one of full, selective, none"):
+    with pytest.raises(InputError, match="layout: recompute = 'some'; expected full, selective, none, or some of core"):
         Layout(1, 1, 1, 1, recompute="some")
+    with pytest.raises(InputError, match=r"layout: offload_optimizer = 2; expected a share from 0 to 1"):
+        Layout(1, 1, 1, 1, offload_optimizer=2)
     with pytest.raises(InputError, match=r"plan: dp_overlap = 1\.5; expected a share from 0 to 1"):
         job(dp_overlap=1.5)
     with pytest.raises(InputError, match="plan: optimizer = 'sgd'"):

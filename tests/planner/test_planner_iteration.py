@@ -13,6 +13,7 @@ from quantbench.latency.estimate import Estimate
 from quantbench.latency.interconnect import Cluster, Link, cluster, reference_cluster, same_site
 from quantbench.latency.model_times import BestTimes
 from quantbench.latency.op_times import RememberedTimes, RooflineTimes
+from quantbench.planner.calibration import shipped
 from quantbench.planner.iteration import data_parallel_s, exposed_s, iteration, point_to_point_s, tied_embedding_s
 from quantbench.planner.layer_time import LayerTime, LayerTimes, Span, divided
 from quantbench.planner.layout import Job, LayerKey, Layout, layer_weights
@@ -22,6 +23,7 @@ from quantbench.planner.row_results import predict_cases
 from quantbench.planner.rows import Case
 from quantbench.workload import Gemm, Softmax, TransformerShape
 from quantbench.workload.kinds import Compute
+from quantbench.workload.presets import preset
 
 
 def core(time: LayerTime) -> Span:
@@ -207,6 +209,52 @@ def test_some_layers_can_be_recomputed() -> None:
     )
     assert two.recompute == pytest.approx(full.recompute / 3)
     assert none.sec.mid < two.sec.mid < full.sec.mid
+
+
+def test_recomputed_modules_cost_their_forward_pass() -> None:
+    of = job(gpus=8, gbs=4, shape=bloom_like(layers=6))
+    again = {
+        kind: times_of(of, Layout(1, 8, 1, 1, recompute=kind)).recompute
+        for kind in ("full", "selective", "core_attn", "layernorm", "mlp", "core_attn+mlp", "moe_act")
+    }
+    assert again["core_attn"] == again["selective"] > 0
+    assert again["moe_act"] == 0
+    assert 0 < again["layernorm"] < again["mlp"] < again["full"]
+    assert again["core_attn+mlp"] == pytest.approx(again["core_attn"] + again["mlp"])
+
+
+def test_recomputing_the_mlp_costs_what_megatron_bridge_measured() -> None:
+    """NVIDIA-NeMo/Megatron-Bridge, skills/perf-activation-recompute: 704 TFLOP/s without it, 593.6 with it, 32 H100."""
+    shape = replace(preset("llama-3-70b"), seq=4096, dtype="fp8", fp8_recipe="tensorwise")
+    of = Job(shape, reference_cluster(lookup("H100")), 32, 32, dp_overlap=1.0, stack="megatron-bridge")
+    planner = Planner(of, BestTimes()(of.cluster.device), shipped().of(of.cluster, of.stack))
+    core, mlp = (
+        planner.predict(Layout(2, 4, 4, 1, 5, recompute=kind, sequence_parallel=True)).sec_per_it
+        for kind in ("core_attn", "mlp")
+    )
+    assert mlp / core == pytest.approx(704 / 593.6, abs=0.06)
+
+
+@pytest.mark.parametrize(("share", "seconds"), [(0.25, 1.871), (0.5, 2.484), (0.75, 3.187), (1.0, 4.189)])
+def test_the_hosts_optimizer_takes_what_megatron_bridge_measured(share: float, seconds: float) -> None:
+    """NVIDIA-NeMo/Megatron-Bridge, skills/perf-techniques/cpu-offloading/card.yaml: 0.996 s without offloading."""
+    of = Job(preset("qwen3-30b-a3b"), reference_cluster(lookup("H100")), 16, 8)
+    plain = Layout(4, 2, 2, 1, recompute="none", ep=4)
+    none, some = (
+        iteration(of, one, LayerTimes(of, EvenTimes(), PLAIN), PLAIN).sec.mid
+        for one in (plain, replace(plain, offload_optimizer=share))
+    )
+    assert some - none == pytest.approx(seconds - 0.996, rel=0.12)
+
+
+def test_offloaded_activations_show_beyond_the_computation() -> None:
+    of = job(gpus=8, gbs=8, shape=bloom_like(layers=6, hidden=2048, heads=16))
+    plain = times_of(of, Layout(8, 1, 1, 1, recompute="none"))
+    hidden = times_of(of, Layout(8, 1, 1, 1, recompute="full", offload_activations=1.0))
+    assert hidden.offload == 0  # a layer's input is small against its time
+    found = times_of(of, Layout(8, 1, 1, 1, recompute="none", offload_activations=1.0))
+    assert found.offload > 0
+    assert found.sec.mid == pytest.approx(plain.sec.mid + found.offload)
 
 
 def test_what_bounds_an_iteration_is_named() -> None:
