@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock, Mock
 
 import pytest
 from made_devices import A100, CPU
@@ -87,25 +88,11 @@ def test_all_kernels_are_compiled_once_in_processes_of_their_own(
 
 
 def test_a_compiler_that_is_lost_leaves_the_rest_to_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Lost(compiling._Compiler):
-        """Dies over its second kernel."""
-
-        def __init__(self) -> None:
-            self._messages = iter([{"kernels": 5, "processes": 2}, {"compiled": 1}])
-
-        def begin(self, *_: object) -> None:
-            pass
-
-        def close(self) -> None:
-            pass
-
-        def numbers(self) -> dict[str, int]:
-            try:
-                return next(self._messages)
-            except StopIteration:
-                raise WorkerLostError("crash", "killed by SIGKILL") from None
-
-    monkeypatch.setattr(compiling, "_Compiler", Lost)
+    lost = WorkerLostError("crash", "killed by SIGKILL")  # over its second kernel
+    compiler = MagicMock(receive=Mock(side_effect=[{"kernels": 5, "processes": 2}, {"compiled": 1}, lost]))
+    compiler.__enter__.return_value = compiler
+    compiler.__exit__.return_value = None
+    monkeypatch.setattr(compiling, "ChildProcess", lambda module: compiler)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     said = compile_kernels(softmax_points("triton.fused"), A100, lambda *now: None)
     assert said.startswith("compiled 1 of 5 kernels in 2 processes in ")
