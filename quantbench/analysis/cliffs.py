@@ -4,10 +4,8 @@ Entry points: `find_cliffs` (single curves), `common_cliffs` (medians over many 
 `CommonCliff` with their `Cause`; `useful_work`. Used by `check` and `rule_pairs`; `report` and `profile.build` use the
 results. (The latency models have cliffs of their own in `latency.gemm.cliffs`.)
 
-One time per shape is too noisy to show small steps on one curve, but the median over many curves does. `common_cliffs`
-therefore includes every compute-bound curve that has both sizes, with or without a cliff of its own there. `cause_of`
-checks, in this order: lower clock, changed kernel, lost alignment, more waves or tiles, padding, working set beyond the
-cache. The first that applies is the cause; clock, waves, tiles and padding must explain at least half of the step.
+`cause_of` checks, in this order: lower clock, changed kernel, lost alignment, more waves or tiles, padding, working set
+beyond the cache. The first that applies is the cause; clock, waves, tiles and padding must explain half of the step.
 """
 
 from __future__ import annotations

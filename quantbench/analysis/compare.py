@@ -5,10 +5,8 @@ texts `VERDICTS`, `METHOD` and `FIGURES_METHOD`. Used by the command `compare`, 
 the result.
 
 A point is slower or faster if a rank test on the raw samples (single times: a log-normal test) rejects a change within
-the tolerance, after Holm's correction over all points: unchanged runs yield a false claim in at most 5 % of
-comparisons. (Holm rather than a false discovery rate, because one false regression already fails a build.) The
-tolerance is the user's margin, or the change that the reference point's noise explains, if that is larger. "Same" means
-that the 95 % interval of the ratio lies within the tolerance.
+the tolerance, after Holm's correction over all points: a single false regression fails a build. The tolerance is the
+user's margin or the noise of the reference point, whichever is larger. "Same": the 95 % interval lies within it.
 """
 
 from __future__ import annotations

@@ -4,10 +4,9 @@ Entry points: `curves_of`, which returns `Curve` objects; `fit_curves`, which re
 `curve_family`, which returns a `Family`; `repeatability`, `axes_of`; the constants `COARSE`, `LEAST_ERROR` and
 `MEDIAN_FACTOR`. Used by the other modules of this package, by `report` and by tools.
 
-The standard error of a point's log time (`standard_errors`) has three parts: the error of the median from its own
-samples; the scatter between points beyond the samples (memory placement, clock), estimated from the repeated reference
-point (`repeatability`); and, for tables with one time per point, the scatter between nearly equal sizes. If the fits of
-a family scatter more than expected, its standard errors are scaled up to match.
+The standard error of a point's log time has three parts: the error of the median from its own samples; the scatter
+between points (`repeatability` of the reference point); and, for single times, the scatter between nearly equal sizes.
+If the fits of a family scatter more than expected, its standard errors are scaled up to match.
 """
 
 from __future__ import annotations

@@ -4,11 +4,8 @@ Entry points: `Choice` and its values `SPREAD`, `BALANCED` and `LARGE`; `matched
 finder of pairs (`rule_pairs.PairFinder`) for a choice; `rows_of`, the rows of each expert of a point. Used by `rules`
 and by the guide in tools. `padding_lines`, used by `check`.
 
-Whole layers are not swept, they come from imported tables. Effects are ratios of the busiest GPU's time: both layers
-of a pair do the same work on as many GPUs.
-
-A kernel that runs all experts in one launch pads each expert's rows to whole tiles; a loop of products pads none. Tiles
-are not recovered from the steps of grouped GEMMs: along experts, few rows per expert and many products look alike.
+Whole layers are not swept, they come from imported tables. Effects are ratios of the busiest GPU's time. A kernel that
+runs all experts in one launch pads each expert's rows to whole tiles; a loop of products pads none.
 """
 
 from __future__ import annotations

@@ -5,10 +5,8 @@ used by `check` of this package; `rule_named` and `RuleOfThumb.experiment`, whic
 check --experiment`; `untested_lines`. Used by `report.sections`, the command `check` and tools, which show the
 verdicts.
 
-The rules come from BigScience's notes on sizing BLOOM and from Megatron-LM's code. Rules that one GPU cannot test are
-left out (data- and pipeline-parallel degrees, batch-size ramp-up, memory estimates, `CUDA_LAUNCH_BLOCKING` over many
-nodes), and so are requirements (`hidden % heads == 0`, `tp` no larger than a node). Rules on experts compare whole
-layers of imported tables, or grouped products.
+The rules come from BigScience's notes on sizing BLOOM and from Megatron-LM's code, without those that one GPU cannot
+test. Rules on experts compare whole layers of imported tables, or grouped products.
 """
 
 from __future__ import annotations

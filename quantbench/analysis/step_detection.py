@@ -3,15 +3,10 @@
 Entry points: `find_pieces`, `describe` and `join`, and their types `Pieces`, `PiecewiseFit`, `Break` and `Floats`. Used
 by `curves`; `cliffs` uses the type `Break`.
 
-The log time is modelled as pieces, each a level plus a small slope against the log size: constant between the wave
-edges of a compute-bound GEMM, rising if work or bytes grow with the size. Dynamic programming finds the exact optimum
-over all break positions (Jackson et al., "An algorithm for optimal partitioning of data on an interval", IEEE Signal
-Processing Letters 12, 2005); asv's `step_detect` does the same for constants and absolute deviations. Each break costs
-`break_penalty`, so that noise does not create breaks.
-
-The slope of a piece has a prior around the local trend, which is estimated from the pieces: fit and trend alternate
-from several initial trends, and the cheapest result is kept. Curves with the same number of points are fitted together
-for speed.
+The log time is modelled as pieces, each a level plus a small slope against the log size. Dynamic programming finds the
+exact optimum over all break positions (Jackson et al., "An algorithm for optimal partitioning of data on an interval",
+IEEE Signal Processing Letters 12, 2005). The slope of a piece has a prior around the local trend, which is estimated
+from the pieces: fit and trend alternate from several initial trends, and the cheapest result is kept.
 """
 
 from __future__ import annotations

@@ -108,11 +108,8 @@ def state_line(state: DeviceState, limits: Limits | None) -> str:
 
 def _known_table(here: str) -> Table:
     """Tabulates the known GPUs in 80 columns."""
-    names = ("sm_", "SMs", "clock", "memory", "L2", "fp16", "fp32", "fp8", "int8")
-    table = plain_table(
-        ("slug", *(f">{name}" for name in names)),
-        title="Known GPUs: clock in MHz, memory in GB/s, L2 in MiB, dense peaks in TFLOP/s",
-    )
+    columns = ("slug", ">sm_", ">SMs", ">clock", ">memory", ">L2", ">fp16", ">fp32", ">fp8", ">int8")
+    table = plain_table(columns, title="Known GPUs: clock in MHz, memory in GB/s, L2 in MiB, dense peaks in TFLOP/s")
     for spec in device.known():
         peaks = [spec.peak(dtype) for dtype in ("fp16", "fp32", "fp8", "int8")]
         table.add_row(

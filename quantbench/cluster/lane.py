@@ -1,9 +1,8 @@
 """Runs one plan on all devices of one kind of a cluster, into one folder.
 
 Entry points: `Lane`, whose `measure` is called in each device's thread; `DeviceLostError`; the protocols `Host` and
-`ClusterWorker`, which `ray_pool` implements; `Tick`, a callback while waiting. `PointQueue` hands out a point again if
-its device is lost, and to another device after a crash or a timeout. Used by `session`, `ray_pool` and the command
-`sweep`.
+`ClusterWorker`, which `ray_pool` implements; `Tick`, a callback while waiting. Used by `session`, `ray_pool` and the
+command `sweep`.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class _Waiting:
 
 
 class PointQueue:
-    """Thread-safe queue of the points of a plan that are still to be measured.
+    """Thread-safe queue of a plan's missing points: again after the loss of a device, elsewhere after a crash.
 
     keep: function that stores a final record.
     records: records of an earlier part of the run.

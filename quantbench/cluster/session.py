@@ -42,11 +42,9 @@ class _StoppedError(Exception):
 class ClusterSweep:
     """One sweep over `hosts`. After `run`, `lanes` has the runs.
 
-    make_options: function that returns the options for a kind of device, with the wall time of the whole cluster as
-        budget.
-    results: folder for new runs.
+    make_options: function that returns the options for a kind of device; their budget is the cluster's wall time.
     make_more: function that returns a lane's `more`, which adds points when its plan is measured, or None.
-    resume: folder of a run to finish, or None for a new run.
+    resume: folder of a run to finish, or None for a new run in `results`.
     resume_budget_s: wall seconds for the resumed run; None to finish its plan.
     on_note: function called with a message when a device is lost or does not take part.
     on_progress: function called a few times a second during the sweep.

@@ -2,9 +2,6 @@
 
 Entry points: `idle_traffic_mb_per_s` measures (`traffic_counters` reads its counters); `traffic_warnings`,
 `repeat_line` and `spread_warnings` format messages. Used by the command `comm`.
-
-"We were on a shared internode network and the exact same setup would yield different throughput depending on how many
-other users used the network. It was not working." (How to Maximize Throughput, ml-engineering.)
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@
 Entry points: `read_rows`, `origin_of`. Used by the command `import`; the exporter `profile.exporters.vidur` uses
 `GEMM_OPS`.
 
-Times are in milliseconds; each cell of `time_stats.<op>.median` becomes one sample (Vidur itself uses only the
-medians). A row has the sizes of the whole model and the tensor-parallel degree, from which the sizes on one GPU are
-computed. Source: vidur/profiling of https://github.com/microsoft/vidur (mlp_impl.py, attention_wrapper.py,
-collectives_wrapper.py).
+Times are in ms; each cell of `time_stats.<op>.median` becomes one sample. A row has the sizes of the whole model and
+the tensor-parallel degree. Source: vidur/profiling of https://github.com/microsoft/vidur (mlp_impl.py,
+attention_wrapper.py, collectives_wrapper.py).
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ Entry points: `RunWriter`, used by all that measure or import; `read_run`, which
 `sweep`, `cluster`, `importers`, `analysis`, `report`, `profile`, tools and the commands `check`, `comm` and `sweep`.
 
 Each record is one line, flushed to disk before the next point starts, so a crash loses at most the point in flight.
-`read_run` tolerates and reports an incomplete last line, missing lines and repeated lines; a resumed run measures the
-missing points again. A point that failed may have a second record, which replaces the first. An unreadable line before
-the last raises an error, because it means a damaged file.
+`read_run` tolerates and reports an incomplete last line, missing lines and repeated lines. A point that failed may have
+a second record, which replaces the first.
 """
 
 from __future__ import annotations

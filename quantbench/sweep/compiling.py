@@ -1,9 +1,8 @@
 """Compiles the Triton kernels of a plan in parallel processes, before timing starts.
 
 Entry points: `compile_kernels`, used by the command `sweep`. `main` is the process that it starts, `python
--m quantbench.sweep.compiling FD`. That process lists the kernels on tensors without memory, and
-forks one process for each core to compile them into triton's cache on disk, where the worker finds them. None of them
-uses the GPU. A kernel that fails here is compiled by the worker, whose point gets the error.
+-m quantbench.sweep.compiling FD`. That process lists the kernels on tensors without memory, and forks one process for
+each core to compile them into triton's cache on disk, where the worker finds them. None of them uses the GPU.
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ its kernel could not be identified.
 
 torch.profiler attaches CUPTI to its process for good, which slowed programs by 10 to 20 % after profiling had ended
 (pytorch/pytorch issue 144455), and detaching it crashed CUDA graphs before CUDA 12.6 (pull request 112507). So the
-worker, which times and captures graphs, does not profile but sends the request here and waits. While the worker times,
-this process holds only a context on the device.
+worker, which times and captures graphs, sends the request here and waits.
 """
 
 from __future__ import annotations

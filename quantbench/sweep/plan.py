@@ -5,11 +5,10 @@ of `PlanPoint` objects; `fitting`, which selects groups for a budget; `Pace` (ti
 by `options`, `refine`, `runner`, `session`, `compiling`, `cluster` and the command `sweep`.
 
 A place is one combination of axis values; a workload at several places is measured once. Points are planned in groups:
-all ops of one direction (forward or backward) of a place by all providers and, along the longest axis, both sides of a
-predicted edge. A short budget shortens the longest axis, and drops backward ops first, so that the sizes that are kept
-have all of their neighbours. Groups run in order of rank, coarse grid first, and within a rank in seeded random order,
-so that drift of the device does not look like a trend along an axis. A reference point, repeated every few points,
-shows the drift. Times are estimated from the data sheet and corrected by the points measured so far.
+all ops of one direction of a place by all providers and, along the longest axis, both sides of a predicted edge. A
+short budget drops backward ops first and shortens the longest axis, so that the sizes kept have all of their
+neighbours. Groups run in order of rank, coarse grid first, and within a rank in seeded random order, so that drift of
+the device does not look like a trend along an axis; a reference point, repeated every few points, shows the drift.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ Entry points: `Refine`, used by `analysis.check`; `LeastSure`, used by `session`
 `PlacedGap`. Used by the command `sweep` too.
 
 `Refine` and `LeastSure` are functions from all records so far to the points to measure next (`more` of `runner.Sweep`).
-`Refine` runs one `EdgeSearch` per gap of the coarse pass. A gap of g sizes takes log2(g) points for one edge; both
-halves of an interval are searched if each holds a part of the jump.
+`Refine` runs one `EdgeSearch` per gap of the coarse pass, which takes log2(g) points for one edge in a gap of g sizes.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 Entry points: the process, started by `child`; `measure`, used by `pytest_plugin`; `copies_of`, used by
 `tools.evidence`.
 
-Each message is a request in JSON, answered by one reply. Errors that torch, CUDA or a provider raise become the
-point's outcome. An unexpected error ends this process, and the sweep records the last line of the traceback. After a
-crash, a hang or a lost CUDA context the sweep starts a new process.
+Errors that torch, CUDA or a provider raise become the point's outcome. After an unexpected error, a hang or a lost CUDA
+context the sweep starts a new process.
 """
 
 from __future__ import annotations
