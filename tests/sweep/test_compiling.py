@@ -100,7 +100,7 @@ def test_a_compiler_that_is_lost_leaves_the_rest_to_the_worker(monkeypatch: pyte
 
 
 def test_nothing_is_started_for_few_points_other_libraries_or_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "_Compiler", lambda: pytest.fail("started"))
+    monkeypatch.setattr(compiling, "ChildProcess", lambda module: pytest.fail("started"))
     points = softmax_points("triton.fused")
     for chosen, spec in ((points[:2], A100), (softmax_points("torch.eager"), A100), (points, CPU)):
         assert compile_kernels(chosen, spec, lambda *now: None) == ""
