@@ -120,7 +120,11 @@ class PlanOptions(ShapeOptions):
     sequence_parallel: bool | None = _layout(
         None, "Only layouts with sequence parallelism, or only without (default: both)."
     )
-    allow_uneven: bool = _layout(False, "Also try pipeline stages with different numbers of layers.")
+    allow_uneven: bool | None = _layout(
+        None,
+        "Also try pipeline stages with different numbers of layers (default: with megatron-bridge).",
+        "--allow-uneven/--no-allow-uneven",
+    )
     params: float = _search(0, "Target number of parameters (0: the model's).", min=0)
     tolerance: float = _search(0.03, "Largest relative deviation from --params.", min=0, max=0.5)
     aspect: str = _search("125:205", "Range of hidden / layers, from:to.")
@@ -190,6 +194,11 @@ class PlanOptions(ShapeOptions):
         if self.where().name in self.calibrations.sites:
             return ""
         return "megatron-bridge" if self.shape().experts or self.fp8_recipe else "megatron"
+
+    @property
+    def uneven(self) -> bool:
+        """--allow-uneven, or whether the stack usually divides layers that way (Megatron's pipeline layouts)."""
+        return self.used_stack == "megatron-bridge" if self.allow_uneven is None else self.allow_uneven
 
     @property
     def overlap(self) -> float:
@@ -269,7 +278,7 @@ class PlanOptions(ShapeOptions):
             dp=integers("--dp", self.dp), tp=integers("--tp", self.tp), pp=integers("--pp", self.pp),
             mbs=integers("--mbs", self.mbs), interleave=integers("--interleave", self.interleave),
             zero=integers("--zero", self.zero, low=0, high=3) or (0, 1, 2, 3), recompute=kinds,
-            sequence_parallel=self.sequence_parallel, uneven=self.allow_uneven, recompute_layers=layers,
+            sequence_parallel=self.sequence_parallel, uneven=self.uneven, recompute_layers=layers,
             cp=integers("--cp", self.cp) or (1,), cp_ring=not self.cp_gather, cp_balanced=not self.cp_contiguous,
             shards=self.shards, ep=integers("--ep", self.ep) or tuple(divisors(self.shape().experts or 1)),
             expert_tp=self.expert_tp, offload_activations=self.offload_activations,
@@ -296,7 +305,7 @@ class PlanOptions(ShapeOptions):
             expert_tp=self.expert_tp, offload_activations=self.offload_activations,
             offload_optimizer=self.offload_optimizer,
         )  # fmt: skip
-        return replace(found, partition=partition_of(self.shape().layers, pp, uneven=self.allow_uneven))
+        return replace(found, partition=partition_of(self.shape().layers, pp, uneven=self.uneven))
 
     def _one(self, name: str, *, default: int = 0, low: int = 1) -> int:
         values = integers(f"--{name}", getattr(self, name), low=low)

@@ -126,7 +126,7 @@ def _next_line(arguments: PlanOptions, layout: Layout) -> str:
     degrees += " --sequence-parallel" if layout.sequence_parallel else ""
     degrees += f" --cp {layout.cp}" if layout.cp > 1 else ""
     degrees += f" --ep {layout.ep}" if layout.ep > 1 else ""
-    degrees += " --allow-uneven" if arguments.allow_uneven else ""
+    degrees += " --allow-uneven" if arguments.uneven else ""
     typed = " ".join(typed_words(arguments, _SAID_AGAIN))
     layers = f":{layout.recompute_layers}" if layout.recompute_layers else ""
     return f"\nNext: quantbench plan --check {typed} {degrees} --recompute {layout.recompute}{layers}"
