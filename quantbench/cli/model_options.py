@@ -3,8 +3,8 @@
 Entry points: `ShapeOptions` (one value per size), which `chosen_model` converts to a shape, used by `plan`;
 `StepOptions`, also with head_dim, mbs and tp, used by `advise` and `pad`; `GridOptions` (a size may be a range), which
 `held_and_dims` converts to fixed sizes and axes, used by `predict` and `sweep`; `ModelOptions`, which they share, and
-`named_model`, both used by `explore`; `size_option`, which declares one size; `assumed_words` and `sweep_words`, which
-list assumptions and sizes for the output.
+`named_model`, both used by `explore`; `size_option`, which declares one size; `assumed_words`, `latent_words` and
+`sweep_words`, which list assumptions and sizes for the output.
 
 Defaults come from the preset or configuration, then from the device.
 """
