@@ -24,7 +24,7 @@ from quantbench.latency.families import family
 from quantbench.latency.gemm.cost_model import Machine, Menu, hand_prior
 from quantbench.latency.gemm.ensemble import Ensemble
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.gemm.public import FOLDER, TABLE_EFFORT, TABLE_ROWS, file_name, fit_table, held_out_errors
+from quantbench.latency.gemm.public import FOLDER, TABLE_EFFORT, TABLE_ROWS, file_name
 from quantbench.latency.gemm.training import POOL_FORMAT, POOL_VERSION, Effort, Known, choose
 from quantbench.latency.gemm.trees import Growth, Member
 from quantbench.latency.libraries import SYSTEMS, default_library, libraries_of
@@ -108,7 +108,7 @@ def _published_model(table: PublishedTable) -> GemmModel:
     judged = _fit(table, split.train)
     model = _fit(table, np.arange(len(table))) if few else judged
     test = split.test[:_BLIND_ROWS]
-    held_out = held_out_errors(judged, table.latency_us[test], **table.take(test))
+    held_out = judged.held_out(table.latency_us[test], **table.take(test))
     of = {**model.provenance, **table.provenance, "rows_fitted": model.rows, "held_out": held_out}
     return replace(model, provenance=of)
 
@@ -150,7 +150,7 @@ def main() -> None:
             if isinstance(table, PublishedTable):
                 model = _published_model(table)
             else:
-                model = fit_table(GemmModel, table, _provenance(table))
+                model = GemmModel.of_table(table, _provenance(table))
             model.save(file)
             held_out = model.provenance["held_out"]
             print(f"{file.name}: {file.stat().st_size} bytes, {perf_counter() - start:.0f} s, {held_out}", flush=True)

@@ -34,7 +34,7 @@ from quantbench.alignment_rules import Broken, broken_by_shape, broken_rules, si
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.latency.estimate import Estimate
-from quantbench.latency.gemm.model import LARGEST_SIDE
+from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.libraries import resolve_library
 from quantbench.latency.model_times import ModelTimes
 from quantbench.latency.op_times import OpEstimate, OpTimes, RememberedTimes, copy_us, correlation_of, total

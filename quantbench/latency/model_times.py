@@ -21,7 +21,8 @@ from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.estimate import Estimate
 from quantbench.latency.gemm.cost_model import resident_blocks
-from quantbench.latency.gemm.model import LARGEST_SIDE, GemmModel, shipped_model
+from quantbench.latency.gemm.inputs import LARGEST_SIDE
+from quantbench.latency.gemm.model import GemmModel, shipped_model
 from quantbench.latency.libraries import resolve_library
 from quantbench.latency.moe import MoEModel
 from quantbench.latency.op_times import UNMEASURED_COMMON, OpTimes, RememberedTimes, peak_share

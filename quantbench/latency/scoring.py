@@ -3,7 +3,7 @@
 Entry points: `held_out_sites` and `random_split`, which return a `Split`; `summarize` (an `ErrorSummary`), `coverage`,
 `compute_rows`; for cliffs, rises of over 10 % from m to m + 1: `cliff_pairs`, `rises`, `recall_and_precision`,
 `cliff_levels` (`CliffLevels`, at the `LEVELS`); for tables of scores: `Line` and its mean `over_seeds`, and the text of
-`COLUMNS`, `cells`, `row_count` and `shares`. Used by `contests`, `gemm.public`, the command `validate`, and tools.
+`COLUMNS`, `cells`, `row_count` and `shares`. Used by `contests`, `gemm.model`, the command `validate`, and tools.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ from quantbench.latency.attention import FEWEST_ROWS as FEWEST_ATTENTION_ROWS
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.attention_cost_model import AttentionShapes
 from quantbench.latency.gemm.distilled import LEAN, distil
-from quantbench.latency.gemm.model import LARGEST_SIDE, GemmModel
+from quantbench.latency.gemm.inputs import LARGEST_SIDE
+from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.gemm.training import FEWEST_ROWS as FEWEST_PRODUCT_ROWS
 from quantbench.latency.gemm.training import Effort
 from quantbench.latency.gemm.trees import Growth

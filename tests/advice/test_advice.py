@@ -17,7 +17,7 @@ from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.estimate import Estimate
-from quantbench.latency.gemm.model import LARGEST_SIDE
+from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.model_times import ModelTimes
 from quantbench.latency.op_times import UNMEASURED_COMMON, OpTimes, RememberedTimes, RooflineTimes, peak_share
 from quantbench.latency.softmax import fallback_bytes

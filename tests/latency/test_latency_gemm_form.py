@@ -20,7 +20,7 @@ from quantbench.latency.gemm.cost_model import (
     log_latency,
 )
 from quantbench.latency.gemm.ensemble import hold_rising
-from quantbench.latency.gemm.model import LARGEST_SIDE
+from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.gemm.training import Prior, fit_parameters
 from quantbench.latency.gemm.trees import Measured, Member, watched_columns
 from quantbench.launch import Tile

@@ -77,15 +77,15 @@ def fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[GemmTable]:
     sizes = [np.arange(1, 101, dtype=np.int64)] * 3
     table = GemmTable(*sizes, np.ones(100), "fp8", H100, "sglang")  # type: ignore[call-arg]
 
-    def fit(made: type[GemmModel], table: GemmTable, of: Mapping[str, Any], progress: Callable[..., None]) -> GemmModel:
+    def fit(table: GemmTable, of: Mapping[str, Any], progress: Callable[..., None]) -> GemmModel:
         fitted.append(table)
-        return replace(made.prior(H100, dtype="fp8", library="sglang"), rows=50, note="", provenance=dict(of))
+        return replace(GemmModel.prior(H100, dtype="fp8", library="sglang"), rows=50, note="", provenance=dict(of))
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(public, "systems_folder", lambda: systems)
     monkeypatch.setattr(metadata, "version", lambda name: "0.12.0")
     monkeypatch.setattr(public, "read_table", lambda *_, **__: table)
-    monkeypatch.setattr(public, "fit_table", fit)
+    monkeypatch.setattr(GemmModel, "of_table", fit)
     return fitted
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from quantbench.device import lookup
 from quantbench.errors import InputError
-from quantbench.latency.gemm.model import LARGEST_SIDE, GemmModel, shipped_model
+from quantbench.latency.gemm.inputs import LARGEST_SIDE
+from quantbench.latency.gemm.model import GemmModel, shipped_model
 from quantbench.latency.model_times import ModelTimes, predict_within_reach, require_reach
 from quantbench.workload import Gemm
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from quantbench.device import lookup
-from quantbench.latency.gemm.model import GemmModel, machine_of
+from quantbench.latency.gemm.inputs import machine_of
+from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.gemm.table_audit import REASONS, Unexplained, audit
 from quantbench.latency.gemm.training import Effort
 from quantbench.latency.gemm.trees import Growth

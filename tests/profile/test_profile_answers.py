@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from quantbench.errors import InputError, UnsupportedError
-from quantbench.latency.gemm.model import LARGEST_SIDE
+from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.op_times import OpTimes
 from quantbench.profile import Estimate, Estimates, Profile
 from quantbench.profile.interpolation import Lines, RowIndex, Surface

@@ -28,10 +28,10 @@ from quantbench.advice.pad import Change, Padding, compare
 from quantbench.alignment_rules import RULES
 from quantbench.device import lookup
 from quantbench.latency.contests import Contest, fit
-from quantbench.latency.gemm.model import GemmModel, machine_of
+from quantbench.latency.gemm.inputs import machine_of
+from quantbench.latency.gemm.model import GemmModel
+from quantbench.latency.gemm.public import TABLE_EFFORT
 from quantbench.latency.gemm.table_audit import audit
-from quantbench.latency.gemm.training import Effort
-from quantbench.latency.gemm.trees import Growth
 from quantbench.latency.model_times import ModelTimes
 from quantbench.latency.tables import GemmTable
 from quantbench.workload import Gemm
@@ -56,7 +56,6 @@ TABLES = (
 #: sides larger than this are rare in models
 USUAL = 16384
 _ROUND = 1024
-_SHIPPED = Effort(members=2, rows_first=1000, rows_other=600, growth=Growth(trees=10, leaf=3))
 _FEW = 2000
 
 
@@ -149,7 +148,7 @@ def judge(gpu: str, library: str, dtype: str, rows: int, seed: int) -> dict[str,
         m, n, k = contest.shapes(split.train)
         model = GemmModel.fit(
             contest.device, m, n, k, found.latency_us[split.train], dtype=dtype, prior="none", seed=seed,
-            effort=_SHIPPED,
+            effort=TABLE_EFFORT,
         )  # fmt: skip
     times = ModelTimes(contest.device, gemm=lambda _: (model, ""))
     tokens = pairs(found, split.test, "m")

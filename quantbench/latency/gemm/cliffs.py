@@ -23,7 +23,8 @@ import numpy.typing as npt
 
 from quantbench.errors import InputError, require_int
 from quantbench.latency.families import family, generation
-from quantbench.latency.gemm.model import GemmModel, whole_sizes
+from quantbench.latency.gemm.inputs import whole_sizes
+from quantbench.latency.gemm.model import GemmModel
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

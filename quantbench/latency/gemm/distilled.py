@@ -1,7 +1,7 @@
 """Distils a GEMM model into a fast one for queries of millions of shapes: similar predictions, without interval.
 
 Entry points: `distil`, which returns a `FastGemm` of size `LEAN` or full; its method `predict_us`; `features` and
-`WATCHED`, the inputs of its trees. Used by `model` (`GemmModel.compiled`), `files`, `public`, `profile.fit`,
+`WATCHED`, the inputs of its trees. Used by `model` (`GemmModel.compiled`), `files`, `profile.fit`,
 `profile.models` and `tools.ship_gemm`.
 
 The distilled model has a cost model of six kernels, refitted to the full model's predictions, and twenty boosted trees

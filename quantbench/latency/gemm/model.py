@@ -1,8 +1,8 @@
 """Fits a GEMM latency model to a few measured shapes, starting from a prior learned on other GPUs.
 
-Entry points: `GemmModel`, with `fit`, `prior`, `best` and `predict`; `shipped_model`, `shipped_kin`, `machine_of`,
-`whole_sizes`, `LARGEST_SIDE`. Used by users' Python code, by `model_times`, `contests`, `gemm.cliffs`, `gemm.public`,
-`analysis.forecast`, `advice.pad`, `profile`, `sweep.refine`, `explore` and tools.
+Entry points: `GemmModel`, with `fit`, `prior`, `best`, `of_table` and `predict`; `shipped_model`, `shipped_kin`. Used
+by users' Python code, by `model_times`, `contests`, `gemm.cliffs`, `analysis.forecast`, `profile`, `sweep.refine`,
+`explore` and tools.
 
 >>> model = GemmModel.prior("a100-sxm4-80gb")
 >>> found = model.predict(4096, 4096, [4096, 8192])
@@ -12,8 +12,10 @@ True
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -29,10 +31,12 @@ from quantbench.errors import InputError, QuantbenchError, StoreError, Unsupport
 from quantbench.files import read_bytes, reason, write_file
 from quantbench.latency.estimate import Estimate, IntervalCalibration
 from quantbench.latency.families import family, unit
-from quantbench.latency.gemm import files, public
+from quantbench.latency.gemm import files
 from quantbench.latency.gemm.cost_model import FloatArray, IndexArray, Machine, Menu, Shapes, runs_in_waves
 from quantbench.latency.gemm.distilled import FastGemm, distil
 from quantbench.latency.gemm.ensemble import Ensemble, Reference, shape_keys
+from quantbench.latency.gemm.inputs import layout_indices, machine_of, measured_times, recorded_kernels, whole_sizes
+from quantbench.latency.gemm.public import FOLDER, TABLE_EFFORT, TABLE_ROWS, PublicTable, file_name, fitting
 from quantbench.latency.gemm.table_audit import Unexplained, audit
 from quantbench.latency.gemm.training import (
     FEWEST_FOR_TREES,
@@ -50,19 +54,17 @@ from quantbench.latency.gemm.training import (
 )
 from quantbench.latency.gemm.trees import Growth, Measured, Member, chunks
 from quantbench.latency.libraries import LIBRARIES, default_library, libraries_of, resolve_library
+from quantbench.latency.scoring import coverage, random_split, summarize
 from quantbench.latency.tables import GemmTable
 from quantbench.launch import Launch, Tile
 from quantbench.workload import Gemm
 from quantbench.workload.dtypes import GEMM_DTYPES
-from quantbench.workload.ops import LAYOUTS
 
 IntArray = npt.NDArray[np.int64]
 
-_SIZES = ("m", "n", "k", "batch")
-#: largest m, n, k and batch
-LARGEST_SIDE = 2**21 - 1
 _SIBLING_EFFORT = Effort(members=1, rows_first=600, growth=Growth(trees=20, leaf=3))
 _SIBLING_ROWS = 6000
+_JUDGED_ROWS = 4000
 # `from_parts` checks the time of this shape.
 _PROBE = ([128], [4096], [1024])
 
@@ -95,70 +97,6 @@ class GemmEstimates:
 
     def __len__(self) -> int:
         return len(self.latency_us)
-
-
-def machine_of(device: DeviceSpec, dtype: str) -> Machine:
-    """Returns the device's rates for a dtype. Raises UnsupportedError if it is no GPU or lacks the dtype."""
-    require_choice("GemmModel", "dtype", dtype, GEMM_DTYPES)
-    if device.kind == "cpu":
-        raise UnsupportedError("GemmModel", f"{device.name} is a {device.kind}", "a GPU: blocks and waves are modelled")
-    if device.peak(dtype) is None:
-        raise UnsupportedError("GemmModel", f"{device.name} has no peak for {dtype}", f"one of {device.dtypes}")
-    return Machine.of(device, dtype)
-
-
-def whole_sizes(who: str, *sizes: npt.ArrayLike) -> tuple[FloatArray, ...]:
-    """Returns m, n, k and any batch as float arrays, (rows,). Raises InputError unless all are integers from 1 to
-    2**21 - 1."""
-    out = []
-    for name, size in zip(_SIZES, sizes, strict=False):
-        array = np.atleast_1d(np.asarray(size))
-        if array.ndim != 1 or array.dtype.kind not in "iuf":
-            raise InputError(who, f"{name} of shape {array.shape} and type {array.dtype}", "whole numbers, (rows,)")
-        with np.errstate(invalid="ignore"):
-            bad = ~((array >= 1) & (array <= LARGEST_SIDE) & (array == np.floor(array)))
-        if bad.any():
-            raise InputError(who, f"{name} = {array[bad][0]}", f"a whole number from 1 to {LARGEST_SIDE}")
-        out.append(array.astype(np.float64))
-    if len({len(x) for x in out}) != 1:
-        raise InputError(
-            who, f"{', '.join(str(len(x)) for x in out)} values of {', '.join(_SIZES[: len(out)])}", "one each per row"
-        )
-    return tuple(out)
-
-
-def _layouts(who: str, layout: str | Sequence[str], rows: int) -> FloatArray:
-    """Returns the index of each row's layout, (rows,)."""
-    names = [layout] * rows if isinstance(layout, str) else list(layout)
-    if len(names) != rows:
-        raise InputError(who, f"{len(names)} layouts for {rows} shapes", "one each, or one for all")
-    for name in set(names):
-        require_choice(who, "layout", name, LAYOUTS)
-    return np.array([LAYOUTS.index(name) for name in names], dtype=np.float64)
-
-
-def _measured_times(latency_us: npt.ArrayLike, rows: int) -> FloatArray:
-    times = np.atleast_1d(np.asarray(latency_us, dtype=np.float64))
-    if times.shape != (rows,):
-        raise InputError("GemmModel.fit", f"latency_us of shape {times.shape} for {rows} shapes", "one time each")
-    bad = ~(np.isfinite(times) & (times > 0))
-    if bad.any():
-        raise InputError("GemmModel.fit", f"latency_us = {times[bad][0]}", "finite times above 0 µs")
-    return times
-
-
-def _recorded_kernels(menu: Menu, launches: Sequence[Launch | None] | None, rows: int) -> tuple[IndexArray, FloatArray]:
-    """Returns the menu index of each recorded kernel, -1 for unknown ones, and its split_k, (rows,) each."""
-    kernel, split_k = np.full(rows, -1, dtype=np.intp), np.ones(rows)
-    if launches is None:
-        return kernel, split_k
-    if len(launches) != rows:
-        raise InputError("GemmModel", f"{len(launches)} launches for {rows} shapes", "one each, or None")
-    for i, launch in enumerate(launches):
-        if launch is not None and launch.tile is not None:
-            kernel[i] = menu.nearest(launch.tile.block_m, launch.tile.block_n, launch.tile.split_k, launch.kernel)
-            split_k[i] = launch.tile.split_k
-    return kernel, split_k
 
 
 @dataclass(frozen=True)
@@ -223,10 +161,10 @@ class GemmModel:
         machine = machine_of(spec, dtype)
         m = np.atleast_1d(np.asarray(m))
         sizes = whole_sizes("GemmModel.fit", m, n, k, np.broadcast_to(batch, m.shape) if np.ndim(batch) == 0 else batch)
-        times = _measured_times(latency_us, len(sizes[0]))
+        times = measured_times(latency_us, len(sizes[0]))
         menu = menu_for(launches, unit(spec, dtype))
-        layouts = _layouts("GemmModel.fit", layout, len(times))
-        kernels, split_k = _recorded_kernels(menu, launches, len(times))
+        layouts = layout_indices("GemmModel.fit", layout, len(times))
+        kernels, split_k = recorded_kernels(menu, launches, len(times))
         rows = Measured(sizes[0], sizes[1], sizes[2], np.log(times), kernels, sizes[3], layouts, split_k)
         if not rows.layouts:
             rows = replace(rows, layout=np.full(len(rows), -1.0))
@@ -248,6 +186,31 @@ class GemmModel:
         return cls(spec, dtype, ensemble, interval, len(rows), start.source, note, told, library=library)
 
     @classmethod
+    def of_table(
+        cls, table: GemmTable, provenance: Mapping[str, Any], progress: Callable[[float], None] = lambda done: None
+    ) -> GemmModel:
+        """Fits the model of a public table, with its errors on other rows and its distilled form.
+
+        provenance: origin of the table.
+        progress: called with the share of the work that is done.
+        """
+        split = random_split(len(table), min(TABLE_ROWS, len(table) // 2), seed=0)
+        rows, test = split.train, split.test[:_JUDGED_ROWS]
+        progress(0.05)
+        model = cls.fit(
+            table.gpu, table.m[rows], table.n[rows], table.k[rows], table.latency_us[rows], dtype=table.dtype,
+            library=table.library, prior="none", effort=TABLE_EFFORT,
+        )  # fmt: skip
+        progress(0.7)
+        sizes, measured_us = (table.m[test], table.n[test], table.k[test]), table.latency_us[test]
+        held_out = model.held_out(measured_us, *sizes)
+        fast = distil(model.ensemble, also=(table.m.astype(float), table.n.astype(float), table.k.astype(float)))
+        held_out["fast_median_pct"] = round(summarize(fast.predict_us(*sizes), measured_us).median_pct, 2)
+        progress(1.0)
+        told = {**model.provenance, "rows_fitted": model.rows, "held_out": held_out}
+        return replace(model, provenance={**provenance, **told}, fast=fast)
+
+    @classmethod
     def prior(
         cls, device: DeviceSpec | str, *, dtype: str = "bf16", family_out: bool = False, library: str = ""
     ) -> GemmModel:
@@ -265,7 +228,7 @@ class GemmModel:
     @classmethod
     def best(cls, device: DeviceSpec | str, *, dtype: str = "bf16", library: str = "") -> GemmModel:
         """Returns the shipped model of a device, dtype and library; else that of the library's public table, fitted on
-        first use, which takes a minute (`public.model_of_table`); else the prior.
+        first use, which takes a minute (`of_table`); else the prior.
 
         library: whose kernels will run, "" for `libraries.default_library`. Raises InputError for an unknown one.
         """
@@ -303,13 +266,13 @@ class GemmModel:
         """
         wide = np.broadcast_arrays(np.asarray(m), np.asarray(n), np.asarray(k), np.asarray(batch))
         sizes = whole_sizes("GemmModel.predict", *(w.ravel() for w in wide))
-        layouts = _layouts("GemmModel.predict", layout, len(sizes[0]))
+        layouts = layout_indices("GemmModel.predict", layout, len(sizes[0]))
         if not any(member.layouts for member in self.ensemble.members):
             layouts = np.full(len(layouts), -1.0)
         answer = self.ensemble.monotone(*sizes, layouts)
         log_us, kernel, menu = answer.log_us, answer.kernels[0], self.ensemble.menu
         if launches is not None:
-            recorded, split_k = _recorded_kernels(menu, launches, len(log_us))
+            recorded, split_k = recorded_kernels(menu, launches, len(log_us))
             named = np.flatnonzero(recorded >= 0)
             log_us = log_us.copy()
             log_us[named] = self.ensemble.named(recorded[named], *(x[named] for x in (split_k, *sizes, layouts)))
@@ -330,6 +293,16 @@ class GemmModel:
             bound=bound.reshape(asked),
             note=self.note,
         )
+
+    def held_out(self, latency_us: FloatArray, *sizes: Any, **more: Any) -> dict[str, Any]:
+        """Returns the errors on rows that the model was not fitted to, for `provenance`. sizes, more: of `predict`."""
+        found = self.predict(*sizes, **more)
+        errors = summarize(found.latency_us, latency_us)
+        return {
+            "protocol": f"random rows, {len(latency_us)} not fitted", "median_pct": round(errors.median_pct, 2),
+            "mean_pct": round(errors.mean_pct, 2), "p95_pct": round(errors.p95_pct, 2),
+            "interval_coverage": round(coverage(latency_us, found.low_us, found.high_us), 4),
+        }  # fmt: skip
 
     @property
     def batched(self) -> bool:
@@ -451,7 +424,7 @@ class GemmModel:
 
 def shipped_model(slug: str, dtype: str, library: str = "") -> GemmModel | None:
     """Returns the packaged model of a device, dtype and library ("": the default one), None if there is none."""
-    return _loaded(public.FOLDER / public.file_name(slug, dtype, library or default_library(slug, dtype)))
+    return _loaded(FOLDER / file_name(slug, dtype, library or default_library(slug, dtype)))
 
 
 @cache
@@ -465,7 +438,19 @@ def _set_aside(rows: Sequence[Unexplained]) -> dict[str, Any]:
 
 @cache
 def _model_of_table(slug: str, dtype: str, library: str) -> GemmModel:
-    return public.model_of_table(GemmModel, slug, dtype, library)
+    """Returns the model of a library's public table, fitted on first use; a damaged file is fitted again."""
+    table = PublicTable.find(slug, dtype, library)
+    with suppress(QuantbenchError):
+        if table.kept.is_file():
+            return GemmModel.load(table.kept)
+    with fitting(table) as progress:
+        model = GemmModel.of_table(table.read(), table.provenance, progress)
+    try:
+        table.kept.parent.mkdir(parents=True, exist_ok=True)
+        model.save(table.kept)
+    except (OSError, StoreError) as error:
+        print(f"not kept for the next time: {error}", file=sys.stderr)
+    return model
 
 
 def _device(device: DeviceSpec | str) -> DeviceSpec:

@@ -1,0 +1,88 @@
+"""Validates what a GEMM model is asked or fitted to, and turns it into arrays.
+
+Entry points: `machine_of`, `whole_sizes`, `layout_indices`, `measured_times`, `recorded_kernels`, `LARGEST_SIDE`. Used
+by `gemm.model`, `gemm.cliffs`, `model_times`, `advice.pad`, `profile` and tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError, UnsupportedError, require_choice
+from quantbench.latency.gemm.cost_model import FloatArray, IndexArray, Machine, Menu
+from quantbench.launch import Launch
+from quantbench.workload.dtypes import GEMM_DTYPES
+from quantbench.workload.ops import LAYOUTS
+
+_SIZES = ("m", "n", "k", "batch")
+#: largest m, n, k and batch
+LARGEST_SIDE = 2**21 - 1
+
+
+def machine_of(device: DeviceSpec, dtype: str) -> Machine:
+    """Returns the device's rates for a dtype. Raises UnsupportedError if it is no GPU or lacks the dtype."""
+    require_choice("GemmModel", "dtype", dtype, GEMM_DTYPES)
+    if device.kind == "cpu":
+        raise UnsupportedError("GemmModel", f"{device.name} is a {device.kind}", "a GPU: blocks and waves are modelled")
+    if device.peak(dtype) is None:
+        raise UnsupportedError("GemmModel", f"{device.name} has no peak for {dtype}", f"one of {device.dtypes}")
+    return Machine.of(device, dtype)
+
+
+def whole_sizes(who: str, *sizes: npt.ArrayLike) -> tuple[FloatArray, ...]:
+    """Returns m, n, k and any batch as float arrays, (rows,). Raises InputError unless all are integers from 1 to
+    2**21 - 1."""
+    out = []
+    for name, size in zip(_SIZES, sizes, strict=False):
+        array = np.atleast_1d(np.asarray(size))
+        if array.ndim != 1 or array.dtype.kind not in "iuf":
+            raise InputError(who, f"{name} of shape {array.shape} and type {array.dtype}", "whole numbers, (rows,)")
+        with np.errstate(invalid="ignore"):
+            bad = ~((array >= 1) & (array <= LARGEST_SIDE) & (array == np.floor(array)))
+        if bad.any():
+            raise InputError(who, f"{name} = {array[bad][0]}", f"a whole number from 1 to {LARGEST_SIDE}")
+        out.append(array.astype(np.float64))
+    if len({len(x) for x in out}) != 1:
+        raise InputError(
+            who, f"{', '.join(str(len(x)) for x in out)} values of {', '.join(_SIZES[: len(out)])}", "one each per row"
+        )
+    return tuple(out)
+
+
+def layout_indices(who: str, layout: str | Sequence[str], rows: int) -> FloatArray:
+    """Returns the index of each row's layout, (rows,)."""
+    names = [layout] * rows if isinstance(layout, str) else list(layout)
+    if len(names) != rows:
+        raise InputError(who, f"{len(names)} layouts for {rows} shapes", "one each, or one for all")
+    for name in set(names):
+        require_choice(who, "layout", name, LAYOUTS)
+    return np.array([LAYOUTS.index(name) for name in names], dtype=np.float64)
+
+
+def measured_times(latency_us: npt.ArrayLike, rows: int) -> FloatArray:
+    """Returns the times, (rows,) µs. Raises InputError unless there is one per row, finite and above 0."""
+    times = np.atleast_1d(np.asarray(latency_us, dtype=np.float64))
+    if times.shape != (rows,):
+        raise InputError("GemmModel.fit", f"latency_us of shape {times.shape} for {rows} shapes", "one time each")
+    bad = ~(np.isfinite(times) & (times > 0))
+    if bad.any():
+        raise InputError("GemmModel.fit", f"latency_us = {times[bad][0]}", "finite times above 0 µs")
+    return times
+
+
+def recorded_kernels(menu: Menu, launches: Sequence[Launch | None] | None, rows: int) -> tuple[IndexArray, FloatArray]:
+    """Returns the menu index of each recorded kernel, -1 for unknown ones, and its split_k, (rows,) each."""
+    kernel, split_k = np.full(rows, -1, dtype=np.intp), np.ones(rows)
+    if launches is None:
+        return kernel, split_k
+    if len(launches) != rows:
+        raise InputError("GemmModel", f"{len(launches)} launches for {rows} shapes", "one each, or None")
+    for i, launch in enumerate(launches):
+        if launch is not None and launch.tile is not None:
+            kernel[i] = menu.nearest(launch.tile.block_m, launch.tile.block_n, launch.tile.split_k, launch.kernel)
+            split_k[i] = launch.tile.split_k
+    return kernel, split_k
