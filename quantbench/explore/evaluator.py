@@ -22,7 +22,7 @@ from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.gemm.trees import Forest, watched_columns
 from quantbench.latency.moe import MoEModel
 from quantbench.latency.moe_features import NUM_FEATURES, TILES, ExpertLoads, Layers
-from quantbench.latency.softmax import PRIOR, softmax_times
+from quantbench.latency.softmax import SoftmaxModel, softmax_times
 
 _GEMM = ("m", "n", "k", "batch", "layout")
 _ATTENTION = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim", "causal", "backward")
@@ -133,13 +133,17 @@ def attention_model(model: AttentionModel, dtype: str, blobs: Blobs) -> dict[str
 
 
 def softmax_model(device: DeviceSpec, blobs: Blobs) -> dict[str, Any]:
-    """Returns the unfitted model of Megatron's fused softmax (`SoftmaxModel.prior`) as JSON."""
-    names = ("bytes", "rows", "columns")
+    """Returns the model of Megatron's fused softmax as JSON."""
+    model, names = SoftmaxModel.best(device), ("bytes", "rows", "columns")
     moved, rows, columns = inputs(*names)
-    expected, fast, slow = (softmax_times(device, moved, rows, columns, values, 1.0, "megatron") for values in PRIOR)
+    expected, fast, slow = (
+        softmax_times(device, moved, rows, columns, values, 1.0, model.library)
+        for values in (model.parameters, *model.extremes)
+    )
     latency_us, launch_us, memory_us, waves_us, _ = expected
+    by = np.exp(model.half_width or 0.0)
     module = Module(5)
-    module.add("times", names, [latency_us, fast[0], slow[0], launch_us + waves_us, memory_us])
+    module.add("times", names, [latency_us, fast[0] / by, slow[0] * by, launch_us + waves_us, memory_us])
     return {"wasm": blobs.add(module.to_bytes())}
 
 
