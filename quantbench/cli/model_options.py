@@ -3,8 +3,8 @@
 Entry points: `ShapeOptions` (one value per size), which `chosen_model` converts to a shape, used by `plan`;
 `StepOptions`, also with head_dim, mbs and tp, used by `advise` and `pad`; `GridOptions` (a size may be a range), which
 `held_and_dims` converts to fixed sizes and axes, used by `predict` and `sweep`; `ModelOptions`, which they share, and
-`named_model`, both used by `explore`; `size_option`, which declares one size; `assumed_words` and `sweep_words`, which
-list assumptions and sizes for the output.
+`named_model`, both used by `explore`; `size_option`, which declares one size; `assumed_words`, `latent_words` and
+`sweep_words`, which list assumptions and sizes for the output.
 
 Defaults come from the preset or configuration, then from the device.
 """
@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from quantbench.cli.options import option, typed_words
 from quantbench.device import default_attention, default_dtype
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError, UnsupportedError, require_choice
+from quantbench.errors import InputError, require_choice
 from quantbench.files import read_json, reason
 from quantbench.sweep.axes import DIMS, EXPERT_OPS, GEMM_DIMS, MODEL_DIMS, UNFUSED_OPS, Held
 from quantbench.workload import TransformerShape
@@ -186,32 +186,27 @@ def attention_of(
     who: str, options: ModelOptions, named: NamedModel | None, device: DeviceSpec
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns the fields attention, softmax and dropout of a shape, and the assumptions about them as text."""
-    base = None if named is None else named.shape
+    base = TransformerShape if named is None else named.shape
     as_named = "" if named is None else f" (of {named.name})"
-    attention, softmax, dropout = options.attention, options.softmax, options.dropout
+    of_model = named is not None and named.shape.attention == "unfused"
+    usual = "unfused" if of_model else default_attention(device)
+    attention = require_choice(who, "--attention", options.attention or usual, ATTENTIONS)
+    softmax = require_choice(who, "--softmax", options.softmax or base.softmax, SOFTMAXES)
+    dropout = base.dropout if options.dropout is None else options.dropout
     assumed = []
-    if attention:
-        require_choice(who, "--attention", attention, ATTENTIONS)
-    else:
-        attention = default_attention(device)
-        if base is not None and base.attention == "unfused":
-            attention = "unfused"
-            assumed.append(f"unfused attention{as_named}")
-        else:
-            assumed.append(f"{attention} attention")
-    if softmax:
-        require_choice(who, "--softmax", softmax, SOFTMAXES)
-    else:
-        softmax = TransformerShape.softmax if base is None else base.softmax
-        if attention == "unfused":
-            assumed.append({"megatron": "Megatron's fused softmax", "torch": "torch's separate softmax"}[softmax])
-    if dropout is None:
-        dropout = base is not None and base.dropout
-        if named is not None and "dropout" in named.assumed:
-            assumed.append(named.assumed["dropout"])
-        else:
-            assumed.append(f"dropout{as_named}" if dropout else "no dropout")
+    if not options.attention:
+        assumed.append(f"{attention} attention{as_named if of_model else ''}")
+    if not options.softmax and attention == "unfused":
+        assumed.append({"megatron": "Megatron's fused softmax", "torch": "torch's separate softmax"}[softmax])
+    if options.dropout is None:
+        said = None if named is None else named.assumed.get("dropout")
+        assumed.append(said or (f"dropout{as_named}" if dropout else "no dropout"))
     return {"attention": attention, "softmax": softmax, "dropout": dropout}, assumed
+
+
+def latent_words(kv_rank: int, core_dim: int) -> list[str]:
+    """Returns a note on how latent attention is priced; [] for usual attention."""
+    return [f"latent attention not measured: priced as heads of {core_dim}, with as many FLOPs"] if kv_rank else []
 
 
 def window_ignored(window: int, seq: int) -> list[str]:
@@ -237,10 +232,6 @@ def chosen_model(
     if missing:
         sizes = ", ".join(f"--{name}" for name in needed)
         raise InputError(who, f"no {' and no '.join(missing)}", f"--model, --config, or all of {sizes}")
-    other = named is not None and (named.shape.kv_rank or named.shape.dense_layers or named.shape.shared_ffn)
-    if named is not None and other and options.plans:
-        what = f"{named.name} with latent attention, shared experts or layers of two kinds"
-        raise UnsupportedError(who, what, "equal layers; quantbench advise prices a forward pass of others")
     # A valid shape to start from, as one head always divides hidden; `changes` has the typed heads.
     base = TransformerShape(hidden=typed["hidden"], heads=1) if named is None else named.shape
     changes: dict[str, Any] = dict(typed)
@@ -288,6 +279,7 @@ def chosen_model(
         shape = replace(base, **changes, **how)
     except InputError as error:
         raise InputError(who, error.value, error.expected) from None
+    assumed += latent_words(shape.kv_rank, shape.core_dim)
     return shape, (*assumed, *window_ignored(shape.sliding_window, shape.seq))
 
 

@@ -52,8 +52,8 @@ class Node(NDArrayOperatorsMixin):
     def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
         return _FUNCTIONS[function.__name__](*args, **options)
 
-    def astype(self, dtype: Any, copy: bool = True) -> Node:
-        return self
+    def astype(self, dtype: Any, copy: bool = True) -> Any:
+        return np.floor(self) if np.issubdtype(dtype, np.integer) else self  # of sizes, which are positive
 
     def any(self) -> bool:
         return True  # for some shapes

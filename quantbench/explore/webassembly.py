@@ -5,14 +5,14 @@ Entry points: `Module`, with `add` and `to_bytes`. Used by `evaluator`.
 Every value is a pair of doubles (SIMD type f64x2): two neighbouring entries of a vector, or a row's number twice. The
 module holds its constants and results in its memory; a function writes its outputs as doubles from address 0 on.
 Binary format and opcodes: WebAssembly Core Specification 2.0, https://www.w3.org/TR/wasm-core-2/ (chapter 5).
-exp and log are evaluated by polynomials, with relative errors below 1e-8 and 1e-9.
+exp and log are evaluated by polynomials to the last bits of a double.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from math import log
+from math import factorial, log
 from typing import Any
 
 import numpy as np
@@ -123,7 +123,7 @@ def _exp() -> bytes:
     for part in (0.6931471803691238, 1.9082149292705877e-10):  # ln 2 in two parts
         code += _get(0) + _get(1) + _pair(rounding) + _simd("subtract") + _pair(part) + _simd("multiply")
         code += _simd("subtract") + _set(0)
-    code += _polynomial(0, [1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0])
+    code += _polynomial(0, [1 / factorial(i) for i in range(12, -1, -1)])
     code += _get(1) + _i32(52) + _simd("shift_left") + _bits(1023 << 52) + _simd("add_whole")
     return code + _simd("multiply")
 
@@ -141,7 +141,7 @@ def _log() -> bytes:
     code += _bits(half) + _simd("add_whole") + _set(0)
     code += _get(0) + _pair(1.0) + _simd("subtract") + _get(0) + _pair(1.0) + _simd("add") + _simd("divide") + _set(0)
     code += _get(0) + _get(0) + _simd("multiply") + _set(2)
-    code += _polynomial(2, [2 / 11, 2 / 9, 2 / 7, 2 / 5, 2 / 3, 2.0]) + _get(0) + _simd("multiply")
+    code += _polynomial(2, [2 / i for i in range(19, 0, -2)]) + _get(0) + _simd("multiply")
     return code + _get(1) + _pair(log(2)) + _simd("multiply") + _simd("add")
 
 

@@ -1,8 +1,8 @@
 """Predicts the memory of the fullest GPU: weights, gradients, optimizer states, activations, logits, overheads.
 
 Entry points: `memory`, which returns a `Memory`; `limit_bytes`, what a GPU can hold; `embedding_parameters` and
-`stage_parameters`; the constants `GIB` and `MASK_BYTES`. Used by the other modules of this package, by
-`report.plan_page`, by the command `plan` and by `tools.planner_fit`.
+`stage_parameters`; `stage_activations`; the constants `GIB` and `MASK_BYTES`. Used by the other modules of this
+package, by `report.plan_page`, by the command `plan` and by `tools.planner_fit`.
 
 Activations follow Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022, sections 4
 and 5, extended to any MLP width, gate and number of key/value heads. Sizes are bytes and shown in GiB: a GPU sold with
@@ -16,7 +16,7 @@ from functools import partial
 from itertools import accumulate
 
 from quantbench.planner.calibration import STACKS, Calibration
-from quantbench.planner.layout import Job, Layout, StageKind, layer_weights, padded_vocab, stage_kinds
+from quantbench.planner.layout import Job, Layout, StageKind, layer_weights, padded_vocab, stages_of
 from quantbench.workload import TransformerShape
 from quantbench.workload.dtypes import DTYPES, element_bytes
 
@@ -29,6 +29,8 @@ MASK_BYTES = 1
 # Bytes per parameter: fp32 master weight, fp32 gradient during the optimizer step, two moments (fp32, or one byte each
 # for adam_8bit). torch.optim.Adam makes one more fp32 copy, the square root of the second moment.
 _STATE_BYTES = {"adam": 4 + 4 + 8 + 4, "fused_adam": 4 + 4 + 8, "adam_8bit": 4 + 4 + 2}
+# Of these, the moments, which Megatron's HybridDeviceOptimizer moves to the host; the master weights stay.
+_MOMENT_BYTES = {"adam": 8, "fused_adam": 8, "adam_8bit": 2}
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def limit_bytes(job: Job) -> float:
 
 def memory(job: Job, layout: Layout, calibration: Calibration) -> Memory:
     """Predicts the memory of a GPU of the fullest stage."""
-    kinds = stage_kinds(job.shape.layers, layout.pp, layout.partition)
+    kinds = stages_of(job.shape, layout)
     # Among equal stages, the first holds the most micro-batches.
     first_of_kind = accumulate((kind.count for kind in kinds[:-1]), initial=0)
     needed = map(partial(_stage, job, layout, calibration), kinds, first_of_kind)
@@ -82,10 +84,12 @@ def embedding_parameters(shape: TransformerShape, tp: int) -> int:
 
 def stage_parameters(job: Job, layout: Layout, kind: StageKind) -> tuple[int, int]:
     """Returns the parameters of a stage on one GPU, including biases and norms, and of its experts."""
+    sparse = kind.layers - kind.dense
     shape, tp = job.shape, layout.tp
     embeddings = 1 if kind.first and kind.last and shape.tied else kind.first + kind.last
-    dense = kind.layers * (layer_weights(shape, layout)[0] + 9 * shape.hidden)
-    return dense + embeddings * embedding_parameters(shape, tp), kind.layers * layer_weights(shape, layout)[1]
+    (own, experts), (own_dense, _) = layer_weights(shape, layout), layer_weights(shape, layout, dense=True)
+    layers = sparse * own + kind.dense * own_dense + kind.layers * 9 * shape.hidden
+    return round(layers + embeddings * embedding_parameters(shape, tp)), round(sparse * experts)
 
 
 def _stage(job: Job, layout: Layout, calibration: Calibration, kind: StageKind, stage: int) -> Memory:
@@ -100,20 +104,19 @@ def _stage(job: Job, layout: Layout, calibration: Calibration, kind: StageKind, 
     casts = layout.zero >= 3 and job.stack in STACKS and STACKS[job.stack].fsdp
     weights = 0.0 if casts else w * shared(3)
     gradients = 0.0 if casts else w * shared(2)
-    optimizer = _STATE_BYTES[job.optimizer] * shared(1)
-    again = layout.recomputed(kind.layers)
-    kept = again * _kept_per_layer(job, layout) + (kind.layers - again) * _layer_activations(
-        job, layout, with_core=True
-    )
-    activations = kept * in_flight(layout, stage, layout.micro_batches(job.gbs))
-    working = 0.0
-    if layout.recompute == "full":
-        working += _layer_activations(job, layout, with_core=True)
-    elif layout.recompute == "selective":
-        working += _core_activations(job, layout)
+    optimizer = (_STATE_BYTES[job.optimizer] - layout.offload_optimizer * _MOMENT_BYTES[job.optimizer]) * shared(1)
+    dense_only = kind.dense == kind.layers
+    whole, kept = _layer_activations(job, layout, dense=dense_only), stage_activations(job, layout, kind)
+    activations = kept * in_flight(layout, stage, layout.micro_batches(job.gbs)) * (1 - layout.offload_activations)
+    # What a layer drops exists while it is recomputed; offloaded ones have one layer on its way out and one back in.
+    working = whole
+    if layout.recompute != "full":
+        working -= _layer_activations(job, layout, layout.modules, dense=dense_only)
+    if layout.offload_activations:
+        working += 2 * kept / kind.layers
     if layout.zero >= 3:
         # Weights of the layer at hand and of the next, gathered ahead, and the gradients of one.
-        working += 3 * w * sum(layer_weights(shape, layout))
+        working += 3 * w * sum(layer_weights(shape, layout, dense=dense_only))
     if kind.last:
         # fp16 logits, their fp32 copy and the gradient.
         logits = layout.mbs * shape.seq / layout.cp * padded_vocab(shape.vocab, layout.tp) / layout.tp
@@ -131,33 +134,48 @@ def in_flight(layout: Layout, stage: int, micro_batches: int) -> float:
     return min(depth, float(micro_batches))
 
 
-def _kept_per_layer(job: Job, layout: Layout) -> float:
-    """Returns the bytes that a recomputed layer keeps per micro-batch until its backward pass."""
-    if layout.recompute == "full":
-        shape = job.shape
-        kept = layout.mbs * shape.seq / layout.cp * shape.hidden * element_bytes(shape.attention_dtype)
-        return kept / (layout.tp if layout.sequence_parallel else 1)
-    return _layer_activations(job, layout, with_core=False)
+def stage_activations(job: Job, layout: Layout, kind: StageKind) -> float:
+    """Returns the bytes that a stage keeps per micro-batch until its backward pass."""
+    kept = 0.0
+    for layers, dense in ((kind.layers - kind.dense, False), (kind.dense, True)):
+        if not layers:
+            continue
+        recomputed = layers * layout.recomputed(kind.layers) / kind.layers
+        each = _layer_activations(job, layout, layout.modules, dense=dense)
+        if layout.recompute == "full":
+            each = layout.mbs * job.shape.seq / layout.cp * job.shape.hidden * element_bytes(job.shape.attention_dtype)
+            each /= layout.tp if layout.sequence_parallel else 1
+        kept += recomputed * each + (layers - recomputed) * _layer_activations(job, layout, dense=dense)
+    return kept
 
 
-def _layer_activations(job: Job, layout: Layout, *, with_core: bool) -> float:
-    """Returns the activation bytes that a layer's backward pass reads: s·b·h·(10 + 24/t) for a GPT layer, plus core."""
+def _layer_activations(job: Job, layout: Layout, dropped: frozenset[str] = frozenset(), *, dense: bool) -> float:
+    """Returns the activation bytes that a layer's backward pass reads: s·b·h·(10 + 24/t) for a GPT layer, plus core.
+
+    dropped: MODULES that are recomputed.
+    dense: whether it is one of the model's `dense_layers`.
+    """
     shape, w = job.shape, element_bytes(job.shape.attention_dtype)
     tokens = layout.mbs * shape.seq / layout.cp
     # Inputs of products are kept in their format.
     kept = DTYPES[shape.dtype].a_bytes if shape.fp8_recipe else w
     # Inputs of two norms, of qkv and of the MLP; two dropout masks.
-    whole = tokens * shape.hidden * (2 * w + 2 * kept + (2 * MASK_BYTES if shape.dropout else 0))
-    width = shape.heads * shape.head_dim
-    kv_width = max(shape.kv_heads, layout.tp) * shape.head_dim
-    outputs = 2 if shape.gated else 1
-    mlp_bytes = (outputs * w + kept) * shape.ffn
-    if shape.experts:  # with the rows gathered for the experts
-        mlp_bytes = shape.top_k * ((outputs * w + kept) * shape.moe_ffn + kept * shape.hidden)
-    divided = tokens * (w * (2 * width + 2 * kv_width) + mlp_bytes) / layout.tp
+    normed = 0 if "layernorm" in dropped else 2 * kept
+    whole = tokens * shape.hidden * (2 * w + normed + (2 * MASK_BYTES if shape.dropout else 0))
+    # Latents, before and after their norms (DeepSeek-V2, arXiv:2405.04434, section 2.1), which no GPU divides.
+    whole += tokens * ((shape.q_rank + shape.kv_rank) * (w + kept) + shape.rope_dim * w)
+    # Queries, keys, values; attention's output.
+    width = shape.heads * shape.head_dim + max(shape.kv_heads, layout.tp) * (shape.head_dim + shape.value_width)
+    width = width * ("mla_up_proj" not in dropped) + shape.heads * shape.value_width
+    each = (2 if shape.gated else 1) * w + kept
+    mlp_bytes = 0 if "mlp" in dropped else each * shape.ffn
+    if shape.experts and not dense:  # with the rows gathered for the experts
+        mlp_bytes = shape.top_k * ((each - kept * ("moe_act" in dropped)) * shape.moe_ffn + kept * shape.hidden)
+        mlp_bytes = (mlp_bytes + each * shape.shared_ffn) * ("moe" not in dropped)
+    divided = tokens * (w * width + mlp_bytes) / layout.tp
     if layout.sequence_parallel:
         whole /= layout.tp
-    return whole + divided + (_core_activations(job, layout) if with_core else 0.0)
+    return whole + divided + (0.0 if "core_attn" in dropped else _core_activations(job, layout))
 
 
 def _core_activations(job: Job, layout: Layout) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache, partial
 from typing import Any
 
 from quantbench.latency.op_times import OpTimes
@@ -86,7 +87,7 @@ class Planner:
     def __init__(self, job: Job, times: OpTimes, calibration: Calibration) -> None:
         self.job, self.calibration = job, calibration
         self.layers = LayerTimes(job, times, calibration)
-        self._hardware_flops = hardware_flops(job.shape, job.gbs)
+        self._hardware_flops = cache(partial(hardware_flops, job.shape, job.gbs))
         self._model_flops = model_flops(job.shape, job.gbs)
         self._limit_bytes = limit_bytes(job)
         self._peak_flops = (job.cluster.device.peak(job.shape.dtype) or float("nan")) * 1e12
@@ -101,7 +102,7 @@ class Planner:
             layout=layout,
             iteration=found,
             memory=needed,
-            tflops=self._hardware_flops[layout.recompute] / seconds / 1e12,
+            tflops=self._hardware_flops(layout.recompute) / seconds / 1e12,
             mfu=self._model_flops / seconds / self._peak_flops,
             tokens_per_s=self.job.gbs * self.job.shape.seq / found.sec.mid,
             fits=needed.total <= self._limit_bytes,

@@ -43,7 +43,7 @@ _ANYWHERE = Given(cells={"tp": 1, "pp": 1, "gpus": 1, "gbs": 1}, gpu="a100-sxm4-
 _SETTINGS = (
     "date", "zero", "precision", "gpu", "cluster", "seq", "vocab", "kv_heads", "head_dim", "ffn", "gated", "tied",
     "interleave", "recompute", "recompute_layers", "sequence_parallel", "optimizer", "attention", "softmax", "dropout",
-    "stack", "cp", "dp_overlap", "node_gbit_per_s",
+    "stack", "cp", "dp_overlap", "node_gbit_per_s", "offload_activations", "offload_optimizer",
 )  # fmt: skip
 
 

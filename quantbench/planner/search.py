@@ -21,12 +21,12 @@ from itertools import islice, product
 from math import ceil
 from typing import Any
 
-from quantbench.errors import InputError, require_choice
+from quantbench.errors import InputError
 from quantbench.latency.op_times import OpTimes, RememberedTimes
 from quantbench.planner.calibration import Calibration
 from quantbench.planner.constraints import chunk_layers, is_possible
 from quantbench.planner.formulas import parameters
-from quantbench.planner.layout import RECOMPUTATIONS, Job, Layout, partition_of
+from quantbench.planner.layout import RECOMPUTATIONS, Job, Layout, partition_of, require_recomputation
 from quantbench.planner.memory import Memory, limit_bytes, memory
 from quantbench.planner.predict import Planner, Prediction
 from quantbench.workload import TransformerShape
@@ -41,7 +41,8 @@ class Space:
 
     mbs_limit: largest micro-batch to try.
     sequence_parallel: None tries both.
-    cp, ep, expert_tp, cp_ring, cp_balanced, shards, recompute_layers: as in `Layout`.
+    cp, ep, expert_tp, cp_ring, cp_balanced, shards, recompute_layers, offload_activations, offload_optimizer: as in
+        `Layout`.
     uneven: whether to try stages of different length.
     """
 
@@ -62,10 +63,12 @@ class Space:
     cp_balanced: bool = True
     shards: int = 0
     recompute_layers: int = 0
+    offload_activations: float = 0.0
+    offload_optimizer: float = 0.0
 
     def __post_init__(self) -> None:
         for kind in self.recompute:
-            require_choice("plan", "recompute", kind, RECOMPUTATIONS)
+            require_recomputation("plan", kind)
 
 
 @dataclass(frozen=True)
@@ -118,13 +121,15 @@ def search(job: Job, times: OpTimes, calibration: Calibration, space: Space | No
             typed = ",".join(map(str, space.tp))
             raise InputError("plan", f"--tp {typed} for {heads} heads", f"a divisor of {heads}; advise repairs shapes")
         what = f"no dp · tp · pp = {job.gpus} GPUs for gbs {job.gbs} and {job.shape.layers} layers keeps every rule"
-        # Uneven stages cannot be interleaved.
         helps = not space.uneven and (not space.interleave or 1 in space.interleave)
         change = "a gbs and layers with more divisors" + (", or --allow-uneven" if helps else "")
         raise InputError("plan", what, change + (", or another --interleave" if space.interleave else ""))
     planner = Planner(job, times, calibration)
     planner.layers.prepare(layout.per_layer for layout, _ in fitting)
-    ranked = sorted((planner.predict(*one) for one in fitting), key=lambda p: (p.sec_per_it, p.memory.total))
+    # Of equal times, the one that shards the least: it needs the least of its software.
+    ranked = sorted(
+        (planner.predict(*one) for one in fitting), key=lambda p: (p.sec_per_it, p.layout.zero, p.memory.total)
+    )
     return Found(tuple(ranked), len(fitting) + too_large, too_large, smallest)
 
 
@@ -146,6 +151,7 @@ def layout_groups(job: Job, space: Space) -> Iterator[list[Layout]]:
                     cp_balanced=space.cp_balanced, shards=space.shards if zero > 0 else 0,
                     recompute_layers=space.recompute_layers if recompute == "full" else 0, ep=ep,
                     expert_tp=space.expert_tp if job.shape.experts else 1,
+                    offload_activations=space.offload_activations, offload_optimizer=space.offload_optimizer,
                 )  # fmt: skip
                 # Only the rules that do not depend on the micro-batch.
                 alone = replace(job, gbs=dp, rampup_step=0)
@@ -163,10 +169,12 @@ def _micro_batches(job: Job, base: Layout, sizes: list[int], space: Space) -> It
             continue
         if not space.interleave or 1 in space.interleave:
             yield plain
-        counted = chunk_layers(job.shape.layers, base)
-        if base.pp == 1 or not counted or plain.micro_batches(job.gbs) % base.pp:
+        if base.pp == 1 or plain.micro_batches(job.gbs) % base.pp:
             continue
-        for chunks in _allowed(divisors(counted // base.pp), space.interleave):
+        each = chunk_layers(job.shape.layers, base) // base.pp
+        # Chunks of different length: as many as the longest one asks for.
+        uneven = sorted({ceil(each / size) for size in range(1, each + 1)})
+        for chunks in _allowed(uneven if base.partition == "uneven" else divisors(each), space.interleave):
             if chunks > 1:
                 yield replace(plain, interleave=chunks)
 

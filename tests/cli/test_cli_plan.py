@@ -38,7 +38,8 @@ def test_a_search_says_model_machines_constants_layouts_and_rules(monkeypatch: p
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     said = run(*BLOOM, "--recompute", "full", "--no-sequence-parallel", "--top", "5")
     assert "model: 176.2 B parameters: 70 layers of 14336, 112 heads of 128" in said
-    assert "machines: 384 × a100-sxm4-80gb, 8 per node, 50 GB/s between nodes (jean-zay-a100)" in said
+    assert "machines: 384 × a100-sxm4-80gb, 8 per node, 2" in said
+    assert " GB/s inside a node, 50 GB/s between nodes (jean-zay-a100)" in said
     assert "(fitted there)" in said
     assert "made with: quantbench " in said
     assert "NCCL_ALGO=Ring" in said
@@ -162,7 +163,10 @@ def test_a_shape_search() -> None:
             "plan: no --gbs; expected --gbs, the global batch size in sequences, such as 2048",
         ),
         ((*BLOOM, "--tp", "four"), "--tp: 'four'; expected integers of at least 1, comma separated"),
-        ((*BLOOM, "--recompute", "some"), "plan: recompute = 'some'; expected one of full, selective, none"),
+        (
+            (*BLOOM, "--recompute", "some"),
+            "plan: recompute = 'some'; expected full, selective, none, or some of core_attn",
+        ),
         ((*BLOOM, "--attention", "slow"), "plan: --attention = 'slow'; expected one of flash, unfused"),
         ((*BLOOM, "--check", "--tp", "4,8", "--pp", "12"), "plan --check: --tp 4,8; expected one value"),
         ((*BLOOM, "--shape-search", "--aspect", "200"), "--aspect: '200'; expected from:to, both above 0 and finite"),
@@ -231,6 +235,22 @@ def test_context_parallel_layouts_shards_and_recomputed_layers() -> None:
     assert all(layout["dp"] * layout["tp"] * layout["pp"] * layout["cp"] == 32 for layout in layouts)
     with pytest.raises(InputError, match="one full:N with a number of layers"):
         run(*LLAMA, "--recompute", "selective:4")
+
+
+def test_modules_are_recomputed_and_states_offloaded(tmp_path: Path) -> None:
+    degrees = ("--tp", "2", "--pp", "1", "--mbs", "1", "--zero", "1")
+    options = ("--offload-activations", "0.5", "--offload-optimizer", "1")
+    said = run(*LLAMA[:-2], *degrees, *options, "--recompute", "core_attn+mlp,none", "--no-sequence-parallel")
+    layout = "DP16 TP2 PP1 MBS1 ZeRO-1 core_attn+mlp 50% of activations offloaded 100% of optimizer offloaded"
+    following = shlex.split(said.partition("Next: quantbench ")[2])[1:]
+    assert layout in run(*following, "--recompute", "core_attn+mlp").replace("\n", " ")
+    rows = tmp_path / "rows.csv"
+    head = "gpu,gpus,tp,pp,mbs,gbs,nhidden,nheads,nlayers,recompute,offload_activations,offload_optimizer"
+    cells = ("mlp,0,0", "mlp,1,1")
+    rows.write_text("\n".join([head, *(f"H100,8,2,1,1,64,4096,32,32,{cell}" for cell in cells)]))
+    plain, all_of_it = run_json("--rows", str(rows))["rows"]
+    assert all_of_it["mem_gb"] < plain["mem_gb"]
+    assert all_of_it["sec_per_it"] > plain["sec_per_it"]
 
 
 def test_stages_that_count_embeddings_can_be_interleaved(tmp_path: Path) -> None:

@@ -74,16 +74,19 @@ def test_v100_rows_by_the_simple_formula() -> None:
 
 def test_without_recomputation_it_is_three_quarters() -> None:
     shape = preset("bloom-176b")
-    found = hardware_flops(shape, 2048)
+    kinds = ("full", "none", "selective", "mlp", "mlp+core_attn")
+    found = {kind: hardware_flops(shape, 2048, kind) for kind in kinds}
     stated = tflops_by_calculator(shape, gbs=2048, tp=4, sec_per_it=100.0, gpus=384)
     assert found["full"] == pytest.approx(stated["megatron"] * 1e12 * 100.0 * 384)
     assert found["none"] == pytest.approx(0.75 * found["full"], rel=1e-12)
-    assert found["none"] < found["selective"] < found["full"]
+    assert found["none"] < found["selective"] < found["mlp"] < found["full"]
+    parts = (found[kind] - found["none"] for kind in ("selective", "mlp"))
+    assert found["mlp+core_attn"] - found["none"] == pytest.approx(sum(parts))
 
 
 def test_model_flops_agree_with_the_closed_formula_for_a_gpt() -> None:
     shape = TransformerShape(hidden=12288, heads=96, layers=96, vocab=51200)
-    full = hardware_flops(shape, 1536)["full"]
+    full = hardware_flops(shape, 1536, "full")
     # Logits are never recomputed, so that a quarter of them is missing from three quarters of the whole.
     logits = 6 * 51200 * 12288 * 1536 * 2048
     assert model_flops(shape, 1536) == pytest.approx(0.75 * full + 0.25 * logits, rel=1e-12)

@@ -13,15 +13,17 @@ from quantbench.latency.estimate import Estimate
 from quantbench.latency.interconnect import Cluster, Link, cluster, reference_cluster, same_site
 from quantbench.latency.model_times import BestTimes
 from quantbench.latency.op_times import RememberedTimes
+from quantbench.planner.calibration import shipped
 from quantbench.planner.iteration import data_parallel_s, exposed_s, iteration, point_to_point_s, tied_embedding_s
 from quantbench.planner.layer_time import LayerTime, LayerTimes, Span, divided
-from quantbench.planner.layout import Job, LayerKey, Layout, layer_weights
-from quantbench.planner.memory import memory
+from quantbench.planner.layout import Job, LayerKey, Layout, layer_weights, stages_of
+from quantbench.planner.memory import memory, stage_parameters
 from quantbench.planner.predict import Planner
 from quantbench.planner.row_results import predict_cases
 from quantbench.planner.rows import Case
 from quantbench.workload import Gemm, Softmax, TransformerShape
 from quantbench.workload.kinds import Compute
+from quantbench.workload.presets import preset
 
 
 def core(time: LayerTime) -> Span:
@@ -209,6 +211,52 @@ def test_some_layers_can_be_recomputed() -> None:
     assert none.sec.mid < two.sec.mid < full.sec.mid
 
 
+def test_recomputed_modules_cost_their_forward_pass() -> None:
+    of = job(gpus=8, gbs=4, shape=bloom_like(layers=6))
+    again = {
+        kind: times_of(of, Layout(1, 8, 1, 1, recompute=kind)).recompute
+        for kind in ("full", "selective", "core_attn", "layernorm", "mlp", "core_attn+mlp", "moe_act")
+    }
+    assert again["core_attn"] == again["selective"] > 0
+    assert again["moe_act"] == 0
+    assert 0 < again["layernorm"] < again["mlp"] < again["full"]
+    assert again["core_attn+mlp"] == pytest.approx(again["core_attn"] + again["mlp"])
+
+
+def test_recomputing_the_mlp_costs_what_megatron_bridge_measured() -> None:
+    """NVIDIA-NeMo/Megatron-Bridge, skills/perf-activation-recompute: 704 TFLOP/s without it, 593.6 with it, 32 H100."""
+    shape = replace(preset("llama-3-70b"), seq=4096, dtype="fp8", fp8_recipe="tensorwise")
+    of = Job(shape, reference_cluster(lookup("H100")), 32, 32, dp_overlap=1.0, stack="megatron-bridge")
+    planner = Planner(of, BestTimes()(of.cluster.device), shipped().of(of.cluster, of.stack))
+    core, mlp = (
+        planner.predict(Layout(2, 4, 4, 1, 5, recompute=kind, sequence_parallel=True)).sec_per_it
+        for kind in ("core_attn", "mlp")
+    )
+    assert mlp / core == pytest.approx(704 / 593.6, abs=0.06)
+
+
+@pytest.mark.parametrize(("share", "seconds"), [(0.25, 1.871), (0.5, 2.484), (0.75, 3.187), (1.0, 4.189)])
+def test_the_hosts_optimizer_takes_what_megatron_bridge_measured(share: float, seconds: float) -> None:
+    """NVIDIA-NeMo/Megatron-Bridge, skills/perf-techniques/cpu-offloading/card.yaml: 0.996 s without offloading."""
+    of = Job(preset("qwen3-30b-a3b"), reference_cluster(lookup("H100")), 16, 8)
+    plain = Layout(4, 2, 2, 1, recompute="none", ep=4)
+    none, some = (
+        iteration(of, one, LayerTimes(of, EvenTimes(), PLAIN), PLAIN).sec.mid
+        for one in (plain, replace(plain, offload_optimizer=share))
+    )
+    assert some - none == pytest.approx(seconds - 0.996, rel=0.12)
+
+
+def test_offloaded_activations_show_beyond_the_computation() -> None:
+    of = job(gpus=8, gbs=8, shape=bloom_like(layers=6, hidden=2048, heads=16))
+    plain = times_of(of, Layout(8, 1, 1, 1, recompute="none"))
+    hidden = times_of(of, Layout(8, 1, 1, 1, recompute="full", offload_activations=1.0))
+    assert hidden.offload == 0  # a layer's input is small against its time
+    found = times_of(of, Layout(8, 1, 1, 1, recompute="none", offload_activations=1.0))
+    assert found.offload > 0
+    assert found.sec.mid == pytest.approx(plain.sec.mid + found.offload)
+
+
 def test_what_bounds_an_iteration_is_named() -> None:
     assert times_of(job(gpus=8, gbs=64, shape=bloom_like(layers=6)), Layout(1, 8, 1, 2, recompute="none")).bound == (
         "compute"
@@ -360,3 +408,45 @@ def test_a_recipe_casts_what_no_kernel_before_can_cast() -> None:
     halved = replace(PLAIN, quantized_factor=0.5, experts_factor=3.0)
     assert cast.fitted(halved).products[0].mid == pytest.approx(cast.products[0].mid / 2)
     assert plain.fitted(halved).products[0].mid == pytest.approx(plain.products[0].mid)
+
+
+MIXED = replace(EXPERTS, layers=6, dense_layers=2, shared_ffn=1024, ffn=8192)
+
+
+def test_layers_without_experts_are_priced_as_what_they_are() -> None:
+    of = job(gpus=8, gbs=64, shape=MIXED)
+    layout = Layout(4, 1, 2, 1, ep=4, recompute="none")
+    layers = LayerTimes(of, EvenTimes(), PLAIN)
+    sparse, dense = (layers.at(layout.per_layer._replace(dense=one)).fitted(PLAIN) for one in (False, True))
+    assert dense.experts[0].mid == dense.reduces == 0 < sparse.experts[0].mid
+    wider = 2 * 4096 * 2048 * 3 * (8192 - 1024) / 250e12
+    assert dense.products[0].mid - sparse.products[0].mid == pytest.approx(wider)
+    # The first stage has two of them and one with experts, the last has three with experts.
+    found = iteration(of, layout, layers, PLAIN)
+    slots = (2 * dense.once.mid + sparse.once.mid + sparse.embedding, 3 * sparse.once.mid + sparse.logits.mid)
+    hop = found.point_to_point / 16
+    once = found.data_parallel + found.optimizer + found.stragglers
+    assert found.sec.mid == pytest.approx(16 * (max(slots) + hop) + min(slots) + hop + once)
+
+
+def test_layers_without_experts_change_the_weights_of_their_stage() -> None:
+    of, layout = job(gpus=8, gbs=64, shape=MIXED), Layout(4, 1, 2, 1, ep=4)
+    (first, first_experts), (last, last_experts) = (stage_parameters(of, layout, k) for k in stages_of(MIXED, layout))
+    each = 3 * 2048 * 768 * 64 // 4
+    assert (first_experts, last_experts) == (each, 3 * each)
+    # An MLP for the router and the shared experts, in two of three layers.
+    assert first - last == 2 * (3 * 2048 * (8192 - 1024) - 64 * 2048)
+
+
+def test_latent_attention_is_an_estimate_with_a_wide_interval() -> None:
+    latent = replace(EXPERTS, head_dim=192, q_rank=512, kv_rank=256, rope_dim=64, value_dim=128)
+    plain = replace(EXPERTS, head_dim=160)
+    a, b = (
+        LayerTimes(job(gpus=8, gbs=8, shape=shape), EvenTimes(), PLAIN).at(LayerKey(1, 1)) for shape in (latent, plain)
+    )
+    assert a.core[0].mid == b.core[0].mid
+    assert a.core[0].high / a.core[0].low > 1.3 * b.core[0].high / b.core[0].low
+    # Keys and values of every head, and latents beside them.
+    kept = [memory(job(gpus=8, gbs=8, shape=s), Layout(8, 1, 1, 1, recompute="none"), PLAIN) for s in (latent, plain)]
+    latents = 4096 * (4 * (512 + 256) + 2 * 64)
+    assert kept[0].activations - kept[1].activations == pytest.approx(4 * latents)

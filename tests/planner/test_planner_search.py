@@ -16,6 +16,7 @@ from quantbench.latency.model_times import BestTimes
 from quantbench.planner.calibration import shipped
 from quantbench.planner.constraints import is_possible
 from quantbench.planner.folklore import judge_folklore
+from quantbench.planner.iteration import ring_passes
 from quantbench.planner.layout import Job, Layout
 from quantbench.planner.memory import limit_bytes, memory
 from quantbench.planner.predict import job_to_json, provenance
@@ -230,3 +231,15 @@ def test_overlapped_zero_3_is_not_free() -> None:
     of = replace(job(gpus=64, gbs=64, shape=bloom_like(layers=4, hidden=4096, heads=32)), dp_overlap=1.0)
     found = search(of, EvenTimes(), replace(PLAIN, exposed_share=0.5), Space(tp=(1,), pp=(1,), zero=(1, 3)))
     assert found.ranked[0].layout.zero == 1
+
+
+def test_of_equal_layouts_the_one_that_shards_least_is_first() -> None:
+    """With one micro-batch ZeRO-2 sends what ZeRO-1 does; a stack with FSDP gathers the weights at each micro-batch."""
+    of = job(gpus=64, gbs=64, shape=bloom_like(layers=4, hidden=4096, heads=32))
+    space = Space(tp=(1,), pp=(1,), mbs=(1,), zero=(1, 2), recompute=("none",))
+    found = search(of, EvenTimes(), replace(PLAIN, exposed_share=0.5), space)
+    assert [p.layout.zero for p in found.ranked] == [1, 2]
+    assert found.ranked[0].sec_per_it == found.ranked[1].sec_per_it
+    two = Layout(64, 1, 1, 1, zero=2)
+    assert ring_passes(replace(of, stack="megatron"), two, 4) == (1, 4)
+    assert ring_passes(replace(of, stack="fsdp"), two, 4) == (4, 4)

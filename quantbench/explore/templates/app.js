@@ -26,7 +26,7 @@ const AXES = ['hidden', 'ffn', 'heads', 'seq', 'mbs', 'tp', 'vocab'];
 const COLOURS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00'];
 const DARK = ['#56B4E9', '#E69F00', '#2BC79A', '#E59BC6', '#9AD0F5', '#F0E442'];
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 5], [1, 2]];
-const CLIFF = 0.05, SLICE_MS = 12, FIRST_MS = 22;
+const CLIFF = 0.05, SLICE_MS = 12, FIRST_MS = 22, MOST_MODELS = 12;
 
 let page, state, locks = {}, lines = [], active, models = new Map(), plot, job = 0, shownOp = '', zoom = null, draws;
 
@@ -57,14 +57,15 @@ const drawn = () => [...new Set([...lines, active])].slice(-COLOURS.length);
 const entryOf = id => page.gpus.flatMap(gpu => gpu.entries.map(entry => ({gpu, entry}))).find(one => one.entry.id === id);
 const nameOf = id => { const {gpu, entry} = entryOf(id); return `${gpu.name} · ${entry.dtype} · ${entry.library}`; };
 
-// Compiles the models that are drawn; each is loaded once.
+// Compiles the models that are drawn. Those that were drawn longest ago go: a browser has room for about a hundred.
 async function load(ids) {
   for (const id of new Set(ids)) {
-    if (models.has(id)) continue;
-    const {gpu, entry} = entryOf(id), attention = page.formats[entry.dtype].attention;
-    models.set(id, new Times(gpu, {...entry, gemm: await GemmModel.load(entry.gemm, page.view),
-      attention: await AttentionModel.load(gpu.attention[attention], page.view)}, page.formats));
+    const known = models.get(id), {gpu, entry} = entryOf(id);
+    models.delete(id);
+    models.set(id, known || new Times(gpu, {...entry, gemm: await GemmModel.load(entry.gemm, page.view),
+      attention: await AttentionModel.load(gpu.attention[page.formats[entry.dtype].attention], page.view)}, page.formats));
   }
+  for (const id of [...models.keys()].slice(0, -MOST_MODELS)) models.delete(id);
 }
 
 // --- controls ---------------------------------------------------------------------------------------------------------

@@ -322,8 +322,9 @@ class Shapes:
 
     m, n, k, batch: (rows,) each; batch is 1 by default.
     layout: index in `LAYOUTS`, -1 (the default) if unknown: rows of a and b then run along k.
-    dtype: float type of the arrays; counts of blocks and waves are rounded to it last. float32 is faster and changes a
-        log time by less than ROUNDING. (`attention_cost_model.AttentionShapes` is attention's counterpart.)
+    dtype: float type of the arrays; counts of blocks and waves are rounded to it last. float32, for distilled models,
+        is faster and changes a log time by less than ROUNDING. (`attention_cost_model.AttentionShapes` is attention's
+        counterpart.)
     """
 
     def __init__(

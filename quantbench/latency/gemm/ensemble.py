@@ -202,7 +202,7 @@ class Ensemble:
             alone = self._raw(*(np.repeat(x, 2) for x in (m, n, k, *others)))
             return alone[0][:1], alone[1][:1], alone[2][:, :1]
         deep = np.maximum(k, LEAST_K)
-        shapes = self._shapes(m, n, deep, *others)
+        shapes = Shapes(self.machine, self.menu, m, n, deep, *others)
         reference = None if self.reference is None else self.reference.at(m, n, deep, *others)
         watched = watched_columns(shapes)
         log_us, within, kernels = [], [], []
@@ -221,10 +221,6 @@ class Ensemble:
             shallow, floor = (self._physics(*(x[short] for x in (m, n, depth, *others))) for depth in (k, deep))
             log_time[short] += shallow - floor
         return log_time, variance, np.stack(kernels)
-
-    def _shapes(self, *sizes: FloatArray) -> Shapes:
-        """Builds terms in single precision if `monotone` corrects the order in k, else in double precision."""
-        return Shapes(self.machine, self.menu, *sizes, dtype=np.float32 if self.most else np.float64)
 
     def named(self, kernel: IndexArray, split_k: FloatArray, *sizes: FloatArray) -> FloatArray:
         """Predicts log µs of shapes, (rows,), for known kernels.
@@ -257,7 +253,7 @@ class Ensemble:
 
     def _by_tree(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
         """Returns log µs by tree, (members · trees, rows)."""
-        shapes = self._shapes(m, n, k)
+        shapes = Shapes(self.machine, self.menu, m, n, k)
         reference = None if self.reference is None else self.reference.at(m, n, k, shapes.batch, shapes.layout)
         watched = watched_columns(shapes)
         log_time = []

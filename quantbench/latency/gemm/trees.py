@@ -320,7 +320,7 @@ class Member:
 
     def physics(self, shapes: Shapes) -> tuple[Array, Parts]:
         """Computes the cost model's log µs, (rows,), and its parts."""
-        return log_latency(Values(self.parameters.astype(shapes.dtype)), shapes)
+        return log_latency(Values(self.parameters), shapes)
 
     def weights(self, parts: Parts) -> Array:
         """Returns the probability that each kernel is chosen, (kernels, rows); columns sum to 1."""
@@ -378,8 +378,9 @@ class Member:
             _expected(weights, of.fluid / of.waves),
             shapes.batch * shapes.m * shapes.n * _expected(weights / of.tiles, 1.0 / (16384.0 * of.area)),
         )
-        # Means of equal numbers: unrounded, a tree could tell 1 from the sum of the weights.
-        split_k, waves, fill, padding = (np.round(mean, 4) for mean in means)
+        # Means of equal numbers: unrounded, a tree could tell 1 from the sum of the weights. The shift keeps fractions
+        # such as 1/32 off the edges between two rounded numbers, where the last bit of a sum would decide.
+        split_k, waves, fill, padding = (np.round(mean + 1e-7, 4) for mean in means)
         columns += [split_k, np.log(waves), fill, padding]
         far = np.minimum(parts.log_time - parts.log_time.min(axis=0), _FAR)
         nearest = np.sort(far.T, axis=1)  # faster than np.partition for few columns
@@ -420,7 +421,7 @@ class Member:
         whole: whether to add the NAMED_COLUMNS that `named_forest` has besides."""
         of = rows.recorded(machine, menu)
         own, own_parts = self.physics(of)
-        shapes = Shapes(machine, menu, *rows.sizes, dtype=np.float32)
+        shapes = Shapes(machine, menu, *rows.sizes)
         parts = self.physics(shapes)[1]
         x = self.features(menu, shapes, own, parts, watched_columns(shapes), reference, (of, own_parts))
         if whole:
@@ -472,7 +473,7 @@ def _residual(
     features, residual = [], []
     for chunk in chunks(len(rows), 1000):
         part = rows.take(np.arange(len(rows))[chunk])
-        shapes = Shapes(machine, menu, *part.sizes, dtype=np.float32)
+        shapes = Shapes(machine, menu, *part.sizes)
         predicted, parts = member.physics(shapes)
         known = None if reference is None else reference[chunk]
         features.append(member.features(menu, shapes, predicted, parts, watched_columns(shapes), known))
