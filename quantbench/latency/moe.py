@@ -2,7 +2,7 @@
 
 Entry points: `MoEModel`, with `fit`, `prior`, `best` and `predict`; `FEWEST_ROWS`, the rows that a fit needs;
 `shipped_models`, those in the package; `save_models` and `load_models`, files of several; `Growth`. Used
-by users' Python code, by `model_times`, `profile` and tools.
+by users' Python code, by `model_times`, `profile`, `explore` and tools.
 
 A model is the spec sheet's roofline times the exponential of what trees make of the layer's terms (`moe_features`) and
 of the corrections that the models of other GPUs, its references, make of the same layer. One half of the trees learns

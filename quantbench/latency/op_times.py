@@ -3,9 +3,9 @@
 Entry points: `OpTimes`, the protocol (`TimesOf` makes one); `RememberedTimes`, a cache that also models Megatron's
 softmax fallback and unaligned batched GEMMs, which the wrapped `OpTimes` does not; `RooflineTimes` (spec sheet only),
 `roofline_us` and `copy_us`; the results `OpEstimate` and `ShapeEstimate`; `total`, `as_run`, `with_casts`,
-`correlation_of`, `peak_share`, `assumed_tile`; the constants `CORRELATION`, `UNMEASURED_COMMON` and `UNALIGNED_NOTE`.
-Used by `model_times`, by `planner`, `advice`, `sweep`, `analysis`, `profile`, `importers`, `report` and `explore`, by
-tools and by the commands that predict.
+`correlation_of`, `peak_share`, `assumed_tile`; the constants `CORRELATION`, `UNMEASURED_COMMON`, `UNALIGNED_NOTE` and
+`UNALIGNED_SPREAD`. Used by `model_times`, by `planner`, `advice`, `sweep`, `analysis`, `profile`, `importers`, `report`
+and `explore`, by tools and by the commands that predict.
 
 The protocol is implemented by `model_times` and by `profile.profile`.
 """
@@ -42,8 +42,8 @@ UNMEASURED_CORRELATION = 1.0
 #: of ratios cover at least 90 % on each of the five tables, using priors without GPUs of the same architecture.
 UNMEASURED_COMMON = 0.8
 
-# Interval of unaligned batched GEMMs: a guess, since their rate was fitted to whole training iterations only.
-_UNALIGNED_SPREAD = 1.5
+#: interval of unaligned batched GEMMs: a guess, since their rate was fitted to whole training iterations only.
+UNALIGNED_SPREAD = 1.5
 # Factor by which casts may differ from their bytes at the assumed bandwidth: a guess.
 _CAST_SPREAD = 1.3
 _CAST_NOTE = "casts: by their bytes and the memory's bandwidth"
@@ -208,9 +208,9 @@ def as_run(
     if slow_us is None:
         return source
     mid = max(slow_us, source.latency_us)
-    low = max(mid / _UNALIGNED_SPREAD, source.low_us)
+    low = max(mid / UNALIGNED_SPREAD, source.low_us)
     return replace(
-        source, latency_us=mid, low_us=low, high_us=mid * _UNALIGNED_SPREAD, unmeasured=UNALIGNED_NOTE
+        source, latency_us=mid, low_us=low, high_us=mid * UNALIGNED_SPREAD, unmeasured=UNALIGNED_NOTE
     )  # fmt: skip
 
 
