@@ -1,8 +1,8 @@
 """Builds the report's text and table sections: causes of steps, rules of thumb, trust, all sizes, and method.
 
-Entry points: `steps_section`, `kernels_section` and its `kernel_rows`, `rules_section`, `trust_section`,
-`sizes_section`, `how_section`, `period_words`, and `facts_of` (the foot of the page). Used by `page` and the command
-`check`.
+Entry points: `steps_section`, `kernels_section` (its cells: `kernel_rows`, `KERNEL_HEAD`, `KERNEL_RIGHT`),
+`rules_section`, `trust_section`, `sizes_section`, `how_section`, `period_words`, and `facts_of` (the foot of the page).
+Used by `page` and the command `check`.
 """
 
 from __future__ import annotations
