@@ -75,19 +75,13 @@ class Check:
         return min(self.periods, key=lambda p: (not p.clear, -p.recovered.explained), default=None)
 
 
-def check_run(
-    run: Run, *, rules: Sequence[RuleOfThumb] = RULES, blind: bool = False, points: Sequence[Point] | None = None
-) -> Check:
-    """Analyses all curves of a run and tests the rules.
-
-    points: result of `points_of` for the run, if already computed.
-    blind: whether to ignore the device's SM count, to test the recovery of tiles.
-    """
+def check_run(run: Run, *, rules: Sequence[RuleOfThumb] = RULES, points: Sequence[Point] | None = None) -> Check:
+    """Analyses all curves of a run and tests the rules. points: `points_of` the run, if already computed."""
     spec = run.info.device
     points = points_of(run.records, spec) if points is None else points
     curves = {axis: curves_of(points, axis) for axis in axes_of(points)}
     fitted = fit_all(points, repeatability(run.records))
-    periods = find_periods(fitted, spec, blind=blind)
+    periods = find_periods(fitted, spec)
     jumps = find_cliffs(fitted, spec, periods)
     explained_by = {period.family: period.chosen for period in periods if period.chosen is not None}
     tile_of = tile_finder(spec, periods)
