@@ -26,15 +26,14 @@ _GPUS = {
 }  # fmt: skip
 _MODELS = {
     "LLAMA3_70B": "llama-3-70b", "LLAMA3.1_405B": "llama-3.1-405b", "Qwen3_30B_a3B": "qwen3-30b-a3b",
-    "Qwen3_235B_a22B": "qwen3-235b-a22b", "GPT OSS 120B": "gpt-oss-120b",
+    "Qwen3_235B_a22B": "qwen3-235b-a22b", "GPT OSS 120B": "gpt-oss-120b", "DeepSeekV3": "deepseek-v3",
+    "Kimi_K2": "kimi-k2",
 }  # fmt: skip
-_NOT_EXPRESSIBLE = {
-    "DeepSeekV3": "latent attention", "Kimi_K2": "latent attention", "Nemotron_3_Nano": "state-space layers",
-    "Nemotron_3_Super": "state-space layers",
-}  # fmt: skip
+_NOT_EXPRESSIBLE = {"Nemotron_3_Nano": "state-space layers", "Nemotron_3_Super": "state-space layers"}
 _RECIPES = {"BF16": "", "FP8": "tensorwise", "MXFP8": "mxfp8", "NVFP4": "nvfp4"}
 _SHAPE = (
     "hidden", "heads", "kv_heads", "head_dim", "layers", "ffn", "gated", "vocab", "tied", "experts", "top_k", "moe_ffn",
+    "shared_ffn", "dense_layers", "q_rank", "kv_rank", "rope_dim", "value_dim",
 )  # fmt: skip
 
 

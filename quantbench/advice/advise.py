@@ -152,21 +152,13 @@ def advise(
         shape, *others = fastest_first(repair.shapes, known)
     cost = cost_of(shape, known)
     search = Neighbours(shape, known, within if top else None, others)
+    missing = ("a forward pass only: gradients of experts have no model",) if shape.experts else ()
     return Advice(
         times.device, known.note, cost, _unmeasured(cost), _advised(search.best(top), cost, known),
         _advised(search.single(), cost, known), search.tried, within, repair,
         _advised(search.against(others), cost, known),
-        broken_by_shape(shape, library=library, backward=not shape.experts), _missing(shape), _broken_blocks(shape),
+        broken_by_shape(shape, library=library, backward=not shape.experts), missing, _broken_blocks(shape),
     )  # fmt: skip
-
-
-def _missing(shape: TransformerShape) -> tuple[str, ...]:
-    found = []
-    if shape.experts:
-        found.append("a forward pass only: gradients of experts have no model")
-    if shape.kv_rank:
-        found.append("latent attention has no model: its products are counted, its attention is not")
-    return tuple(found)
 
 
 def _broken_blocks(shape: TransformerShape) -> tuple[str, ...]:

@@ -3,8 +3,8 @@
 Entry points: `ShapeOptions` (one value per size), which `chosen_model` converts to a shape, used by `plan`;
 `StepOptions`, also with head_dim, mbs and tp, used by `advise` and `pad`; `GridOptions` (a size may be a range), which
 `held_and_dims` converts to fixed sizes and axes, used by `predict` and `sweep`; `ModelOptions`, which they share, and
-`named_model`, both used by `explore`; `size_option`, which declares one size; `assumed_words` and `sweep_words`, which
-list assumptions and sizes for the output.
+`named_model`, both used by `explore`; `size_option`, which declares one size; `assumed_words`, `latent_words` and
+`sweep_words`, which list assumptions and sizes for the output.
 
 Defaults come from the preset or configuration, then from the device.
 """
@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from quantbench.cli.options import option, typed_words
 from quantbench.device import default_attention, default_dtype
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError, UnsupportedError, require_choice
+from quantbench.errors import InputError, require_choice
 from quantbench.files import read_json, reason
 from quantbench.sweep.axes import DIMS, EXPERT_OPS, GEMM_DIMS, MODEL_DIMS, UNFUSED_OPS, Held
 from quantbench.workload import TransformerShape
@@ -204,6 +204,11 @@ def attention_of(
     return {"attention": attention, "softmax": softmax, "dropout": dropout}, assumed
 
 
+def latent_words(kv_rank: int, core_dim: int) -> list[str]:
+    """Returns a note on how latent attention is priced; [] for usual attention."""
+    return [f"latent attention not measured: priced as heads of {core_dim}, with as many FLOPs"] if kv_rank else []
+
+
 def window_ignored(window: int, seq: int) -> list[str]:
     """Returns a note on a sliding window, which predictions and measurements ignore; [] if it has no effect."""
     return [f"sliding window of {window} ignored: attention over all {seq} tokens"] if 0 < window < seq else []
@@ -227,10 +232,6 @@ def chosen_model(
     if missing:
         sizes = ", ".join(f"--{name}" for name in needed)
         raise InputError(who, f"no {' and no '.join(missing)}", f"--model, --config, or all of {sizes}")
-    other = named is not None and (named.shape.kv_rank or named.shape.dense_layers or named.shape.shared_ffn)
-    if named is not None and other and options.plans:
-        what = f"{named.name} with latent attention, shared experts or layers of two kinds"
-        raise UnsupportedError(who, what, "equal layers; quantbench advise prices a forward pass of others")
     # A valid shape to start from, as one head always divides hidden; `changes` has the typed heads.
     base = TransformerShape(hidden=typed["hidden"], heads=1) if named is None else named.shape
     changes: dict[str, Any] = dict(typed)
@@ -278,6 +279,7 @@ def chosen_model(
         shape = replace(base, **changes, **how)
     except InputError as error:
         raise InputError(who, error.value, error.expected) from None
+    assumed += latent_words(shape.kv_rank, shape.core_dim)
     return shape, (*assumed, *window_ignored(shape.sliding_window, shape.seq))
 
 

@@ -46,6 +46,16 @@ if TYPE_CHECKING:
 _WHO = "plan"
 _BITS_PER_BYTE = 8
 _WHAT_IT_IS = {"gpus": "how many there are", "gbs": "the global batch size in sequences, such as 2048"}
+# Defaults that are not searched over, by option; those of one layout, which a search tries all values of, before them.
+_FIXED = (
+    ("cp", "no context parallelism"), ("offload_activations", "activations on the GPU"),
+    ("offload_optimizer", "optimizer on the GPU"), ("shards", "ZeRO over all data-parallel GPUs"),
+    ("allow_uneven", "stages of equal length"), ("rampup_step", "a constant batch size"),
+)  # fmt: skip
+_OF_ONE_LAYOUT = (
+    ("mbs", "mbs = 1"), ("zero", "ZeRO-1"), ("recompute", "full recomputation"), ("interleave", "no interleaving"),
+    ("sequence_parallel", "no sequence parallelism"), ("ep", "all experts on each GPU"),
+)  # fmt: skip
 _MACHINES, _SEARCH = "Machines", "Shape search"
 _machines, _search = partial(option, panel=_MACHINES), partial(option, panel=_SEARCH)
 _layout = partial(option, panel="Layout (comma separated lists)")
@@ -110,7 +120,11 @@ class PlanOptions(ShapeOptions):
     sequence_parallel: bool | None = _layout(
         None, "Only layouts with sequence parallelism, or only without (default: both)."
     )
-    allow_uneven: bool = _layout(False, "Also try pipeline stages with different numbers of layers.")
+    allow_uneven: bool | None = _layout(
+        None,
+        "Also try pipeline stages with different numbers of layers (default: with megatron-bridge).",
+        "--allow-uneven/--no-allow-uneven",
+    )
     params: float = _search(0, "Target number of parameters (0: the model's).", min=0)
     tolerance: float = _search(0.03, "Largest relative deviation from --params.", min=0, max=0.5)
     aspect: str = _search("125:205", "Range of hidden / layers, from:to.")
@@ -139,11 +153,12 @@ class PlanOptions(ShapeOptions):
         shape, words = self._model
         per_tp = integers("--tp", self.tp) or (self.where().gpus_per_node,)
         padded = any(padded_vocab(shape.vocab, tp) != shape.vocab for tp in per_tp)
-        usual = (("mbs", "mbs = 1"), ("zero", "ZeRO-1"), ("recompute", "full recomputation")) if one_layout else ()
-        after = (("optimizer", "fused Adam"), ("cluster", f"{self.where().name} as its system"))
+        usual = _OF_ONE_LAYOUT if one_layout else ()
+        after = (("optimizer", "fused Adam"), *_FIXED, ("cluster", f"{self.where().name} as its system"))
         vocab = [f"vocab {shape.vocab} padded to multiples of 128 · tp"] if padded else []
         if shape.experts:
             said = "experts not measured in training: a product of each and a fitted factor", "balanced routing"
+            said += ("whole experts on each GPU",) if self.expert_tp == 1 else ()
             words = (*words, *said, "exchange between experts at the links' rates (not measured)")
         site = self.where().name if not self.used_stack else ""
         stack = [] if self.stack or self.site else [f"software of {site}" if site else f"--stack {self.used_stack}"]
@@ -153,7 +168,13 @@ class PlanOptions(ShapeOptions):
         if (shape.experts or shape.fp8_recipe) and self.used_stack not in self.calibrations.own and self.site is None:
             stack += ["nothing fitted to 8-bit products or experts of that software"]
         whose = [library_words(self.where().device.name, shape.dtype, self.library, _WHO)] if models else []
-        return (*words, *vocab, *(word for name, word in (*usual, *after) if not getattr(self, name)), *stack, *whose)
+        return (
+            *words,
+            *vocab,
+            *(word for name, word in (*usual, *after) if not getattr(self, name) and (name != "ep" or shape.experts)),
+            *stack,
+            *whose,
+        )
 
     @cached_property
     def calibrations(self) -> Calibrations:
@@ -173,6 +194,11 @@ class PlanOptions(ShapeOptions):
         if self.where().name in self.calibrations.sites:
             return ""
         return "megatron-bridge" if self.shape().experts or self.fp8_recipe else "megatron"
+
+    @property
+    def uneven(self) -> bool:
+        """--allow-uneven, or whether the stack usually divides layers that way (Megatron's pipeline layouts)."""
+        return self.used_stack == "megatron-bridge" if self.allow_uneven is None else self.allow_uneven
 
     @property
     def overlap(self) -> float:
@@ -252,7 +278,7 @@ class PlanOptions(ShapeOptions):
             dp=integers("--dp", self.dp), tp=integers("--tp", self.tp), pp=integers("--pp", self.pp),
             mbs=integers("--mbs", self.mbs), interleave=integers("--interleave", self.interleave),
             zero=integers("--zero", self.zero, low=0, high=3) or (0, 1, 2, 3), recompute=kinds,
-            sequence_parallel=self.sequence_parallel, uneven=self.allow_uneven, recompute_layers=layers,
+            sequence_parallel=self.sequence_parallel, uneven=self.uneven, recompute_layers=layers,
             cp=integers("--cp", self.cp) or (1,), cp_ring=not self.cp_gather, cp_balanced=not self.cp_contiguous,
             shards=self.shards, ep=integers("--ep", self.ep) or tuple(divisors(self.shape().experts or 1)),
             expert_tp=self.expert_tp, offload_activations=self.offload_activations,
@@ -279,7 +305,7 @@ class PlanOptions(ShapeOptions):
             expert_tp=self.expert_tp, offload_activations=self.offload_activations,
             offload_optimizer=self.offload_optimizer,
         )  # fmt: skip
-        return replace(found, partition=partition_of(self.shape().layers, pp, uneven=self.allow_uneven))
+        return replace(found, partition=partition_of(self.shape().layers, pp, uneven=self.uneven))
 
     def _one(self, name: str, *, default: int = 0, low: int = 1) -> int:
         values = integers(f"--{name}", getattr(self, name), low=low)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from quantbench.cli.model_options import GridOptions, assumed_words, held_and_dims, sweep_words
+from quantbench.cli.model_options import GridOptions, assumed_words, held_and_dims, latent_words, sweep_words
 from quantbench.cli.options import command, gpu_option, json_option, library_option, option
 from quantbench.cli.output import check_file, print_result
 from quantbench.device import lookup
@@ -101,6 +101,5 @@ def predict_sweep(
     found = forecast(grid.axes, held, times, skip_impossible=loose)
     ops = {op.op.name for op in found.ops}
     assumed = assumed_words(arguments, held, ops | (set(EXPERT_OPS) if "experts" in ops else set()), spec, "predict")
-    if held.kv_rank:
-        assumed = (*assumed, "latent attention left out: it has no model")
-    return grid.axes, found, assumed
+    latent = latent_words(held.kv_rank, (held.head_dim + held.value_dim) // 2) if "attention" in ops else []
+    return grid.axes, found, (*assumed, *latent)

@@ -86,7 +86,7 @@ def write_explorer(
         "gpus": gpus,
         "lines": _FIRST_LINES,
         "setting": _setting(shape),
-        "presets": {name: _sizes(preset(name)) for name in preset_names()},
+        "presets": {name: _sizes(preset(name)) for name in preset_names() if not preset(name).kv_rank},
         "formats": {
             name: {
                 "bytes": DTYPES[name].element_bytes,

@@ -45,7 +45,9 @@ _HEADS = Constraint("hidden % heads", "hidden % heads == 0")
 _GPUS = Constraint("gpus", "dp * tp * pp * cp == gpus")
 _BATCH = Constraint("gbs", "gbs % (mbs * dp) == 0")
 _STAGES = Constraint("stages", "layers % pp == 0 (or layers + 2 with embeddings counted as layers)")
-_INTERLEAVE = Constraint("interleave", "layers (+ 2) % (pp * interleave) == 0 and micro-batches % pp == 0")
+_INTERLEAVE = Constraint(
+    "interleave", "layers (+ 2) % (pp * interleave) == 0 unless stages are uneven, and micro-batches % pp == 0"
+)
 _DIVISIBLE = tuple(Constraint(f"{name} % tp", f"{name} % tp == 0") for name in ("heads", "ffn", "hidden"))
 _KV_HEADS = Constraint("kv_heads", "kv_heads % tp == 0 or tp % kv_heads == 0")
 _NODE = Constraint("tp in a node", "tp <= gpus per node")
@@ -161,8 +163,8 @@ def _stages(layers: int, layout: Layout) -> str:
 
 
 def chunk_layers(layers: int, layout: Layout) -> int:
-    """Returns the layers to divide into chunks: with the embeddings if the partition counts them; 0 if uneven."""
-    return {"layers": layers, "embedding": layers + 2, "uneven": 0}[layout.partition]
+    """Returns the layers to divide into chunks, with the embeddings if the partition counts them."""
+    return layers + 2 if layout.partition == "embedding" else layers
 
 
 def _interleave(layers: int, layout: Layout, micro_batches: int) -> str:
@@ -171,7 +173,9 @@ def _interleave(layers: int, layout: Layout, micro_batches: int) -> str:
     if pp == 1:
         return f"interleave {chunks} without pipeline stages; take interleave = 1"
     counted = chunk_layers(layers, layout)
-    if not counted or counted % (pp * chunks):
+    if layout.partition == "uneven" and layers < pp * chunks:
+        return f"{layers} layers cannot fill {pp} stages of {chunks} chunks; take interleave = {layers // pp} or less"
+    if layout.partition != "uneven" and counted % (pp * chunks):
         each = counted // pp
         what = f"{layers} layers{' and 2 embeddings' if counted > layers else ''}"
         change = f"an interleave that divides {each}" if each > 1 else "interleave = 1"

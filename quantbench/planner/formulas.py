@@ -100,10 +100,10 @@ def model_flops(shape: TransformerShape, gbs: int) -> float:
     Megatron does. For a GPT with ffn = 4·hidden this is 3/4 of the `megatron` count plus 1/4 of the logits' 6·V·h per
     token, since logits are never recomputed.
     """
-    pairs = 4 * shape.seq * shape.heads * shape.head_dim
-    idle = (shape.experts - shape.top_k) * (3 if shape.gated else 2) * shape.hidden * shape.moe_ffn
-    per_token = shape.layers * (2 * (shape.layer_weights() - idle) + pairs) + 2 * shape.vocab * shape.hidden
-    return 3.0 * gbs * shape.seq * per_token
+    pairs = 4 * shape.seq * shape.heads * shape.core_dim
+    # The embedding is looked up, and the logits are a product, whether they share a matrix or not.
+    met = shape.active_parameters - (0 if shape.tied else shape.vocab * shape.hidden)
+    return 3.0 * gbs * shape.seq * (2 * met + shape.layers * pairs)
 
 
 def hardware_flops(shape: TransformerShape, gbs: int, recompute: str = "none") -> float:
@@ -111,11 +111,12 @@ def hardware_flops(shape: TransformerShape, gbs: int, recompute: str = "none") -
     none = 0.75 * _megatron_flops(shape, gbs) if _is_gpt(shape) else model_flops(shape, gbs)
     if recompute == "full":
         return none * 4 / 3
-    modules = modules_of(recompute)
-    matrices = 2.0 * gbs * shape.seq * (3 if shape.gated else 2) * shape.hidden * shape.layers
-    if "mlp" in modules and not shape.experts:
-        none += matrices * shape.ffn
-    if "moe" in modules and shape.experts:
-        none += matrices * shape.top_k * shape.moe_ffn
-    core = 4.0 * gbs * shape.seq**2 * (shape.heads * shape.head_dim) * shape.layers
-    return none + core if "core_attn" in modules else none
+    dense = shape.dense_layers if shape.experts else shape.layers
+    matrices = (3 if shape.gated else 2) * shape.hidden
+    again = {
+        "mlp": matrices * shape.ffn * dense,
+        "moe": matrices * (shape.top_k * shape.moe_ffn + shape.shared_ffn) * (shape.layers - dense),
+        "mla_up_proj": shape.latent_up_weights * shape.layers,
+        "core_attn": 2 * shape.seq * shape.heads * shape.core_dim * shape.layers,
+    }
+    return none + 2.0 * gbs * shape.seq * sum(again.get(name, 0) for name in modules_of(recompute))

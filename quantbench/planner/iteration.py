@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 from quantbench.latency.interconnect import NODE_LATENCY_S, cpu_link
 from quantbench.planner.calibration import STACKS, Calibration
 from quantbench.planner.layer_time import LayerTime, LayerTimes, Span, exactly
-from quantbench.planner.layout import Job, Layout, StageKind, stage_kinds
+from quantbench.planner.layout import Job, Layout, StageKind, stages_of
 from quantbench.planner.memory import embedding_parameters, stage_activations, stage_parameters
 from quantbench.workload.dtypes import element_bytes
 
@@ -104,15 +104,20 @@ class Iteration:
 
 def iteration(job: Job, layout: Layout, layer_times: LayerTimes, calibration: Calibration) -> Iteration:
     """Predicts one iteration of `job` in `layout`, which must break no strict rule."""
-    time = layer_times.at(layout.per_layer).fitted(calibration)
+    time, without = (
+        layer_times.at(layout.per_layer._replace(dense=dense)).fitted(calibration)
+        for dense in (False, job.shape.dense_layers > 0)
+    )
     count = layout.micro_batches(job.gbs)
-    kinds = stage_kinds(job.shape.layers, layout.pp, layout.partition)
+    kinds = stages_of(job.shape, layout)
     dense, experts = max((stage_parameters(job, layout, kind) for kind in kinds), key=sum)
     hop = point_to_point_s(job, layout) * layout.interleave
-    again = time.repeated(layout.recompute)
-    moves = [_offload_s(job, layout, kind, time) for kind in kinds]
-    slots = [_slot(kind, layout, again, time, hop) + exactly(s) for kind, s in zip(kinds, moves, strict=True)]
-    pace, slowest = max(zip(slots, kinds, strict=True), key=lambda pair: pair[0].mid)
+    layers = [time.mixed(without, kind.dense / kind.layers) for kind in kinds]
+    moves = [_offload_s(job, layout, kind, mean) for kind, mean in zip(kinds, layers, strict=True)]
+    slots = [
+        _slot(kind, layout, mean, hop) + exactly(move) for kind, mean, move in zip(kinds, layers, moves, strict=True)
+    ]
+    pace, slowest, time = max(zip(slots, kinds, layers, strict=True), key=lambda found: found[0].mid)
     fill = exactly(0.0)
     for span, kind in zip(slots, kinds, strict=True):
         fill += span.times(kind.count)
@@ -143,7 +148,7 @@ def iteration(job: Job, layout: Layout, layer_times: LayerTimes, calibration: Ca
         sec=total.times(1 + waiting).widened(calibration.scatter),
         products=sum(span.mid for span in (*time.products, *time.experts)) * own_layers,
         attention=(time.core[0].mid + time.core[1].mid) * own_layers,
-        recompute=again.mid * layout.recomputed(slowest.layers) * count,
+        recompute=time.repeated(layout.recompute).mid * layout.recomputed(slowest.layers) * count,
         vector=sum(time.vector) * own_layers,
         overhead=time.overhead * own_layers,
         tensor=(time.reduces + time.context) * own_layers,
@@ -162,9 +167,9 @@ def _sides(kind: StageKind) -> int:
     return 2 - kind.first - kind.last
 
 
-def _slot(kind: StageKind, layout: Layout, again: Span, time: LayerTime, hop: float) -> Span:
-    """Returns the time of a stage per micro-batch. again: recomputation of a layer."""
-    span = time.once.times(kind.layers) + again.times(layout.recomputed(kind.layers))
+def _slot(kind: StageKind, layout: Layout, time: LayerTime, hop: float) -> Span:
+    """Returns the time of a stage per micro-batch. time: mean of its layers."""
+    span = time.once.times(kind.layers) + time.repeated(layout.recompute).times(layout.recomputed(kind.layers))
     span += exactly(hop * _sides(kind) + (time.embedding if kind.first else 0.0))
     return span + time.logits if kind.last else span
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 from quantbench.latency.interconnect import NODE_LATENCY_S
 from quantbench.latency.op_times import OpTimes, as_run
@@ -30,9 +31,14 @@ from quantbench.workload.recipes import RECIPES, casts_of
 # Ops between the qkv and output projections.
 _CORE = ("scores", "softmax", "context", "attention")
 
+# Half-width of attention's interval, log time, with latent keys and values, which is priced as another one of as many
+# FLOPs (`TransformerShape.core_dim`): forward, aiconfigurator-core 0.12.0's tables of TRT-LLM 1.3.0rc20 are 0 to 27 %
+# below that (context_mla_perf; H100, H200, B200, B300, GB200, GB300; 1024 tokens and more).
+_LATENT_SCATTER = math.log(1.4)
+
 # Products whose input, or whose output's gradient, comes from attention, a residual addition or a permutation.
 _CASTS_INPUT = ("proj", "experts_up", "experts_up_gate")
-_CASTS_GRADIENT = ("qkv", "proj", "mlp_down", "experts_down")
+_CASTS_GRADIENT = ("qkv", "q_up", "kv_up", "proj", "mlp_down", "shared_down", "experts_down")
 
 
 @dataclass(frozen=True)
@@ -119,6 +125,19 @@ class LayerTime:
         products = self.products[0] + self.products[1] + self.experts[0] + self.experts[1]
         return products + self.core[0] + self.core[1] + exactly(rest)
 
+    def mixed(self, other: LayerTime, share: float) -> LayerTime:
+        """Returns the mean layer of a stage. share: that of the layers that are `other` ones."""
+        if not share:
+            return self
+
+        def mean(a: Any, b: Any) -> Any:
+            if isinstance(a, tuple):
+                return tuple(map(mean, a, b))
+            return a.times(1 - share) + b.times(share) if isinstance(a, Span) else a * (1 - share) + b * share
+
+        names = [part.name for part in fields(self) if part.name != "quantized"]
+        return replace(self, **{name: mean(getattr(self, name), getattr(other, name)) for name in names})
+
     def repeated(self, recompute: str) -> Span:
         """Returns the seconds of a layer's recomputation, which for `full` are those of its forward pass."""
         if recompute == "full":
@@ -137,7 +156,7 @@ class LayerTimes:
 
     def __init__(self, job: Job, times: OpTimes, calibration: Calibration) -> None:
         self._job, self._times, self._unaligned = job, times, calibration.unaligned_share
-        self._divided: dict[tuple[int, ...], tuple[TransformerShape, tuple[Op, ...]]] = {}
+        self._divided: dict[LayerKey, tuple[TransformerShape, tuple[Op, ...]]] = {}
         self._known: dict[LayerKey, LayerTime] = {}
 
     def at(self, key: LayerKey) -> LayerTime:
@@ -149,6 +168,9 @@ class LayerTimes:
     def prepare(self, keys: Iterable[LayerKey]) -> None:
         """Computes the times for many keys in one batched query."""
         wanted = [key for key in dict.fromkeys(keys) if key not in self._known]
+        if self._job.shape.dense_layers:
+            both = (key._replace(dense=dense) for key in wanted for dense in (False, True))
+            wanted = [key for key in dict.fromkeys(both) if key not in self._known]
         works = self.workloads(wanted)
         seconds = {}
         for work, source in zip(works, self._times.estimates(works), strict=True) if works else ():
@@ -168,10 +190,12 @@ class LayerTimes:
 
     def _ops(self, key: LayerKey) -> tuple[TransformerShape, tuple[Op, ...]]:
         """Returns the layer on one GPU with whole sequences, and its ops with the tokens that the GPU holds."""
-        degrees = key.tp, key.mbs, key.cp, key.ep, key.expert_tp
+        degrees = LayerKey(key.tp, key.mbs, cp=key.cp, ep=key.ep, expert_tp=key.expert_tp, dense=key.dense)
         if degrees not in self._divided:
             shape = divided(self._job.shape, key.tp, key.mbs)
-            if shape.experts:
+            if key.dense:
+                shape = replace(shape, experts=0, top_k=0, moe_ffn=0, shared_ffn=0, routing="balanced")
+            elif shape.experts:
                 shape = replace(shape, ep=key.ep, expert_tp=key.expert_tp)
             ops = shape.ops()
             if key.cp > 1:
@@ -198,9 +222,11 @@ class LayerTimes:
             # Ring attention gives every GPU two chunks, one early and one late, so that causal work is even; contiguous
             # chunks leave the last GPU the most.
             uneven = 2 - 1 / key.cp if shape.causal and not key.cp_balanced else 1.0
+            if part == "core" and shape.kv_rank:
+                time = time.widened(_LATENT_SCATTER)
             spans[part, op.phase == "forward"] += time.times(uneven / key.cp) if part == "core" else time
-            if op.name.startswith(("mlp", "shared")) and op.phase == "forward":
-                spans["mlp", True] += time
+            if part == "products" and op.phase == "forward":
+                spans["mlp" if op.name.startswith(("mlp", "shared")) else op.name, True] += time
         bytes_per_s = self._job.elementwise_bytes_per_s
         own = replace(shape, seq=shape.seq // key.cp)
         forward, backward = _vector_bytes(own, key)
@@ -213,6 +239,10 @@ class LayerTimes:
             "core_attn": (exactly(0.0), dropout_s, 0.0), "layernorm": (exactly(0.0), norms_s, 0.0),
             "moe" if shape.experts else "mlp": mlp,
             "moe_act": (exactly(0.0), activation_s, 0.0) if shape.experts else nothing,
+            "mla_up_proj": (
+                spans["q_up", True] + spans["kv_up", True],
+                2 * own.tokens * own.qkv_columns * element_bytes(own.attention_dtype) / bytes_per_s, 0.0,
+            ) if shape.kv_rank else nothing,
         }  # fmt: skip
         return LayerTime(
             products=(spans["products", True], spans["products", False]),
@@ -244,7 +274,7 @@ class LayerTimes:
     def _exchange_s(self, shape: TransformerShape, key: LayerKey) -> float:
         """Returns the seconds to send the rows of a layer to their experts; the way back, and both backward, take as
         long. A row goes once to each GPU, and once to each node, with an expert that it needs."""
-        if key.ep == 1:
+        if key.ep == 1 or not shape.experts:
             return 0.0
         cluster = self._job.cluster
         row_bytes = shape.tokens / key.tp * shape.hidden * element_bytes(shape.attention_dtype)
@@ -265,7 +295,7 @@ class LayerTimes:
         their gradients backward. A ring overlaps each step with attention on the chunk at hand, a gather does not."""
         if key.cp == 1:
             return 0.0
-        width = 2 * shape.kv_heads_per_gpu * shape.head_dim * element_bytes(shape.attention_dtype)
+        width = shape.kv_heads_per_gpu * (shape.head_dim + shape.value_width) * element_bytes(shape.attention_dtype)
         sent = shape.tokens / key.cp * (key.cp - 1) * width
         cluster = self._job.cluster
         if key.tp * key.cp <= cluster.gpus_per_node:
@@ -306,7 +336,7 @@ def _timed(work: Compute) -> tuple[Compute, ...]:
 
 def divided(shape: TransformerShape, tp: int, mbs: int) -> TransformerShape:
     """Returns one layer of the model on one of `tp` GPUs, with the vocabulary padded as in Megatron."""
-    return replace(shape, layers=1, tp=tp, mbs=mbs, vocab=padded_vocab(shape.vocab, tp))
+    return replace(shape, layers=1, dense_layers=0, tp=tp, mbs=mbs, vocab=padded_vocab(shape.vocab, tp))
 
 
 def _vector_bytes(shape: TransformerShape, key: LayerKey) -> tuple[float, float]:
@@ -318,17 +348,17 @@ def _vector_bytes(shape: TransformerShape, key: LayerKey) -> tuple[float, float]
     whole = shape.tokens * shape.hidden / (shape.tp if key.sequence_parallel else 1)
     norms, activation = _norm_and_activation_bytes(shape, key)
     gates = 3 if shape.gated else 2
-    width = shape.heads // shape.tp * shape.head_dim
-    qkv = shape.tokens * (width + 2 * shape.kv_heads_per_gpu * shape.head_dim)
-    context = shape.tokens * width
+    qkv = shape.tokens * shape.qkv_columns
+    context = shape.tokens * (shape.heads // shape.tp * shape.value_width)
+    latents = shape.tokens * (shape.q_rank + shape.kv_rank)
     # Accesses per element. Two residual additions with bias and dropout: two reads, a write, a mask. Bias and transpose
-    # of q, k and v, transpose of the context: read, write.
-    forward = norms + whole * 2 * (3 * w + mask) + activation + (qkv + context) * 2 * w
+    # of q, k and v, transpose of the context: read, write. Norms of latents, as the others.
+    forward = norms + whole * 2 * (3 * w + mask) + activation + (qkv + context + latents) * 2 * w
     # Two norms: two reads and a write, two reads for weight gradients. Two dropouts: read, write, mask. Two residual
     # gradients added: two reads, a write. Bias gradients: a read of each output. Activation: one read more than
     # forward. q, k, v and the context: read, write.
     backward = whole * (2 * 5 * w + 2 * (2 * w + mask) + 2 * 3 * w + 2 * w)
-    backward += activation * (gates + 2) / gates + qkv * 3 * w + context * 2 * w
+    backward += activation * (gates + 2) / gates + qkv * 3 * w + context * 2 * w + latents * 5 * w
     # Weight gradients are accumulated over micro-batches: two reads, a write.
     return forward, backward + 3 * w * sum(layer_weights(shape, key))
 
@@ -337,7 +367,8 @@ def _norm_and_activation_bytes(shape: TransformerShape, key: LayerKey) -> tuple[
     """Returns the bytes that two norms move forward (read, write), and the activation (read with its gate, write)."""
     w = element_bytes(shape.attention_dtype)
     whole = shape.tokens * shape.hidden / (shape.tp if key.sequence_parallel else 1)
-    mlp = shape.tokens * (shape.top_k * shape.moe_ffn if shape.experts else shape.ffn) / shape.tp
+    width = shape.top_k * shape.moe_ffn + shape.shared_ffn if shape.experts else shape.ffn
+    mlp = shape.tokens * width / shape.tp
     return whole * 2 * 2 * w, mlp * (3 if shape.gated else 2) * w
 
 

@@ -1,14 +1,14 @@
 """Defines the training job, its parallel layout and the split of layers into pipeline stages.
 
-Entry points: `Job`, `Layout` and its `LayerKey`, `partition_of`, `stage_kinds` (`StageKind`), `layer_weights`,
-`padded_vocab`, `modules_of`, `require_recomputation`; the constants `PRECISIONS`, `RECOMPUTATIONS`, `MODULES` and
-`ALIGNED_ELEMENTS`. Used by the other modules of this
-package, by `advice.space`, by the command `plan` and by `cli.model_options`.
+Entry points: `Job`, `Layout` and its `LayerKey`, `partition_of`, `stages_of` and `stage_kinds` (`StageKind`),
+`layer_weights`, `padded_vocab`, `modules_of`, `require_recomputation`; the constants `PRECISIONS`, `RECOMPUTATIONS`,
+`MODULES` and `ALIGNED_ELEMENTS`. Used by the other modules of this package, by `advice.space`, by the command `plan`
+and by `cli.model_options`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -22,9 +22,10 @@ ALIGNED_ELEMENTS = 8
 OPTIMIZERS = ("adam", "fused_adam", "adam_8bit")
 PRECISIONS = ("fp16", "bf16")
 RECOMPUTATIONS = ("full", "selective", "none")
-#: parts of a layer that a recomputation may name, joined by "+": Megatron's --recompute-modules. core_attn, mlp and moe
-#: keep their input, layernorm and moe_act (the activation of experts) drop only their output
-MODULES = ("core_attn", "layernorm", "mlp", "moe", "moe_act")
+#: parts of a layer that a recomputation may name, joined by "+": Megatron's --recompute-modules. core_attn, mlp, moe
+#: and mla_up_proj (queries, keys and values from latents) keep their input, layernorm and moe_act (the activation of
+#: experts) drop only their output
+MODULES = ("core_attn", "layernorm", "mlp", "moe", "moe_act", "mla_up_proj")
 #: splits of layers into stages: equal counts; embedding and logits counted as a layer each (BLOOM's
 #: `--pp-partition-method 'type:transformer|embedding'`); or as equal as possible
 PARTITIONS = ("layers", "embedding", "uneven")
@@ -78,7 +79,8 @@ class Job:
 
 
 class LayerKey(NamedTuple):
-    """Part of a layout that the time of a layer depends on; fields as in `Layout`."""
+    """Part of a layout that the time of a layer depends on; fields as in `Layout`. dense: a layer without experts of a
+    model that has them in others."""
 
     tp: int
     mbs: int
@@ -88,6 +90,7 @@ class LayerKey(NamedTuple):
     cp_balanced: bool = True
     ep: int = 1
     expert_tp: int = 1
+    dense: bool = False
 
 
 @dataclass(frozen=True)
@@ -221,11 +224,13 @@ def require_recomputation(who: str, recompute: str) -> None:
         raise InputError(who, f"recompute = {recompute!r}", expected)
 
 
-def layer_weights(shape: TransformerShape, part: Layout | LayerKey) -> tuple[int, int]:
-    """Returns the weights of one layer on one GPU: those that all its data-parallel peers hold, and of its experts."""
+def layer_weights(shape: TransformerShape, part: Layout | LayerKey, *, dense: bool = False) -> tuple[int, int]:
+    """Returns the weights of one layer on one GPU: those that all its data-parallel peers hold, and of its experts.
+    dense: whether it is one of the model's `dense_layers`."""
+    if dense:
+        return shape.layer_weights(part.tp, dense=True), 0
     matrices = (3 if shape.gated else 2) * shape.hidden * shape.moe_ffn * shape.experts
-    dense = shape.layer_weights(part.tp) - matrices // part.tp
-    return dense, matrices // (part.ep * part.expert_tp)
+    return shape.layer_weights(part.tp) - matrices // part.tp, matrices // (part.ep * part.expert_tp)
 
 
 def padded_vocab(vocab: int, tp: int) -> int:
@@ -257,33 +262,54 @@ class StageKind:
 
     first: whether it holds the embedding.
     last: whether it holds the logits.
+    dense: its layers without experts, of a model that has them in others; a mean if chunks cut such a run of layers.
     """
 
     layers: int
     count: int
     first: bool = False
     last: bool = False
+    dense: float = 0.0
+
+
+def stages_of(shape: TransformerShape, layout: Layout) -> tuple[StageKind, ...]:
+    """Returns the groups of equal stages of a layout from first to last (`stage_kinds`)."""
+    share = (shape.dense_layers, shape.dense_spread, layout.interleave) if shape.dense_layers else ()
+    return stage_kinds(shape.layers, layout.pp, layout.partition, *share)
 
 
 @lru_cache(maxsize=65536)
-def stage_kinds(layers: int, pp: int, partition: str) -> tuple[StageKind, ...]:
+def stage_kinds(
+    layers: int, pp: int, partition: str, dense: int = 0, spread: bool = False, interleave: int = 1
+) -> tuple[StageKind, ...]:
     """Returns the groups of stages from first to last. With 'uneven', leftover layers go to the middle stages, because
     the first and last also hold embedding and logits.
+
+    dense: layers without experts, the first ones, or if `spread`, at even distances.
+    interleave: chunks of each stage; the first chunks of all stages hold the first layers.
 
     >>> [(kind.layers, kind.count) for kind in stage_kinds(70, 12, "embedding")]
     [(5, 1), (6, 10), (5, 1)]
     >>> [(kind.layers, kind.count) for kind in stage_kinds(10, 4, "uneven")]
     [(2, 1), (3, 2), (2, 1)]
+    >>> [(kind.layers, kind.count, kind.dense) for kind in stage_kinds(12, 4, "layers", 4)]
+    [(3, 1, 3), (3, 1, 1), (3, 1, 0), (3, 1, 0)]
     """
-    if pp == 1:
-        return (StageKind(layers, 1, first=True, last=True),)
-    if partition == "embedding":
-        each = (layers + 2) // pp
-        ends, middles = (each - 1, each - 1), [(each, pp - 2)]
+    if partition == "embedding" and pp > 1:
+        sizes = [(layers + 2) // pp] * pp
+        sizes[0], sizes[-1] = sizes[0] - 1, sizes[-1] - 1
     else:
         each, left = divmod(layers, pp)
-        longer = min(left, pp - 2)
-        ends = (each, each + left - longer)
-        middles = [(each + 1, longer), (each, pp - 2 - longer)]
-    between = [StageKind(number, count) for number, count in middles if count]
-    return (StageKind(ends[0], 1, first=True), *between, StageKind(ends[1], 1, last=True))
+        longer = min(left, pp - 2) if pp > 1 else 0
+        sizes = [each, *[each + 1] * longer, *[each] * (pp - 2 - longer), each + left - longer] if pp > 1 else [each]
+    kinds: list[StageKind] = []
+    before = 0
+    for stage, size in enumerate(sizes):
+        starts = [(chunk * layers + before) / interleave for chunk in range(interleave)]
+        first_ones = sum(min(max(dense - start, 0), size / interleave) for start in starts)
+        kind = StageKind(size, 1, stage == 0, stage == pp - 1, dense * size / layers if spread else first_ones)
+        if kinds and kinds[-1] == replace(kind, count=kinds[-1].count):
+            kind = replace(kind, count=kinds.pop().count + 1)
+        kinds.append(kind)
+        before += size
+    return tuple(kinds)

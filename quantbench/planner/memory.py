@@ -16,7 +16,7 @@ from functools import partial
 from itertools import accumulate
 
 from quantbench.planner.calibration import STACKS, Calibration
-from quantbench.planner.layout import Job, Layout, StageKind, layer_weights, padded_vocab, stage_kinds
+from quantbench.planner.layout import Job, Layout, StageKind, layer_weights, padded_vocab, stages_of
 from quantbench.workload import TransformerShape
 from quantbench.workload.dtypes import DTYPES, element_bytes
 
@@ -70,7 +70,7 @@ def limit_bytes(job: Job) -> float:
 
 def memory(job: Job, layout: Layout, calibration: Calibration) -> Memory:
     """Predicts the memory of a GPU of the fullest stage."""
-    kinds = stage_kinds(job.shape.layers, layout.pp, layout.partition)
+    kinds = stages_of(job.shape, layout)
     # Among equal stages, the first holds the most micro-batches.
     first_of_kind = accumulate((kind.count for kind in kinds[:-1]), initial=0)
     needed = map(partial(_stage, job, layout, calibration), kinds, first_of_kind)
@@ -84,10 +84,12 @@ def embedding_parameters(shape: TransformerShape, tp: int) -> int:
 
 def stage_parameters(job: Job, layout: Layout, kind: StageKind) -> tuple[int, int]:
     """Returns the parameters of a stage on one GPU, including biases and norms, and of its experts."""
+    sparse = kind.layers - kind.dense
     shape, tp = job.shape, layout.tp
     embeddings = 1 if kind.first and kind.last and shape.tied else kind.first + kind.last
-    dense = kind.layers * (layer_weights(shape, layout)[0] + 9 * shape.hidden)
-    return dense + embeddings * embedding_parameters(shape, tp), kind.layers * layer_weights(shape, layout)[1]
+    (own, experts), (own_dense, _) = layer_weights(shape, layout), layer_weights(shape, layout, dense=True)
+    layers = sparse * own + kind.dense * own_dense + kind.layers * 9 * shape.hidden
+    return round(layers + embeddings * embedding_parameters(shape, tp)), round(sparse * experts)
 
 
 def _stage(job: Job, layout: Layout, calibration: Calibration, kind: StageKind, stage: int) -> Memory:
@@ -103,15 +105,18 @@ def _stage(job: Job, layout: Layout, calibration: Calibration, kind: StageKind, 
     weights = 0.0 if casts else w * shared(3)
     gradients = 0.0 if casts else w * shared(2)
     optimizer = (_STATE_BYTES[job.optimizer] - layout.offload_optimizer * _MOMENT_BYTES[job.optimizer]) * shared(1)
-    whole, kept = _layer_activations(job, layout), stage_activations(job, layout, kind)
+    dense_only = kind.dense == kind.layers
+    whole, kept = _layer_activations(job, layout, dense=dense_only), stage_activations(job, layout, kind)
     activations = kept * in_flight(layout, stage, layout.micro_batches(job.gbs)) * (1 - layout.offload_activations)
     # What a layer drops exists while it is recomputed; offloaded ones have one layer on its way out and one back in.
-    working = whole if layout.recompute == "full" else whole - _layer_activations(job, layout, layout.modules)
+    working = whole
+    if layout.recompute != "full":
+        working -= _layer_activations(job, layout, layout.modules, dense=dense_only)
     if layout.offload_activations:
         working += 2 * kept / kind.layers
     if layout.zero >= 3:
         # Weights of the layer at hand and of the next, gathered ahead, and the gradients of one.
-        working += 3 * w * sum(layer_weights(shape, layout))
+        working += 3 * w * sum(layer_weights(shape, layout, dense=dense_only))
     if kind.last:
         # fp16 logits, their fp32 copy and the gradient.
         logits = layout.mbs * shape.seq / layout.cp * padded_vocab(shape.vocab, layout.tp) / layout.tp
@@ -131,17 +136,25 @@ def in_flight(layout: Layout, stage: int, micro_batches: int) -> float:
 
 def stage_activations(job: Job, layout: Layout, kind: StageKind) -> float:
     """Returns the bytes that a stage keeps per micro-batch until its backward pass."""
-    again = layout.recomputed(kind.layers)
-    kept = _layer_activations(job, layout, layout.modules)
-    if layout.recompute == "full":
-        kept = layout.mbs * job.shape.seq / layout.cp * job.shape.hidden * element_bytes(job.shape.attention_dtype)
-        kept /= layout.tp if layout.sequence_parallel else 1
-    return again * kept + (kind.layers - again) * _layer_activations(job, layout)
+    kept = 0.0
+    for layers, dense in ((kind.layers - kind.dense, False), (kind.dense, True)):
+        if not layers:
+            continue
+        recomputed = layers * layout.recomputed(kind.layers) / kind.layers
+        each = _layer_activations(job, layout, layout.modules, dense=dense)
+        if layout.recompute == "full":
+            each = layout.mbs * job.shape.seq / layout.cp * job.shape.hidden * element_bytes(job.shape.attention_dtype)
+            each /= layout.tp if layout.sequence_parallel else 1
+        kept += recomputed * each + (layers - recomputed) * _layer_activations(job, layout, dense=dense)
+    return kept
 
 
-def _layer_activations(job: Job, layout: Layout, dropped: frozenset[str] = frozenset()) -> float:
+def _layer_activations(job: Job, layout: Layout, dropped: frozenset[str] = frozenset(), *, dense: bool) -> float:
     """Returns the activation bytes that a layer's backward pass reads: s·b·h·(10 + 24/t) for a GPT layer, plus core.
-    dropped: MODULES that are recomputed."""
+
+    dropped: MODULES that are recomputed.
+    dense: whether it is one of the model's `dense_layers`.
+    """
     shape, w = job.shape, element_bytes(job.shape.attention_dtype)
     tokens = layout.mbs * shape.seq / layout.cp
     # Inputs of products are kept in their format.
@@ -149,14 +162,17 @@ def _layer_activations(job: Job, layout: Layout, dropped: frozenset[str] = froze
     # Inputs of two norms, of qkv and of the MLP; two dropout masks.
     normed = 0 if "layernorm" in dropped else 2 * kept
     whole = tokens * shape.hidden * (2 * w + normed + (2 * MASK_BYTES if shape.dropout else 0))
-    width = shape.heads * shape.head_dim
-    kv_width = max(shape.kv_heads, layout.tp) * shape.head_dim
-    outputs = 2 if shape.gated else 1
-    mlp_bytes = 0 if "mlp" in dropped else (outputs * w + kept) * shape.ffn
-    if shape.experts:  # with the rows gathered for the experts
-        down = 0 if "moe_act" in dropped else kept
-        mlp_bytes = shape.top_k * ((outputs * w + down) * shape.moe_ffn + kept * shape.hidden) * ("moe" not in dropped)
-    divided = tokens * (w * (2 * width + 2 * kv_width) + mlp_bytes) / layout.tp
+    # Latents, before and after their norms (DeepSeek-V2, arXiv:2405.04434, section 2.1), which no GPU divides.
+    whole += tokens * ((shape.q_rank + shape.kv_rank) * (w + kept) + shape.rope_dim * w)
+    # Queries, keys, values; attention's output.
+    width = shape.heads * shape.head_dim + max(shape.kv_heads, layout.tp) * (shape.head_dim + shape.value_width)
+    width = width * ("mla_up_proj" not in dropped) + shape.heads * shape.value_width
+    each = (2 if shape.gated else 1) * w + kept
+    mlp_bytes = 0 if "mlp" in dropped else each * shape.ffn
+    if shape.experts and not dense:  # with the rows gathered for the experts
+        mlp_bytes = shape.top_k * ((each - kept * ("moe_act" in dropped)) * shape.moe_ffn + kept * shape.hidden)
+        mlp_bytes = (mlp_bytes + each * shape.shared_ffn) * ("moe" not in dropped)
+    divided = tokens * (w * width + mlp_bytes) / layout.tp
     if layout.sequence_parallel:
         whole /= layout.tp
     return whole + divided + (0.0 if "core_attn" in dropped else _core_activations(job, layout))

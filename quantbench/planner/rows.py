@@ -48,10 +48,17 @@ _COLUMNS = {
     "date": ("date_note",), "calculator": ("tflops_calculator",), "layers": ("nlayers",), "hidden": ("nhidden",),
     "heads": ("nheads",), "seq": ("seq_len",), "zero": ("zero_stage",), "tflops": ("tflops_reported",),
     "precision": ("dtype",), "dp_overlap": ("run_dp_overlap",), "node_gbit_per_s": ("network", "run_node_gbit"),
+    "dense_layers": ("first_k_dense_replace",), "q_rank": ("q_lora_rank",), "kv_rank": ("kv_lora_rank",),
+    "rope_dim": ("qk_rope_head_dim",), "value_dim": ("v_head_dim",),
 }  # fmt: skip
 # columns that may be 0
 _SHARES = ("dp_overlap", "run_dp_overlap", "offload_activations", "offload_optimizer")
 _BITS_PER_BYTE = 8
+# Sizes of a model that are 0 if unknown: the usual ones, or no such part.
+_MODEL_PARTS = (
+    "kv_heads", "head_dim", "ffn", "experts", "top_k", "moe_ffn", "shared_ffn", "dense_layers", "q_rank", "kv_rank",
+    "rope_dim", "value_dim",
+)  # fmt: skip
 _LONGEST_STAGE = 1.25
 
 
@@ -61,7 +68,8 @@ class TableRow:
 
     Every column is optional. tests/data/bloom_tables.csv lacks ffn, kv_heads, head_dim, interleave, recompute,
     optimizer, attention, softmax, cluster, gated, tied, sequence_parallel, dropout, stack, fp8_recipe, cp, ep,
-    expert_tp, experts, top_k, moe_ffn, dp_overlap, node_gbit_per_s, offload_activations and offload_optimizer.
+    expert_tp, experts, top_k, moe_ffn, shared_ffn, dense_layers, q_rank, kv_rank, rope_dim, value_dim, dp_overlap,
+    node_gbit_per_s, offload_activations and offload_optimizer.
 
     mem_gb: memory as nvidia-smi shows it, GiB.
     status: ok, oom, fail, …
@@ -119,6 +127,12 @@ class TableRow:
     experts: int | None = None
     top_k: int | None = None
     moe_ffn: int | None = None
+    shared_ffn: int | None = None
+    dense_layers: int | None = None
+    q_rank: int | None = None
+    kv_rank: int | None = None
+    rope_dim: int | None = None
+    value_dim: int | None = None
     recompute_layers: int | None = None
     size_b: float | None = None
     mem_gb: float | None = None
@@ -360,12 +374,12 @@ def _shape(filling: _Filling, layout: Layout, device: DeviceSpec) -> Transformer
     if dropout is None:
         dropout = filling.assume("dropout", False, "usual today")
     tied = filling.known("tied")
+    parts: dict[str, Any] = {name: filling.known(name) or 0 for name in _MODEL_PARTS}
     return TransformerShape(
-        hidden=hidden, heads=heads, kv_heads=filling.known("kv_heads") or 0, head_dim=filling.known("head_dim") or 0,
-        ffn=filling.known("ffn") or 0, gated=bool(filling.known("gated")), seq=seq,
+        hidden=hidden, heads=heads,
+        gated=bool(filling.known("gated")), seq=seq,
         vocab=padded_vocab(vocab, layout.tp), tied=TransformerShape.tied if tied is None else tied, layers=layers,
-        experts=filling.known("experts") or 0, top_k=filling.known("top_k") or 0,
-        moe_ffn=filling.known("moe_ffn") or 0,
+        **parts,
         dtype=dtype, fp8_recipe=recipe, attention=require_choice(_WHO, "attention", attention, ATTENTIONS),
         dropout=dropout,
         softmax=require_choice(_WHO, "softmax", filling.known("softmax") or SOFTMAXES[0], SOFTMAXES),

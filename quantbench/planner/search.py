@@ -121,7 +121,6 @@ def search(job: Job, times: OpTimes, calibration: Calibration, space: Space | No
             typed = ",".join(map(str, space.tp))
             raise InputError("plan", f"--tp {typed} for {heads} heads", f"a divisor of {heads}; advise repairs shapes")
         what = f"no dp · tp · pp = {job.gpus} GPUs for gbs {job.gbs} and {job.shape.layers} layers keeps every rule"
-        # Uneven stages cannot be interleaved.
         helps = not space.uneven and (not space.interleave or 1 in space.interleave)
         change = "a gbs and layers with more divisors" + (", or --allow-uneven" if helps else "")
         raise InputError("plan", what, change + (", or another --interleave" if space.interleave else ""))
@@ -170,10 +169,12 @@ def _micro_batches(job: Job, base: Layout, sizes: list[int], space: Space) -> It
             continue
         if not space.interleave or 1 in space.interleave:
             yield plain
-        counted = chunk_layers(job.shape.layers, base)
-        if base.pp == 1 or not counted or plain.micro_batches(job.gbs) % base.pp:
+        if base.pp == 1 or plain.micro_batches(job.gbs) % base.pp:
             continue
-        for chunks in _allowed(divisors(counted // base.pp), space.interleave):
+        each = chunk_layers(job.shape.layers, base) // base.pp
+        # Chunks of different length: as many as the longest one asks for.
+        uneven = sorted({ceil(each / size) for size in range(1, each + 1)})
+        for chunks in _allowed(uneven if base.partition == "uneven" else divisors(each), space.interleave):
             if chunks > 1:
                 yield replace(plain, interleave=chunks)
 

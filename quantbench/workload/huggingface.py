@@ -329,12 +329,13 @@ def _experts(config: _Config, family: _Family) -> dict[str, Any]:
     offset = 0 if config.get("moe_layer_freq") else 1
     sparse = [i for i in range(layers) if i >= first and (i + offset) % every == 0 and i not in none]
     listed = config.get("moe_layers")
+    sparse = sorted(map(int, listed)) if isinstance(listed, list) else sparse
     shared = config.get("shared_expert_intermediate_size") or width * (config.get("n_shared_experts") or 0)
     if config.model_type == "llama4_text":  # one expert of the same width runs for every token
         shared = width
     return {
         "experts": experts, "top_k": config.integer(_TOP_K), "moe_ffn": width, "shared_ffn": shared,
-        "dense_layers": layers - len(listed if isinstance(listed, list) else sparse),
+        "dense_layers": layers - len(sparse), "dense_spread": sparse != list(range(layers - len(sparse), layers)),
     }  # fmt: skip
 
 

@@ -60,14 +60,15 @@ class TransformerShape:
     dropout: whether hidden states and attention probabilities have dropout.
     sliding_window: attention window in tokens, 0 for none. `ops` ignores it and computes all pairs.
     experts: routed experts of a layer instead of the MLP, each `moe_ffn` wide, top_k per token; 0 for an MLP.
-    dense_layers: layers that have the MLP instead, of a model with experts.
+    dense_layers: layers that have the MLP instead, of a model with experts: its first ones, or if `dense_spread`, at
+        even distances.
     shared_ffn: width of the experts that every token passes, together; their products are those of an MLP.
     ep: GPUs that share out the experts, each with its own micro-batch.
     expert_tp: GPUs that share each expert, 0 for `tp`; with fewer, the others have their own tokens.
     routing: distribution of the tokens over the experts, as of `MoE`; `ops` has the products of the busiest GPU.
     q_rank, kv_rank, rope_dim, value_dim: of latent attention (DeepSeek-V2, arXiv:2405.04434): ranks of queries (0: not
-        compressed) and of keys and values, width of a head's rotary part, which is in head_dim, and of its values.
-        `ops` has its products and not its attention. kv_rank = 0: usual attention.
+        compressed) and of keys and values, width of a head's rotary part, which is in head_dim, and of its values. Each
+        head has its own keys and values; `ops` has their attention as heads of `core_dim`. kv_rank = 0: usual one.
     fp8_recipe: key of `recipes.RECIPES`, by which gradients have their own dtypes, casts are counted and logits stay in
         16 bits; "" for one dtype everywhere and no casts.
 
@@ -101,6 +102,7 @@ class TransformerShape:
     expert_tp: int = 0
     routing: str | tuple[int, ...] = "balanced"
     dense_layers: int = 0
+    dense_spread: bool = False
     shared_ffn: int = 0
     q_rank: int = 0
     kv_rank: int = 0
@@ -116,7 +118,7 @@ class TransformerShape:
             if self.hidden % self.heads:
                 raise InputError(who, f"hidden = {self.hidden} with heads = {self.heads}", "hidden divisible by heads")
             object.__setattr__(self, "head_dim", self.hidden // self.heads)
-        if self.kv_heads == 0:
+        if self.kv_heads == 0 or self.kv_rank:
             object.__setattr__(self, "kv_heads", self.heads)
         if self.ffn == 0:
             object.__setattr__(self, "ffn", 4 * self.hidden)
@@ -132,7 +134,7 @@ class TransformerShape:
         if self.fp8_recipe and self.dtype != RECIPES[self.fp8_recipe].forward:
             expected = f"{RECIPES[self.fp8_recipe].forward}, which fp8_recipe = {self.fp8_recipe} uses forward"
             raise InputError(who, f"dtype = {self.dtype}", expected)
-        for name in ("gated", "gate_fused", "tied", "dropout", "causal"):
+        for name in ("gated", "gate_fused", "tied", "dropout", "causal", "dense_spread"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(who, f"{name} = {getattr(self, name)!r}"[:80], "True or False")
         if self.heads % self.kv_heads:
@@ -171,6 +173,27 @@ class TransformerShape:
         """Key/value heads on one GPU; they are replicated if there are fewer than GPUs."""
         return max(1, self.kv_heads // self.tp)
 
+    @property
+    def value_width(self) -> int:
+        """Width of a head's values."""
+        return self.value_dim or self.head_dim
+
+    @property
+    def core_dim(self) -> int:
+        """Width of heads whose attention has the FLOPs and bytes of this one: the mean of its keys and values. (The
+        backward pass of DeepSeek-V3's heads, 192 and 128 wide, has 4 % more FLOPs.)"""
+        return (self.head_dim + self.value_width) // 2
+
+    @property
+    def qkv_columns(self) -> int:
+        """Columns of queries, keys and values on one GPU."""
+        return self.heads // self.tp * self.head_dim + self.kv_heads_per_gpu * (self.head_dim + self.value_width)
+
+    @property
+    def latent_up_weights(self) -> int:
+        """Weights of one layer that make queries, keys and values of latents; 0 without."""
+        return sum(n * k for name, (n, k) in self._qkv(1).items() if name in ("q_up", "kv_up"))
+
     def experts_of(self, tokens: int) -> MoE:
         """Returns the experts of one layer for a micro-batch of `tokens` tokens on each of `ep` GPUs."""
         tp = self.expert_tp or self.tp
@@ -195,7 +218,7 @@ class TransformerShape:
 
         dense: whether it is one of `dense_layers`. active: whether to count top_k of the experts only.
         """
-        out = self.heads // tp * (self.value_dim or self.head_dim)
+        out = self.heads // tp * self.value_width
         attention = out * self.hidden + sum(n * k for n, k in self._qkv(tp).values())
         matrices = 3 if self.gated else 2
         if self.experts and not dense:
@@ -272,8 +295,8 @@ class TransformerShape:
     def _layer_forward(self) -> list[Op]:
         heads = self.heads // self.tp
         work: list[tuple[str, Compute]] = [(name, self._linear(*sizes)) for name, sizes in self._qkv(self.tp).items()]
-        work += [] if self.kv_rank else self._attention_core(heads)
-        work.append(("proj", self._linear(self.hidden, heads * (self.value_dim or self.head_dim))))
+        work += self._attention_core(heads)
+        work.append(("proj", self._linear(self.hidden, heads * self.value_width)))
         found = [Op(name, "forward", workload, self.layers) for name, workload in work]
         dense = self.dense_layers if self.experts else self.layers
         if dense:
@@ -298,7 +321,7 @@ class TransformerShape:
         if self.attention == "flash":
             fused = Attention(
                 batch=self.mbs, heads=heads, kv_heads=self.kv_heads_per_gpu, seq_q=self.seq, seq_k=self.seq,
-                head_dim=self.head_dim, dtype=self.attention_dtype, causal=self.causal,
+                head_dim=self.core_dim, dtype=self.attention_dtype, causal=self.causal,
             )  # fmt: skip
             return [("attention", fused)]
         batch = self.mbs * heads
@@ -307,7 +330,7 @@ class TransformerShape:
             batch, self.seq, self.seq, dtype=self.attention_dtype, mask="causal" if self.causal else "none",
             scale=self.head_dim**-0.5, mask_batch=self.mbs,
         )  # fmt: skip
-        context = Gemm(self.seq, self.head_dim, self.seq, batch=batch, dtype=self.attention_dtype, layout="nn")
+        context = Gemm(self.seq, self.value_width, self.seq, batch=batch, dtype=self.attention_dtype, layout="nn")
         return [("scores", scores), ("softmax", softmax), ("context", context)]
 
 

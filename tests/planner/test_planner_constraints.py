@@ -7,7 +7,7 @@ from planner_doubles import bloom_like, job
 
 from quantbench.errors import InputError
 from quantbench.latency.interconnect import cluster
-from quantbench.planner.constraints import CONSTRAINTS, is_possible, violations
+from quantbench.planner.constraints import CONSTRAINTS, is_possible, strict_violations, violations
 from quantbench.planner.layout import Job, Layout, StageKind, padded_vocab, stage_kinds
 from quantbench.workload import TransformerShape
 
@@ -130,6 +130,36 @@ def test_layouts_and_jobs_refuse_what_is_none() -> None:
 )  # fmt: skip
 def test_how_layers_fall_onto_stages(layers: int, pp: int, partition: str, kinds: list[StageKind]) -> None:
     assert list(stage_kinds(layers, pp, partition)) == kinds
+
+
+@pytest.mark.parametrize(
+    ("spread", "interleave", "dense"),
+    [
+        (False, 1, [3, 3, 0, 0]),
+        # Chunks of one layer go around the stages: layers 0 to 5 are on stages 0, 1, 2, 3, 0, 1.
+        (False, 3, [2, 2, 1, 1]),
+        (True, 1, [1.5, 1.5, 1.5, 1.5]),
+    ],
+)
+def test_which_stages_hold_the_layers_without_experts(spread: bool, interleave: int, dense: list[float]) -> None:
+    kinds = stage_kinds(12, 4, "layers", 6, spread, interleave)
+    assert [kind.dense for kind in kinds for _ in range(kind.count)] == dense
+
+
+@pytest.mark.parametrize("pp", [1, 2, 4, 8, 61])
+@pytest.mark.parametrize("interleave", [1, 2, 4])
+def test_no_layer_without_experts_is_lost(pp: int, interleave: int) -> None:
+    kinds = stage_kinds(61, pp, "uneven", 3, False, interleave)
+    assert sum(kind.dense * kind.count for kind in kinds) == pytest.approx(3)
+
+
+def test_stages_of_different_length_may_be_interleaved() -> None:
+    of = job(gpus=256, gbs=4096, shape=bloom_like(layers=61))
+    assert is_possible(of, Layout(64, 1, 4, 1, interleave=4, partition="uneven"))
+    broken = strict_violations(of, Layout(64, 1, 4, 1, interleave=16, partition="uneven"))
+    assert [str(v) for v in broken] == [
+        "interleave: 61 layers cannot fill 4 stages of 16 chunks; take interleave = 15 or less"
+    ]
 
 
 @pytest.mark.parametrize("layers", [5, 12, 70, 96, 191])

@@ -16,8 +16,8 @@ from quantbench.latency.op_times import RememberedTimes, RooflineTimes
 from quantbench.planner.calibration import shipped
 from quantbench.planner.iteration import data_parallel_s, exposed_s, iteration, point_to_point_s, tied_embedding_s
 from quantbench.planner.layer_time import LayerTime, LayerTimes, Span, divided
-from quantbench.planner.layout import Job, LayerKey, Layout, layer_weights
-from quantbench.planner.memory import memory
+from quantbench.planner.layout import Job, LayerKey, Layout, layer_weights, stages_of
+from quantbench.planner.memory import memory, stage_parameters
 from quantbench.planner.predict import Planner
 from quantbench.planner.row_results import predict_cases
 from quantbench.planner.rows import Case
@@ -415,3 +415,45 @@ def test_a_recipe_casts_what_no_kernel_before_can_cast() -> None:
     halved = replace(PLAIN, quantized_factor=0.5, experts_factor=3.0)
     assert cast.fitted(halved).products[0].mid == pytest.approx(cast.products[0].mid / 2)
     assert plain.fitted(halved).products[0].mid == pytest.approx(plain.products[0].mid)
+
+
+MIXED = replace(EXPERTS, layers=6, dense_layers=2, shared_ffn=1024, ffn=8192)
+
+
+def test_layers_without_experts_are_priced_as_what_they_are() -> None:
+    of = job(gpus=8, gbs=64, shape=MIXED)
+    layout = Layout(4, 1, 2, 1, ep=4, recompute="none")
+    layers = LayerTimes(of, EvenTimes(), PLAIN)
+    sparse, dense = (layers.at(layout.per_layer._replace(dense=one)).fitted(PLAIN) for one in (False, True))
+    assert dense.experts[0].mid == dense.reduces == 0 < sparse.experts[0].mid
+    wider = 2 * 4096 * 2048 * 3 * (8192 - 1024) / 250e12
+    assert dense.products[0].mid - sparse.products[0].mid == pytest.approx(wider)
+    # The first stage has two of them and one with experts, the last has three with experts.
+    found = iteration(of, layout, layers, PLAIN)
+    slots = (2 * dense.once.mid + sparse.once.mid + sparse.embedding, 3 * sparse.once.mid + sparse.logits.mid)
+    hop = found.point_to_point / 16
+    once = found.data_parallel + found.optimizer + found.stragglers
+    assert found.sec.mid == pytest.approx(16 * (max(slots) + hop) + min(slots) + hop + once)
+
+
+def test_layers_without_experts_change_the_weights_of_their_stage() -> None:
+    of, layout = job(gpus=8, gbs=64, shape=MIXED), Layout(4, 1, 2, 1, ep=4)
+    (first, first_experts), (last, last_experts) = (stage_parameters(of, layout, k) for k in stages_of(MIXED, layout))
+    each = 3 * 2048 * 768 * 64 // 4
+    assert (first_experts, last_experts) == (each, 3 * each)
+    # An MLP for the router and the shared experts, in two of three layers.
+    assert first - last == 2 * (3 * 2048 * (8192 - 1024) - 64 * 2048)
+
+
+def test_latent_attention_is_an_estimate_with_a_wide_interval() -> None:
+    latent = replace(EXPERTS, head_dim=192, q_rank=512, kv_rank=256, rope_dim=64, value_dim=128)
+    plain = replace(EXPERTS, head_dim=160)
+    a, b = (
+        LayerTimes(job(gpus=8, gbs=8, shape=shape), EvenTimes(), PLAIN).at(LayerKey(1, 1)) for shape in (latent, plain)
+    )
+    assert a.core[0].mid == b.core[0].mid
+    assert a.core[0].high / a.core[0].low > 1.3 * b.core[0].high / b.core[0].low
+    # Keys and values of every head, and latents beside them.
+    kept = [memory(job(gpus=8, gbs=8, shape=s), Layout(8, 1, 1, 1, recompute="none"), PLAIN) for s in (latent, plain)]
+    latents = 4096 * (4 * (512 + 256) + 2 * 64)
+    assert kept[0].activations - kept[1].activations == pytest.approx(4 * latents)

@@ -10,6 +10,7 @@ from foreign_texts import FALCON_7B, GEMMA_3_12B, LLAMA_3_70B
 
 from quantbench.errors import InputError, QuantbenchError, UnsupportedError
 from quantbench.workload.huggingface import LONGEST_DEFAULT_SEQ, describe
+from quantbench.workload.ops import Attention
 from quantbench.workload.presets import preset
 from quantbench.workload.transformer import TransformerShape
 
@@ -223,14 +224,18 @@ def test_layers_with_and_without_experts_add_up_to_the_published_parameters(
     shape = describe(written(tmp_path, config)).shape
     assert shape.parameters / 1e9 == pytest.approx(total, rel=0.005)
     assert shape.active_parameters / 1e9 == pytest.approx(active, rel=0.02)
-    assert shape.dense_layers == dense
+    assert (shape.dense_layers, shape.dense_spread) == (dense, config is MAVERICK)
 
 
-def test_latent_attention_has_its_products_and_no_attention(tmp_path: Path) -> None:
+def test_latent_attention_has_its_products_and_as_many_flops_of_attention(tmp_path: Path) -> None:
     ops = {op.name: op for op in replace(describe(written(tmp_path, DEEPSEEK_V3)).shape, tp=8).ops(backward=False)}
     sizes = {name: (ops[name].workload.n, ops[name].workload.k) for name in ("latent_down", "q_up", "kv_up", "proj")}
     assert sizes == {"latent_down": (2112, 7168), "q_up": (3072, 1536), "kv_up": (4096, 512), "proj": (7168, 2048)}
-    assert "attention" not in ops
+    attention = ops["attention"].workload
+    assert isinstance(attention, Attention)
+    # Keys of 192 and values of 128, no two of the 16 heads on a GPU share them.
+    assert attention.flops == 2 * 16 * (8192 * 8193 // 2) * (192 + 128)
+    assert (attention.heads, attention.kv_heads) == (16, 16)
     assert (ops["mlp_down"].count, ops["shared_down"].count, ops["experts_down"].count) == (3, 58, 58)
 
 
