@@ -107,9 +107,9 @@ def _period(curves: Sequence[FittedCurve], spec: DeviceSpec) -> Period:
     chosen = _choose(curves, spec)
     # One resident block stands for kernels without waves: on a CPU core, and persistent kernels that divide the last
     # tiles.
-    sides, resident = CPU_BLOCK_SIDES, [1]
-    if spec.kind != "cpu":
-        sides, resident = BLOCK_SIDES, [1, *(spec.sm_count * i for i in range(1, MOST_BLOCKS_PER_SM + 1))]
+    most_per_sm = 0 if spec.kind == "cpu" else MOST_BLOCKS_PER_SM
+    resident = [1, *(spec.sm_count * per_sm for per_sm in range(1, most_per_sm + 1))]
+    sides = CPU_BLOCK_SIDES if spec.kind == "cpu" else BLOCK_SIDES
     products = [[p.workload for p in one.curve.points if isinstance(p.workload, Gemm)] for one in chosen]
     recovered = recover(chosen, candidates(products, sides, resident))
     curve = curves[0].curve

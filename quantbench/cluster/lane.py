@@ -172,8 +172,7 @@ class PointQueue:
             self.records.append(record)
 
     def _settle(self, record: Record) -> None:
-        self._keep(record)
-        self.records.append(record)
+        self.note(record)
         self.settled += 1
 
 

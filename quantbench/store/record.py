@@ -223,9 +223,8 @@ def record_from_json(data: object) -> Record:
         raise InputError("record", repr(data)[:80], "a JSON object")
     version = data.get("version")
     if version not in range(1, RECORD_VERSION + 1):
-        raise InputError(
-            "record", f"version = {version!r}", f"1 to {RECORD_VERSION} (a newer quantbench may have written it)"
-        )
+        expected = f"1 to {RECORD_VERSION} (a newer quantbench may have written it)"
+        raise InputError("record", f"version = {version!r}", expected)
     texts: dict[str, str] = {}
     for name in ("run_id", "key", "provider", "origin", "role", "source"):
         value = data.get(name)
