@@ -86,7 +86,7 @@ def check(
 
 
 def _print_audit(run: Run, as_json: bool) -> None:
-    from quantbench.analysis.run_audit import audit_run
+    from quantbench.analysis.check import audit_run
 
     rows, found = audit_run(run)
     reasons = dict(Counter(each.found.reason for each in found).most_common())
