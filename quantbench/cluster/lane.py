@@ -83,13 +83,9 @@ class PointQueue:
     """
 
     def __init__(
-        self,
-        points: Sequence[PlanPoint],
-        keep: Callable[[Record], None],
-        *,
-        records: Sequence[Record] = (),
+        self, points: Sequence[PlanPoint], keep: Callable[[Record], None], *, records: Sequence[Record] = (),
         more: More | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.records = list(records)
         self.total = len(points)
         self.settled = 0
