@@ -205,20 +205,14 @@ def _broken_rules(found: Check) -> Counter[tuple[AlignmentRule, str]]:
 
 def _kernel_table(found: Check) -> Table:
     """Tabulates the tile and wave edges of named kernels."""
+    from quantbench.report.sections import KERNEL_HEAD, KERNEL_RIGHT, kernel_rows
+
     title = f"kernels: time of 1, 2, 3, … blocks per SM ({found.run.info.device.sm_count} SMs), in times of one block"
-    sized = ("kernel", ">points", ">tile", "time by blocks per SM", "rises after blocks", "partly filled tiles")
-    table = plain_table((*sized, ">rows off 16 B"), title=title)
-    for kernel in found.kernels:
-        edges = ", ".join(f"{edge.blocks} {edge.ratio:.2f}x" for edge in kernel.edges)
-        filled = f"{percent(kernel.fill_low or 0)} to {percent(kernel.fill_high or 0)} full"
-        error = 2 * (kernel.unaligned_error or 0)
-        table.add_row(
-            f"{kernel.kernel} {kernel.provider}", f"{kernel.num_points:,}",
-            f"{kernel.tile.block_m}x{kernel.tile.block_n}",
-            " ".join("–" if wave is None else f"{wave:.1f}" for wave in kernel.waves[1::2]), edges,
-            f"cost as full ones ({filled})" if kernel.whole_tiles else "",
-            "" if kernel.unaligned is None else f"{100 * kernel.unaligned:+.1f} ±{100 * error:.1f} %",
-        )  # fmt: skip
+    table = plain_table(
+        tuple(f">{name}" if i in KERNEL_RIGHT else name for i, name in enumerate(KERNEL_HEAD)), title=title
+    )
+    for row in kernel_rows(found.kernels):
+        table.add_row(*row)
     return table
 
 
