@@ -46,6 +46,16 @@ if TYPE_CHECKING:
 _WHO = "plan"
 _BITS_PER_BYTE = 8
 _WHAT_IT_IS = {"gpus": "how many there are", "gbs": "the global batch size in sequences, such as 2048"}
+# Defaults that are not searched over, by option; those of one layout, which a search tries all values of, before them.
+_FIXED = (
+    ("cp", "no context parallelism"), ("offload_activations", "activations on the GPU"),
+    ("offload_optimizer", "optimizer on the GPU"), ("shards", "ZeRO over all data-parallel GPUs"),
+    ("allow_uneven", "stages of equal length"), ("rampup_step", "a constant batch size"),
+)  # fmt: skip
+_OF_ONE_LAYOUT = (
+    ("mbs", "mbs = 1"), ("zero", "ZeRO-1"), ("recompute", "full recomputation"), ("interleave", "no interleaving"),
+    ("sequence_parallel", "no sequence parallelism"), ("ep", "all experts on each GPU"),
+)  # fmt: skip
 _MACHINES, _SEARCH = "Machines", "Shape search"
 _machines, _search = partial(option, panel=_MACHINES), partial(option, panel=_SEARCH)
 _layout = partial(option, panel="Layout (comma separated lists)")
@@ -143,11 +153,12 @@ class PlanOptions(ShapeOptions):
         shape, words = self._model
         per_tp = integers("--tp", self.tp) or (self.where().gpus_per_node,)
         padded = any(padded_vocab(shape.vocab, tp) != shape.vocab for tp in per_tp)
-        usual = (("mbs", "mbs = 1"), ("zero", "ZeRO-1"), ("recompute", "full recomputation")) if one_layout else ()
-        after = (("optimizer", "fused Adam"), ("cluster", f"{self.where().name} as its system"))
+        usual = _OF_ONE_LAYOUT if one_layout else ()
+        after = (("optimizer", "fused Adam"), *_FIXED, ("cluster", f"{self.where().name} as its system"))
         vocab = [f"vocab {shape.vocab} padded to multiples of 128 · tp"] if padded else []
         if shape.experts:
             said = "experts not measured in training: a product of each and a fitted factor", "balanced routing"
+            said += ("whole experts on each GPU",) if self.expert_tp == 1 else ()
             words = (*words, *said, "exchange between experts at the links' rates (not measured)")
         site = self.where().name if not self.used_stack else ""
         stack = [] if self.stack or self.site else [f"software of {site}" if site else f"--stack {self.used_stack}"]
@@ -157,7 +168,13 @@ class PlanOptions(ShapeOptions):
         if (shape.experts or shape.fp8_recipe) and self.used_stack not in self.calibrations.own and self.site is None:
             stack += ["nothing fitted to 8-bit products or experts of that software"]
         whose = [library_words(self.where().device.name, shape.dtype, self.library, _WHO)] if models else []
-        return (*words, *vocab, *(word for name, word in (*usual, *after) if not getattr(self, name)), *stack, *whose)
+        return (
+            *words,
+            *vocab,
+            *(word for name, word in (*usual, *after) if not getattr(self, name) and (name != "ep" or shape.experts)),
+            *stack,
+            *whose,
+        )
 
     @cached_property
     def calibrations(self) -> Calibrations:

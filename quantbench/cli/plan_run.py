@@ -1,7 +1,7 @@
 """Runs the modes of `quantbench plan`.
 
 Entry points: `search_layouts`, `search_shapes`, `check_layout`, `predict_table`, `check_table`,
-`fit_table`. Used by the command
+`fit_table`; `header_lines`. Used by the command
 `plan`. Each returns whether the exit code is 1, a function that builds the JSON object, and the lines and tables of the
 text output.
 """
@@ -70,7 +70,7 @@ def search_layouts(arguments: PlanOptions, top: int, *, memory: bool = False, pa
     if page is not None and found.ranked:
         title = f"{parameters(job.shape) / 1e9:.1f} B parameters on {job.gpus} × {job.cluster.device.name}"
         write_plan_page(
-            page, title, found.ranked, limit_bytes(job), _header_lines(job, calibration, times.note, assumed)
+            page, title, found.ranked, limit_bytes(job), header_lines(job, calibration, times.note, assumed)
         )
 
     def answer() -> dict[str, Any]:
@@ -82,7 +82,7 @@ def search_layouts(arguments: PlanOptions, top: int, *, memory: bool = False, pa
         }  # fmt: skip
 
     def lines() -> Iterator[StyledLine | Table]:
-        yield from _header_lines(job, calibration, times.note, assumed)
+        yield from header_lines(job, calibration, times.note, assumed)
         said = f"{found.looked_at} layouts keep every rule, {len(found.ranked)} of them fit; {elapsed_s:.2f} s"
         if not found.ranked and found.smallest is not None:
             layout, needed = found.smallest
@@ -193,7 +193,7 @@ def search_shapes(arguments: PlanOptions, top: int) -> ModeResult:
         }  # fmt: skip
 
     def lines() -> Iterator[StyledLine | Table]:
-        yield from _header_lines(job, calibration, times.note, assumed)
+        yield from header_lines(job, calibration, times.note, assumed)
         best: dict[int, ShapeFound] = {}
         for one in found:
             best.setdefault(one.shape.hidden, one)
@@ -221,20 +221,26 @@ def _shapes_table(found: Sequence[ShapeFound], budget: float) -> Table:
     return table
 
 
-def _header_lines(job: Job, calibration: Calibration, note: str, assumed: Sequence[str]) -> list[str]:
+def header_lines(job: Job, calibration: Calibration, note: str, assumed: Sequence[str]) -> list[str]:
     """Formats the model, the machines, the assumptions, and the sources of constants and times."""
     shape, where = job.shape, job.cluster
-    heads = f"{shape.heads} heads of {shape.head_dim}"
+    heads = f"{shape.heads} heads of {shape.head_dim} ({shape.kv_heads} of keys and values)"
+    mlp = f"{'gated ' if shape.gated else ''}MLP of {shape.ffn}"
+    if shape.experts:
+        mlp = f"{shape.experts} {'gated ' if shape.gated else ''}experts of {shape.moe_ffn}, {shape.top_k} per token"
+    vocab = f"vocab {shape.vocab} with {'one matrix' if shape.tied else 'two matrices'}"
     dropout = "dropout" if shape.dropout else "no dropout"
+    link = where.intra_node(where.gpus_per_node)
+    inside = link.bus_bytes[-1] / link.latency_us[-1] / 1e3
     rests = "fitted there" if calibration.fitted else calibration.provenance.get("rule", "")
     versions = ", ".join(f"{name} {version}" for name, version in installed_versions().items() if name != "os")
     variables = " ".join(f"{name}={value}" for name, value in relevant_environment().items())
     return [
-        f"model: {parameters(shape) / 1e9:.1f} B parameters: {shape.layers} layers of {shape.hidden}, {heads}, "
-        f"seq {shape.seq}, vocab {shape.vocab}, {shape.dtype}, {shape.attention} attention, {dropout}; "
+        f"model: {parameters(shape) / 1e9:.1f} B parameters: {shape.layers} layers of {shape.hidden}, {heads}, {mlp}, "
+        f"seq {shape.seq}, {vocab}, {shape.fp8_recipe or shape.dtype}, {shape.attention} attention, {dropout}; "
         f"gbs {job.gbs}, {job.optimizer}",
-        f"machines: {job.gpus} × {where.device.name}, {where.gpus_per_node} per node, {where.node_gb_per_s:g} GB/s "
-        f"between nodes ({where.name})",
+        f"machines: {job.gpus} × {where.device.name}, {where.gpus_per_node} per node, {inside:.0f} GB/s inside a node, "
+        f"{where.node_gb_per_s:g} GB/s between nodes ({where.name})",
         f"assumed: {', '.join(assumed)}",
         f"constants: {calibration} ({rests})",
         f"times: {note}",
@@ -281,7 +287,7 @@ def check_layout(arguments: PlanOptions, *, memory: bool = False) -> ModeResult:
             "prediction": None if prediction is None else prediction.to_json(),
         }
 
-    header = _header_lines(job, calibration, times.note, assumed)
+    header = header_lines(job, calibration, times.note, assumed)
     lines: list[StyledLine | Table] = [*header, *_layout_lines(layout, broken, prediction, limit_bytes(job))]
     if memory and prediction is not None:
         lines.append(_memory_table([prediction], calibration))

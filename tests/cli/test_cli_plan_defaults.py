@@ -1,0 +1,126 @@
+"""Every default of `plan` that moves the fastest layout's time by more than 5 % is on the screen."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from quantbench.cli.plan import PlanOptions
+from quantbench.cli.plan_run import header_lines
+from quantbench.errors import QuantbenchError
+from quantbench.planner.predict import Planner
+from quantbench.planner.search import search
+
+#: option → other values than the default, and what the screen must say of the default
+DEFAULTS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "kv_heads": ((4,), r"\d+ of keys and values"),
+    "gated": ((True,), r"MLP of|experts of"),
+    "dtype": (("fp16",), r"dtype = bf16"),
+    "attention": (("flash", "unfused"), r"(flash|unfused) attention"),
+    "dropout": ((True, False), r"dropout"),
+    "softmax": (("torch",), r"Megatron's fused softmax|flash attention"),
+    "ffn": ((11008,), r"MLP of \d+"),
+    "seq": ((1024, 4096), r"seq \d+"),
+    "fp8_recipe": (("tensorwise",), r"bf16"),
+    "untied": ((True,), r"vocab \d+ with (one matrix|two matrices)"),
+    "head_dim": (("64",), r"heads of \d+"),
+    "optimizer": (("adam", "adam_8bit"), r"fused Adam"),
+    "library": (("torch",), r"library = \w+"),
+    "stack": (("nemo", "torchtitan", "eager"), r"--stack \w|software of"),
+    "straggler_spread": ((0.0, 0.05), r"node speeds spread by"),
+    "cluster": (("generic",), r"as its system|jean-zay"),
+    "gpus_per_node": ((4,), r"\d+ per node"),
+    "node_gbit_per_s": ((200,), r"GB/s between nodes"),
+    "link_gb_per_s": ((20,), r"GB/s inside a node"),
+    "dp_overlap": ((0.0, 1.0), r"data-parallel traffic (not )?overlapping"),
+    "rampup_step": ((64,), r"a constant batch size"),
+    "offload_activations": ((0.5,), r"activations on the GPU"),
+    "offload_optimizer": ((0.5,), r"optimizer on the GPU"),
+    "cp": (("2",), r"no context parallelism"),
+    "cp_gather": ((True,), r"no context parallelism"),
+    "cp_contiguous": ((True,), r"no context parallelism"),
+    "expert_tp": ((2,), r"whole experts on each GPU|MLP of"),
+    "shards": ((8,), r"ZeRO over all data-parallel GPUs"),
+    "allow_uneven": ((True,), r"stages of equal length"),
+}
+#: likewise, of one layout; a search tries all values of these and its table names them
+OF_ONE_LAYOUT: dict[str, tuple[tuple[Any, ...], str]] = {
+    "mbs": (("2",), r"mbs = 1"),
+    "zero": (("0", "3"), r"ZeRO-1"),
+    "recompute": (("none", "mlp"), r"full recomputation"),
+    "interleave": (("2", "4"), r"no interleaving"),
+    "sequence_parallel": ((True,), r"no sequence parallelism"),
+    "ep": (("4",), r"all experts on each GPU|MLP of"),
+}
+#: what the user types: the model, the machines and files of his own; and the sizes of other modes
+TYPED = {"model", "config", "hidden", "heads", "layers", "vocab", "gpus", "gpu", "gbs", "dp", "tp", "pp"}
+FILES_AND_OTHER_MODES = {"profile", "site", "params", "tolerance", "aspect", "as_typed"}
+MODELS: dict[str, dict[str, Any]] = {
+    "preset": {"model": "llama-3-8b", "gpu": "H100", "gpus": 16, "gbs": 64, "tp": "2", "pp": "1,2", "mbs": "1,2"},
+    "sizes": {"hidden": 4096, "heads": 32, "layers": 32, "vocab": 51200, "gpu": "A100", "gpus": 64, "gbs": 256,
+              "tp": "2", "pp": "1,2", "mbs": "1,2"},
+    "experts": {"model": "qwen3-30b-a3b", "gpu": "H100", "gpus": 16, "gbs": 64, "tp": "1,2", "pp": "2", "mbs": "1"},
+    "2022": {"model": "bloom-176b", "cluster": "jean-zay-a100", "gpus": 384, "gbs": 2048, "tp": "4", "pp": "12",
+             "mbs": "1,2"},
+}  # fmt: skip
+
+
+def test_every_option_is_walked_over() -> None:
+    named = [*DEFAULTS, *OF_ONE_LAYOUT, *TYPED, *FILES_AND_OTHER_MODES]
+    assert sorted(named) == sorted(field.name for field in fields(PlanOptions))
+
+
+def fastest_s(options: PlanOptions) -> float:
+    job = options.job()
+    found = search(job, options.times(job.cluster.device), options.calibration(job), options.space())
+    return found.ranked[0].sec_per_it if found.ranked else float("nan")
+
+
+def checked_s(options: PlanOptions) -> float:
+    job = options.job()
+    planner = Planner(job, options.times(job.cluster.device), options.calibration(job))
+    return planner.predict(options.layout()).sec_per_it
+
+
+def screen(options: PlanOptions, *, one_layout: bool) -> str:
+    job = options.job()
+    times, assumed = options.times(job.cluster.device), options.assumed(one_layout=one_layout)
+    return "\n".join(header_lines(job, options.calibration(job), times.note, assumed))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_defaults_that_move_a_search_are_on_the_screen(name: str) -> None:
+    moved = _unnamed(MODELS[name], DEFAULTS, one_layout=False)
+    assert moved["compared"] > 20
+    assert moved["unnamed"] == []
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_defaults_that_move_one_layout_are_on_the_screen(name: str) -> None:
+    base = {**MODELS[name], "tp": "2", "pp": "2", "mbs": ""}
+    moved = _unnamed(base, {**DEFAULTS, **OF_ONE_LAYOUT}, one_layout=True)
+    assert moved["compared"] > 20
+    assert moved["unnamed"] == []
+
+
+def _unnamed(base: dict[str, Any], options: dict[str, tuple[tuple[Any, ...], str]], *, one_layout: bool) -> Any:
+    """Returns how many values could be compared, and those that move the time without being named."""
+    seconds = checked_s if one_layout else fastest_s
+    plain = PlanOptions(**base)
+    before, said = seconds(plain), screen(plain, one_layout=one_layout)
+    compared, unnamed = 0, []
+    for option, (values, text) in options.items():
+        for value in values:
+            if base.get(option):
+                continue
+            try:
+                change = seconds(PlanOptions(**{**base, option: value})) / before - 1
+            except QuantbenchError:  # not with this model, GPU or layout
+                continue
+            compared += 1
+            if abs(change) > 0.05 and not re.search(text, said):
+                unnamed.append(f"{option} = {value}: {change:+.0%}")
+    return {"compared": compared, "unnamed": unnamed}
