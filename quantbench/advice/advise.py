@@ -66,7 +66,6 @@ class Unmeasured:
 class Advice:
     """The predicted cost of a shape, and better shapes near it.
 
-    note: source of the predicted times.
     unmeasured: parts of the time that have no measurement behind them, the largest share first.
     neighbours: shapes that are predicted to be faster, the surely faster ones first.
     singles: the best change of one dimension alone, the largest gain first.
