@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import count, groupby, takewhile
 from math import ceil
 from operator import attrgetter
 
@@ -59,10 +59,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     low, high = _bytes(first, text), _bytes(rest[0], text)
     if low > high:
         raise InputError("--sizes", repr(text), "the smaller size first")
-    sizes = [low]
-    while sizes[-1] * step <= high:
-        sizes.append(sizes[-1] * step)
-    return tuple(sizes)
+    return tuple(takewhile(lambda size: size <= high, (low * step**i for i in count())))
 
 
 def _bytes(word: str, text: str) -> int:
