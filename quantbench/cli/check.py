@@ -47,7 +47,6 @@ def check(
     ),
     results: Path = option(Path("results"), "Folder for the run of --experiment."),
     budget: str = option("", "Time for an experiment: 8m, 90s, none (default: 4m; CPU 60s)."),
-    blind: bool = option(False, "Do not use the device's number of SMs."),
     fail_above: float | None = option(
         None, "Exit with 1 if the lower bound of a cliff's ratio exceeds this, such as 1.2."
     ),
@@ -80,14 +79,14 @@ def check(
     if experiment:
         check_folder("--results", results)
     folder = run if run is not None else _measure(rules[0], results, budget, as_json=as_json)
-    found = check_run(read_one_run(folder), rules=rules, blind=blind)
+    found = check_run(read_one_run(folder), rules=rules)
     print_result(as_json, lambda: check_to_json(found), _lines(found))
     if fail_above is not None and any(cliff.low > fail_above for cliff in found.cliffs):
         raise typer.Exit(1)
 
 
 def _print_audit(run: Run, as_json: bool) -> None:
-    from quantbench.analysis.run_audit import audit_run
+    from quantbench.analysis.check import audit_run
 
     rows, found = audit_run(run)
     reasons = dict(Counter(each.found.reason for each in found).most_common())
@@ -250,7 +249,7 @@ def check_to_json(found: Check) -> dict[str, Any]:
 def _period_to_json(period: Period) -> dict[str, Any]:
     r, chosen = period.recovered, period.chosen
     per_sm = None if chosen is None else chosen.per_sm(period.sm_count)
-    # If the number of SMs does not divide the resident blocks, or is unknown, report one block on each of as many SMs.
+    # If the number of SMs does not divide the resident blocks, report one block on each of as many SMs.
     sm_count = None if chosen is None else period.sm_count if per_sm else chosen.resident_blocks
     return {
         "axis": period.axis, "op": period.op, "provider": period.provider, "variant": period.variant,
