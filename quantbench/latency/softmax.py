@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
-from quantbench.latency.estimate import Estimates, bounded, name_bound, require_format
+from quantbench.latency.estimate import Estimates, bounded, measured_times, name_bound, require_format
 from quantbench.workload import Softmax
 from quantbench.workload.dtypes import element_bytes
 
@@ -138,9 +138,8 @@ class SoftmaxModel:
         (library="torch"). Returns the prior for fewer than six rows."""
         from scipy.optimize import least_squares
 
-        found, times_us = list(works), np.asarray(list(latency_us), dtype=float)
-        if len(found) != len(times_us) or not (np.isfinite(times_us) & (times_us > 0)).all():
-            raise InputError(_WHO, f"{len(times_us)} times for {len(found)} shapes", "a finite time above 0 for each")
+        found = list(works)
+        times_us = measured_times(_WHO, list(latency_us), len(found))
         prior = cls.prior(device, library=library)
         if len(found) < _FEWEST_ROWS:
             note = f"{prior.note} ({len(found)} rows are fewer than the {_FEWEST_ROWS} that a fit needs)"

@@ -12,7 +12,7 @@ from quantbench.device import lookup
 from quantbench.latency.estimate import Estimate
 from quantbench.latency.interconnect import Cluster, Link, cluster, reference_cluster, same_site
 from quantbench.latency.model_times import BestTimes
-from quantbench.latency.op_times import RememberedTimes, RooflineTimes
+from quantbench.latency.op_times import RememberedTimes
 from quantbench.planner.calibration import shipped
 from quantbench.planner.iteration import data_parallel_s, exposed_s, iteration, point_to_point_s, tied_embedding_s
 from quantbench.planner.layer_time import LayerTime, LayerTimes, Span, divided
@@ -333,13 +333,6 @@ def test_tflops_and_mfu_of_a_prediction() -> None:
     assert found.tokens_per_s == pytest.approx(2048 * 2048 / found.sec_per_it)
 
 
-def test_roofline_times_have_an_interval() -> None:
-    times = RooflineTimes(lookup("h100-sxm5-80gb"))
-    found = times.estimates([Gemm(4096, 4096, 4096)])[0]
-    assert (found.low_us, found.high_us) == (found.latency_us / 2, found.latency_us * 2)
-    assert "factor of 2" in times.note
-
-
 def test_the_best_times_know_every_kind_of_work() -> None:
     times = BestTimes()(A100)
     shape = bloom_like(layers=1)
@@ -457,3 +450,16 @@ def test_latent_attention_is_an_estimate_with_a_wide_interval() -> None:
     kept = [memory(job(gpus=8, gbs=8, shape=s), Layout(8, 1, 1, 1, recompute="none"), PLAIN) for s in (latent, plain)]
     latents = 4096 * (4 * (512 + 256) + 2 * 64)
     assert kept[0].activations - kept[1].activations == pytest.approx(4 * latents)
+
+
+def test_node_limited_routing_sends_rows_to_fewer_nodes() -> None:
+    limited = replace(EXPERTS, expert_groups=8, top_groups=4)
+    of = {name: replace(job(gpus=64, gbs=64, shape=shape)) for name, shape in (("any", EXPERTS), ("some", limited))}
+
+    def exchange(name: str, ep: int) -> float:
+        return LayerTimes(of[name], EvenTimes(), PLAIN).at(LayerKey(1, 1, ep=ep)).reduces
+
+    # On 8 nodes of 8 GPUs a row needs 4 of them instead of 8 · (1 - (7/8)^8), one of which may be its own.
+    ratio = exchange("some", 64) / exchange("any", 64)
+    assert ratio == pytest.approx(4 / (8 * (1 - (7 / 8) ** 8)), rel=0.02)
+    assert exchange("some", 8) < exchange("any", 8)
