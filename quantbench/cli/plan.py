@@ -50,7 +50,7 @@ _WHAT_IT_IS = {"gpus": "how many there are", "gbs": "the global batch size in se
 _FIXED = (
     ("cp", "no context parallelism"), ("offload_activations", "activations on the GPU"),
     ("offload_optimizer", "optimizer on the GPU"), ("shards", "ZeRO over all data-parallel GPUs"),
-    ("allow_uneven", "stages of equal length"), ("rampup_step", "a constant batch size"),
+    ("rampup_step", "a constant batch size"),
 )  # fmt: skip
 _OF_ONE_LAYOUT = (
     ("mbs", "mbs = 1"), ("zero", "ZeRO-1"), ("recompute", "full recomputation"), ("interleave", "no interleaving"),
@@ -154,7 +154,8 @@ class PlanOptions(ShapeOptions):
         per_tp = integers("--tp", self.tp) or (self.where().gpus_per_node,)
         padded = any(padded_vocab(shape.vocab, tp) != shape.vocab for tp in per_tp)
         usual = _OF_ONE_LAYOUT if one_layout else ()
-        after = (("optimizer", "fused Adam"), *_FIXED, ("cluster", f"{self.where().name} as its system"))
+        stages = ("allow_uneven", f"stages of {'any' if self.uneven else 'equal'} length")
+        after = (("optimizer", "fused Adam"), *_FIXED, stages, ("cluster", f"{self.where().name} as its system"))
         vocab = [f"vocab {shape.vocab} padded to multiples of 128 · tp"] if padded else []
         if shape.experts:
             said = ["experts not measured in training: a product of each and a fitted factor", "balanced routing"]
