@@ -2,14 +2,15 @@
 
 First table: the BigScience documents, with the constants of their site, split by whether these were fitted to a row.
 Second table: published runs of other sites, each table predicted with factors fitted without it (`left out`) and with
-the shipped ones. Third table: Megatron-Bridge's runs, each model predicted with factors fitted without it. Run by
+the shipped ones. Third table: Megatron-Bridge's runs, each model predicted with factors fitted without it. Fourth one:
+what is picked among layouts that ran, what is said to fit, and which ZeRO stages searches over all layouts pick. Run by
 maintainers after `tools.planner_fit`.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,13 +21,17 @@ from quantbench.latency.model_times import BestTimes
 from quantbench.latency.op_times import TimesOf
 from quantbench.planner.calibration import Calibrations, shipped
 from quantbench.planner.fitting import log_errors, observe, op_spreads
+from quantbench.planner.layout import Layout
 from quantbench.planner.row_results import RowResult, predict_rows, summarize
 from quantbench.planner.rows import read_table
+from quantbench.planner.search import Space, search
 from tools.guide.markers import fill, table
 from tools.planner_bridge import RELEASE, STACK, bridge_runs
 from tools.planner_fit import BRIDGE, DOCUMENTS, LAST_DAY, PUBLISHED, SITE, documents, left_out, published
 
 PAGE = "planning.md"
+# Layouts of one job that make a sweep, and the share by which a pick may be slower than the fastest.
+_SWEEP, _NEAR = 3, 0.05
 _HEAD = ["rows", "number", "mean error", "median", "bias", "rank correlation", "inside the interval"]
 _LEFT_OUT_HEAD = [
     "table", "stack", "runs", "mean error, left out", "bias, left out", "interval, either way", "inside", "mean error"
@@ -105,6 +110,60 @@ def bridge_table(path: Path, times: TimesOf, calibrations: Calibrations) -> str:
     return f"{table(_HEAD, rows)}\n\n{said}"
 
 
+def picks_table(data: Path, times: TimesOf, calibrations: Calibrations) -> str:
+    """Formats how well layouts that ran are ranked and said to fit, and which ZeRO stages a search picks for their
+    jobs, as a Markdown table."""
+    results = [
+        r for name in (DOCUMENTS, *PUBLISHED) for r in predict_rows(read_table(data / name), times, calibrations)
+    ]
+    sweeps: dict[tuple[object, ...], dict[Layout, list[RowResult]]] = defaultdict(lambda: defaultdict(list))
+    for r in results:
+        if r.error is not None and r.case is not None:
+            sweeps[r.case.job.key][r.case.layout].append(r)
+    losses = [_loss(layouts) for layouts in sweeps.values() if len(layouts) >= _SWEEP]
+    fits = [r.prediction.fits for r in results if r.prediction and r.row.status != "fail" and r.row.sec_per_it]
+    ran_out = [not r.prediction.fits for r in results if r.prediction and r.row.status == "oom"]
+    jobs = {
+        (r.case.job.key, r.case.layout.cp): r.case for r in results if r.case is not None and r.prediction is not None
+    }
+    picked: dict[str, list[float]] = defaultdict(list)
+    for case in jobs.values():
+        job = case.job
+        constants = calibrations.of(job.cluster, job.stack)
+        found = search(job, times(job.cluster.device), constants, Space(cp=(case.layout.cp,))).ranked
+        if not found:
+            continue
+        best = found[0]
+        where = (
+            "in one node" if best.layout.sharded_over * best.layout.tp <= job.cluster.gpus_per_node else "over nodes"
+        )
+        lower = next((p.sec_per_it for p in found if p.layout.zero <= 1), float("nan"))
+        picked[f"ZeRO-{best.layout.zero} {where}" if best.layout.zero > 1 else "other"].append(
+            100 * (lower / best.sec_per_it - 1)
+        )
+    searched, near = sum(map(len, picked.values())), [loss <= _NEAR for loss in losses]
+    rows = [
+        [f"the fastest of {_SWEEP} or more layouts that ran, within 5 %", str(len(losses)), str(sum(near))],
+        ["runs out of memory, predicted to be", str(len(ran_out)), str(sum(ran_out))],
+        ["runs that fit, predicted to", str(len(fits)), str(sum(fits))],
+        *(
+            [
+                f"searches that pick {name}; gain over ZeRO-0 and 1 {np.nanmin(gains):.1f} to {np.nanmax(gains):.1f} %",
+                str(searched), str(len(gains)),
+            ]
+            for name, gains in sorted(picked.items()) if name != "other"
+        ),
+    ]  # fmt: skip
+    return table(["check", "of", "found"], rows)
+
+
+def _loss(layouts: dict[Layout, list[RowResult]]) -> float:
+    """Returns the share by which the layout with the shortest predicted time was slower than the fastest that ran."""
+    measured = {layout: float(np.mean([r.row.sec_per_it or 0 for r in runs])) for layout, runs in layouts.items()}
+    pick = min(layouts, key=lambda layout: p.sec_per_it if (p := layouts[layout][0].prediction) else np.inf)
+    return measured[pick] / min(measured.values()) - 1
+
+
 def main() -> None:
     """Writes the tables into the page."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -116,6 +175,7 @@ def main() -> None:
         "accuracy": documents_table(arguments.data, times, shipped()),
         "left-out": left_out_table(arguments.data, times, shipped()),
         "bridge": bridge_table(arguments.data / BRIDGE, times, shipped()),
+        "picks": picks_table(arguments.data, times, shipped()),
     }
     page.write_text(fill(page.read_text(encoding="utf-8"), found), encoding="utf-8")
     print(*found.values(), sep="\n")
