@@ -2,9 +2,10 @@
 
 Entry points: `step`, which compiles and describes one kernel as a `Step`; `Plan`, which runs one or more; `describe`,
 `enqueue`, `fastest`, `short`; `collect`, which lists the kernels that a plan would compile; `Gpu`, `gpu_of`. Checks of
-the GPU and of triton: `require_architecture`, `require_cuda`, `unsupported_architecture`, `badly_compiled`,
-`wrong_in_interpreter`. Constants: `INTERPRETER`, `HAS_TENSOR_DESCRIPTOR`, `TMA_ALIGN_BYTES`, `TORCH_DTYPES`. Used by
-`gemm`, `softmax`, `attention`, `providers.triton_kernels` and `sweep.compiling`.
+tensors: `require_like`, `require_contiguous`, `result`; of the GPU and of triton: `require_support`, `missing_format`,
+`unsupported_architecture`, `badly_compiled`, `wrong_in_interpreter`. Constants: `INTERPRETER`, `HAS_TENSOR_DESCRIPTOR`,
+`TMA_ALIGN_BYTES`, `TORCH_DTYPES`. Used by `gemm`, `softmax`, `attention`, `providers.triton_kernels` and
+`sweep.compiling`.
 
 All checks of the triton version belong here. triton 3.2 (torch 2.6) to 3.7 (torch 2.13) are supported.
 """
@@ -13,7 +14,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -48,44 +50,33 @@ INTERPRETER = os.environ.get("TRITON_INTERPRET", "0") == "1"
 #: cuTensorMapEncodeTiled, CUDA driver API.
 TMA_ALIGN_BYTES = 16
 
+# First compute capability that supports a dtype. Sources: NVIDIA A100 whitepaper 2020 (bf16, tf32), Ada whitepaper 2022
+# (fp8).
+_FIRST_CAPABILITY = {"bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9)}
 _FIRST_GOOD_TRITON = {"stream_k": (3, 5), "attention": (3, 4), "attention backward": (3, 6)}
 _VOLTA_NAMES = {(7, 0): "V100 (sm_70)", (7, 5): "T4 (sm_75)"}
 _AUTOTUNE_WARMUP_MS, _AUTOTUNE_MS = 20, 80
 
 
-def _missing(capability: tuple[int, int], version: tuple[int, ...]) -> tuple[str, str] | None:
-    """Return (problem, requirement) if triton makes no tensor-core code for a compute capability, else None.
+def unsupported_architecture(capability: tuple[int, int], version: tuple[int, ...] = TRITON) -> str | None:
+    """Returns None if triton `version` makes tensor-core code for a compute capability, otherwise the reason.
 
     Found by compiling: triton 3.3.1 fails on sm_70 and sm_75, 3.4 and later compile `tl.dot` there to scalar
     multiplications with thousands of spills; 3.1 and 3.2 give HMMA. 3.2 does not know sm_100.
-    """
-    architecture = f"sm_{capability[0]}{capability[1]}"
-    triton_version = f"triton {version[0]}.{version[1]}"
-    if capability < (7, 0):
-        return f"{architecture} has no tensor cores", "a GPU of compute capability 7.0 or newer"
-    if capability < (8, 0) and version >= (3, 3):
-        name = _VOLTA_NAMES.get(capability, architecture)
-        return f"{triton_version} makes no tensor-core code for {name}", "torch 2.6 with triton 3.2 installed"
-    if capability >= (10, 0) and version < (3, 3):
-        return f"{triton_version} does not know {architecture}", "torch 2.7 with triton 3.3 installed, or newer"
-    return None
-
-
-def unsupported_architecture(capability: tuple[int, int], version: tuple[int, ...] = TRITON) -> str | None:
-    """Returns None if triton `version` makes tensor-core code for a compute capability, otherwise the reason.
 
     >>> print(unsupported_architecture((7, 0), (3, 6)))
     triton 3.6 makes no tensor-core code for V100 (sm_70); it needs torch 2.6 with triton 3.2 installed
     """
-    missing = _missing(capability, version)
-    return None if missing is None else f"{missing[0]}; it needs {missing[1]}"
-
-
-def require_architecture(operation: str, capability: tuple[int, int], version: tuple[int, ...] = TRITON) -> None:
-    """Raises UnsupportedError if `unsupported_architecture` returns a reason."""
-    missing = _missing(capability, version)
-    if missing is not None:
-        raise UnsupportedError(operation, *missing)
+    architecture = f"sm_{capability[0]}{capability[1]}"
+    triton_version = f"triton {version[0]}.{version[1]}"
+    if capability < (7, 0):
+        return f"{architecture} has no tensor cores; it needs a GPU of compute capability 7.0 or newer"
+    if capability < (8, 0) and version >= (3, 3):
+        name = _VOLTA_NAMES.get(capability, architecture)
+        return f"{triton_version} makes no tensor-core code for {name}; it needs torch 2.6 with triton 3.2 installed"
+    if capability >= (10, 0) and version < (3, 3):
+        return f"{triton_version} does not know {architecture}; it needs torch 2.7 with triton 3.3 installed, or newer"
+    return None
 
 
 def badly_compiled(what: str, version: tuple[int, ...] = TRITON) -> str | None:
@@ -102,6 +93,17 @@ def badly_compiled(what: str, version: tuple[int, ...] = TRITON) -> str | None:
         return None
     compiles = f"triton {version[0]}.{version[1]} compiles {what} with register spills or not at all"
     return f"{compiles}, unlike {first[0]}.{first[1]} and newer"
+
+
+def missing_format(dtype: str, capability: tuple[int, int]) -> str | None:
+    """Returns why a GPU of this compute capability does not support a dtype, or None.
+
+    >>> missing_format("fp8", (8, 0))
+    'sm_80 does not support fp8'
+    """
+    if capability >= _FIRST_CAPABILITY.get(dtype, (0, 0)):
+        return None
+    return f"sm_{capability[0]}{capability[1]} does not support {dtype}"
 
 
 def wrong_in_interpreter(dtype: str) -> str | None:
@@ -199,8 +201,26 @@ def _cache_hook() -> tuple[Any, str]:
     return triton.runtime.jit.JITFunction, "cache_hook"
 
 
-def require_cuda(who: str, name: str, x: torch.Tensor) -> tuple[int, int]:
-    """Returns the compute capability of x's GPU. Raises UnsupportedError if x is not on a GPU."""
+def require_support(
+    who: str, name: str, x: torch.Tensor, dtype: str, *reasons: Callable[[tuple[int, int]], str | None]
+) -> None:
+    """Raises UnsupportedError unless triton runs kernels where x is.
+
+    dtype: of the kernel's products, "" for none.
+    reasons: functions of the compute capability that return why it is not supported, or None.
+    """
+    if INTERPRETER:
+        reason = wrong_in_interpreter(dtype)
+    else:
+        capability = _capability(who, name, x)
+        reason = next(filter(None, (why(capability) for why in (*reasons, unsupported_architecture))), None)
+    if reason is not None:
+        found, _, needs = reason.partition("; it needs ")
+        raise UnsupportedError(who, found, needs or "another dtype, GPU or version of triton")
+
+
+def _capability(who: str, name: str, x: torch.Tensor) -> tuple[int, int]:
+    """Return the compute capability of x's GPU. Raises UnsupportedError if x is not on a GPU."""
     if _collected is not None:
         return _collected.gpu.capability
     if not x.is_cuda:
@@ -208,6 +228,31 @@ def require_cuda(who: str, name: str, x: torch.Tensor) -> tuple[int, int]:
             who, f"{name} on {x.device}", "CUDA tensors, or TRITON_INTERPRET=1 set before triton is imported"
         )
     return torch.cuda.get_device_capability(x.device)
+
+
+def require_like(
+    who: str, name: str, x: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> None:
+    """Raises InputError unless x has this shape, dtype and device."""
+    if (tuple(x.shape), x.dtype, x.device) != (tuple(shape), dtype, device):
+        found = f"{name} of shape {tuple(x.shape)} in {short(x.dtype)} on {x.device}"
+        raise InputError(who, found, f"{tuple(shape)} in {short(dtype)} on {device}")
+
+
+def require_contiguous(who: str, name: str, x: torch.Tensor) -> None:
+    if not x.is_contiguous():
+        raise InputError(who, f"{name} with strides {tuple(x.stride())}", "a contiguous tensor")
+
+
+def result(
+    who: str, name: str, out: torch.Tensor | None, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Returns `out` after checking it, or a new contiguous tensor if `out` is None."""
+    if out is None:
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
+    require_like(who, name, out, shape, dtype, device)
+    require_contiguous(who, name, out)
+    return out
 
 
 def short(dtype: torch.dtype) -> str:
@@ -245,11 +290,7 @@ class Plan:
 
     def run(self) -> None:
         """Enqueues all kernels once on the current stream: launches only, no allocation, no synchronisation."""
-        if not self.out.is_cuda:
-            for each in self.steps:
-                each.call()
-            return
-        with torch.cuda.device(self.out.device):
+        with torch.cuda.device(self.out.device) if self.out.is_cuda else nullcontext():
             for each in self.steps:
                 each.call()
 
@@ -281,23 +322,15 @@ def describe(
             compiled._init_handles()  # loads the binary, which is when triton learns its registers
         except OutOfResources as error:
             raise InputError(who, f"tile {tile}: {error}", "a tile that fits on one SM") from None
-    threads = WARP_THREADS * compiled.metadata.num_warps
-    # A block that finds no free tensor memory waits for it: it is on the SM without running.
-    tensor_memory_columns = getattr(compiled.metadata, "tmem_size", None) or 0
-    return Launch(
-        kernel=compiled.metadata.name,
-        block=(threads, 1, 1),
-        registers=compiled.n_regs,
-        shared_memory_bytes=compiled.metadata.shared,
-        blocks_per_sm=resident_blocks(
-            torch.cuda.get_device_capability(device),
-            threads=threads,
-            registers=compiled.n_regs,
-            shared_memory_bytes=compiled.metadata.shared,
-            tensor_memory_columns=tensor_memory_columns,
-        ),
-        tile=tile,
-    )
+    metadata, registers = compiled.metadata, compiled.n_regs
+    threads = WARP_THREADS * metadata.num_warps
+    blocks = resident_blocks(
+        torch.cuda.get_device_capability(device), threads=threads, registers=registers,
+        shared_memory_bytes=metadata.shared,
+        # A block that finds no free tensor memory waits for it: it is on the SM without running.
+        tensor_memory_columns=getattr(metadata, "tmem_size", None) or 0,
+    )  # fmt: skip
+    return Launch(metadata.name, None, (threads, 1, 1), registers, metadata.shared, blocks, tile)
 
 
 def enqueue(kernel: Any, grid: tuple[int, int, int], arguments: Mapping[str, Any], described: Launch) -> Step:

@@ -1,34 +1,26 @@
 """Implements Megatron-LM's fused scale + mask + softmax in Triton, with gradients.
 
-Entry points: `plan_forward`, `plan_backward`, `MAX_COLS` and `missing_bf16`, used by `providers.triton_kernels`;
+Entry points: `plan_forward`, `plan_backward` and `MAX_COLS`, used by `providers.triton_kernels`;
 `scaled_causal_softmax`, `scaled_masked_softmax` and `scaled_softmax`, for users' Python code.
-
-    from quantbench.kernels.softmax import scaled_causal_softmax, scaled_masked_softmax, plan_forward
 
     y = scaled_causal_softmax(scores, 0.125)              # scores, y: [batch, heads, sq, sk]
     y = scaled_masked_softmax(scores, mask, 0.125)        # mask: [batch, 1, sq, sk], True drops
 
     work = plan_forward(scores, 0.125, causal=True)       # checked, compiled, allocated
-    work.launch                                           # Launch: tile, grid, block, registers, blocks per SM
     work.run()                                            # the launch alone; may be captured into a CUDA graph
 
-y = softmax(scale · x) over rows of `cols` scores; fp16, bf16 or fp32 in and out, fp32 inside.
-`megatron_fused_available` (from `quantbench.megatron`) tells whether Megatron itself would use its fused kernel.
+y = softmax(scale · x) over rows of `cols` scores; fp16, bf16 or fp32 in and out, fp32 inside. `quantbench.megatron`
+tells whether Megatron itself would use its fused kernel.
 
-Nothing here multiplies matrices: the kernel is limited by memory bandwidth, one read of x and one write of y. A program
-(one thread block) holds ROWS whole rows in registers (`softmax_tile`). Short rows share a program, so that each program
-loads about 4096 scores at a time; a long row has a program of its own.
+The kernel is limited by memory bandwidth: one read of x and one write of y. A program (one thread block) holds ROWS
+whole rows in registers (`softmax_tile`), about 4096 scores at a time; a long row has a program of its own.
 
 The cliffs:
 - cols % ALIGN. A thread reads 16 bytes at a time only if every row starts at a multiple of 16 bytes: 8 scores of 16
-  bits. With an odd number of columns it reads 2 bytes at a time, and the same bytes take several times the
-  instructions.
+  bits. With an odd number of columns it reads 2 bytes at a time, in several times the instructions.
 - A row takes the next power of two of registers: with 2049 columns the program holds, exponentiates and adds up 4096.
   The padding is not read, so this shows only where the arithmetic no longer hides behind the memory.
-- Under a causal mask row q reads q + 1 scores, rounded up to 16 bytes, and writes all of them: half the reads, and
-  programs of one launch that differ in length.
-
-The exponential is of base 2 (one instruction) with log₂e folded into the scale.
+- Under a causal mask row q reads q + 1 scores, rounded up to 16 bytes, and writes all of them.
 """
 
 # ruff: noqa: N803  (compile-time parameters are written in capitals, as in triton's own kernels)
@@ -40,18 +32,21 @@ import torch
 import triton
 import triton.language as tl
 from quantbench.kernels.launching import (
-    INTERPRETER,
     Plan,
-    require_architecture,
-    require_cuda,
+    missing_format,
+    require_contiguous,
+    require_like,
+    require_support,
+    result,
     short,
     step,
 )
 
-from quantbench.errors import InputError, UnsupportedError, require_int
+from quantbench.errors import InputError, require_int
 from quantbench.launch import Tile
 from quantbench.megatron import megatron_fused_available as megatron_fused_available  # offered from here too
 from quantbench.quantization import WARP_THREADS, cdiv
+from quantbench.workload.dtypes import dtype_name
 
 _MAX_ROWS = 2**31 - 4097  # so that the row numbers of the last program, of up to 4096 rows, fit 32 bits
 
@@ -148,10 +143,6 @@ def _columns(position, col, length, MASK: tl.constexpr, ALIGN: tl.constexpr):
     return readable, counts
 
 
-class SoftmaxPlan(Plan):
-    """One softmax or its gradient, ready to run any number of times."""
-
-
 def scaled_causal_softmax(scores: torch.Tensor, scale: float) -> torch.Tensor:
     """Computes softmax(scale · scores) over columns 0 … row of scores[batch, heads, sq, sk], sq = sk.
 
@@ -173,20 +164,10 @@ def scaled_softmax(scores: torch.Tensor, scale: float) -> torch.Tensor:
     return _Softmax.apply(scores, None, scale, False)
 
 
-def scaled_causal_softmax_backward(grad: torch.Tensor, y: torch.Tensor, scale: float) -> torch.Tensor:
-    """Returns the gradient of scores from that of y = scaled_causal_softmax(scores, scale); 0 above the diagonal."""
-    return _ran(plan_backward(grad, y, scale, causal=True))
-
-
-def scaled_masked_softmax_backward(grad: torch.Tensor, y: torch.Tensor, scale: float) -> torch.Tensor:
-    """Returns the gradient of scores from that of y = scaled_masked_softmax(scores, mask, scale) or scaled_softmax."""
-    return _ran(plan_backward(grad, y, scale))
-
-
 def plan_forward(
     scores: torch.Tensor, scale: float, *, causal: bool = False, mask: torch.Tensor | None = None,
     out: torch.Tensor | None = None, tile: Tile | None = None,
-) -> SoftmaxPlan:  # fmt: skip
+) -> Plan:  # fmt: skip
     """Checks the tensors, compiles the kernel and allocates the result. tile: by default `softmax_tile`.
 
     Raises InputError for invalid tensors, UnsupportedError for a dtype, GPU or triton without support.
@@ -196,8 +177,10 @@ def plan_forward(
     if causal and mask is not None:
         raise InputError(who, "causal = True with a mask", "one of the two")
     if mask is not None:
-        _check_mask(who, mask, scores)
-    out = _output(who, out, scores)
+        samples = 1 if mask.shape[0] == 1 else scores.shape[0]
+        require_like(who, "mask", mask, (samples, 1, *scores.shape[2:]), torch.bool, scores.device)
+        require_contiguous(who, "mask", mask)
+    out = result(who, "out", out, scores.shape, scores.dtype, scores.device)
     tile = tile or softmax_tile(scores.shape[-1], scores.element_size())
     return _plan(who, softmax_forward, forward_arguments(scores, mask, out, scale, causal, tile), out, tile)
 
@@ -205,12 +188,12 @@ def plan_forward(
 def plan_backward(
     grad: torch.Tensor, y: torch.Tensor, scale: float, *, causal: bool = False,
     out: torch.Tensor | None = None, tile: Tile | None = None,
-) -> SoftmaxPlan:  # fmt: skip
+) -> Plan:  # fmt: skip
     """Like `plan_forward`, for the gradient scale · y · (grad - Σ grad · y). grad, y: [batch, heads, sq, sk]."""
     who = "softmax backward"
     _check(who, "y", y, scale, causal)
-    _same(who, "grad", grad, "y", y)
-    out = _output(who, out, y)
+    result(who, "grad", grad, y.shape, y.dtype, y.device)
+    out = result(who, "out", out, y.shape, y.dtype, y.device)
     tile = tile or softmax_tile(y.shape[-1], y.element_size(), "backward")
     return _plan(who, softmax_backward, backward_arguments(grad, y, out, scale, causal, tile), out, tile)
 
@@ -232,17 +215,17 @@ class _Softmax(torch.autograd.Function):
         return _ran(plan_backward(grad.contiguous(), y, ctx.scale, causal=ctx.causal)), None, None, None
 
 
-def _ran(work: SoftmaxPlan) -> torch.Tensor:
+def _ran(work: Plan) -> torch.Tensor:
     work.run()
     return work.out
 
 
-def _plan(who: str, kernel: Any, arguments: dict[str, Any], out: torch.Tensor, tile: Tile) -> SoftmaxPlan:
+def _plan(who: str, kernel: Any, arguments: dict[str, Any], out: torch.Tensor, tile: Tile) -> Plan:
     cols = out.shape[-1]
     if tile.block_n < cols or tile.block_n & (tile.block_n - 1) or tile.block_m & (tile.block_m - 1):
         raise InputError(who, f"tile {tile}", f"powers of two, and a block_n of at least {cols} columns")
     grid = cdiv(arguments["rows_in_all"], tile.block_m)
-    return SoftmaxPlan((out,), (step(who, kernel, grid, arguments, out.device, tile),))
+    return Plan((out,), (step(who, kernel, grid, arguments, out.device, tile),))
 
 
 def forward_arguments(
@@ -278,8 +261,7 @@ def _check(who: str, name: str, x: torch.Tensor, scale: float, causal: bool) -> 
         raise InputError(who, shape, "[batch, heads, sq, sk], each at least 1")
     if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         raise InputError(who, f"{name} in {short(x.dtype)}", "float16, bfloat16 or float32")
-    if not x.is_contiguous():
-        raise InputError(who, f"{name} with strides {tuple(x.stride())}", "a contiguous tensor")
+    require_contiguous(who, name, x)
     if x.shape[-1] > MAX_COLS:
         raise InputError(who, shape, f"at most {MAX_COLS} columns, which a program holds at a time")
     if x.numel() // x.shape[-1] > _MAX_ROWS:
@@ -288,54 +270,7 @@ def _check(who: str, name: str, x: torch.Tensor, scale: float, causal: bool) -> 
         raise InputError(who, f"causal with {shape}", "sq equal to sk")
     if not isfinite(scale) or scale <= 0:
         raise InputError(who, f"scale = {scale!r}", "a finite number above 0")
-    if INTERPRETER:
-        return
-    capability = require_cuda(who, name, x)
-    require_architecture(who, capability)
-    reason = missing_bf16(short(x.dtype), capability)
-    if reason is not None:
-        raise UnsupportedError(who, reason, "float16 or float32 there")
-
-
-def missing_bf16(dtype: str, capability: tuple[int, int]) -> str | None:
-    """Returns why a GPU of this compute capability does not support bf16, or None. Source: NVIDIA A100 whitepaper 2020.
-
-    >>> missing_bf16("bfloat16", (7, 0))
-    'sm_70 has no bfloat16'
-    """
-    if dtype in ("bf16", "bfloat16") and capability < (8, 0):
-        return f"sm_{capability[0]}{capability[1]} has no bfloat16"
-    return None
-
-
-def _check_mask(who: str, mask: torch.Tensor, scores: torch.Tensor) -> None:
-    samples, _, sq, sk = scores.shape
-    if tuple(mask.shape) not in ((samples, 1, sq, sk), (1, 1, sq, sk)):
-        raise InputError(who, f"mask of shape {tuple(mask.shape)}", f"{(samples, 1, sq, sk)} or {(1, 1, sq, sk)}")
-    if mask.dtype != torch.bool:
-        raise InputError(who, f"mask in {short(mask.dtype)}", "bool, True where a score is dropped")
-    if not mask.is_contiguous():
-        raise InputError(who, f"mask with strides {tuple(mask.stride())}", "a contiguous tensor")
-    if mask.device != scores.device:
-        raise InputError(who, f"mask on {mask.device}", f"{scores.device}, where the scores are")
-
-
-def _output(who: str, out: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
-    if out is None:
-        return torch.empty_like(like)
-    _same(who, "out", out, "the scores", like)
-    return out
-
-
-def _same(who: str, name: str, x: torch.Tensor, other: str, like: torch.Tensor) -> None:
-    if x.shape != like.shape:
-        raise InputError(who, f"{name} of shape {tuple(x.shape)}", f"{tuple(like.shape)}, that of {other}")
-    if x.dtype != like.dtype:
-        raise InputError(who, f"{name} in {short(x.dtype)}", f"{short(like.dtype)}, the format of {other}")
-    if not x.is_contiguous():
-        raise InputError(who, f"{name} with strides {tuple(x.stride())}", "a contiguous tensor")
-    if x.device != like.device:
-        raise InputError(who, f"{name} on {x.device}", f"{like.device}, where {other} is")
+    require_support(who, name, x, "", lambda capability: missing_format(dtype_name(x.dtype), capability))
 
 
 def softmax_tile(cols: int, element_bytes: int, direction: str = "forward") -> Tile:

@@ -5,10 +5,7 @@ a transformer at its tensor-parallel degree, which return `Broken` objects; `sid
 `advice`, the commands `check` and `pad`, tools and users' Python code.
 
 Effects. `crashes`: the library raises an error. `falls back`: it runs another, slower kernel, mostly without a message.
-`wastes`: it pads, and computes or copies what it throws away.
-
-Every rule names the threads, documentation or source files that state it; all were read in 2026-11. A library may
-drop a rule in a later version.
+`wastes`: it pads. Every rule names the threads, documentation or source files that state it; all were read in 2026-11.
 """
 
 from __future__ import annotations

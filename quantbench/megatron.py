@@ -3,19 +3,16 @@
 Entry points: `megatron_fused_available`, used by `analysis.rules` and `kernels.softmax`; `softmax_objections`, used by
 `latency.op_times`, `advice.edges` and `planner.constraints`; `batches_per_block`, used by `analysis.rules`.
 
-The fallback reads and writes the scores several times in fp32, in every layer. The conditions follow from how the
-kernels distribute rows. With a causal mask, a block of 128 threads takes the same row of `batches_per_block` attention
-matrices, so heads · mbs must be a multiple of it; with other masks it takes rows of one matrix, so sq must be. The
-kernels do not check for rows beyond the last.
+The fallback reads and writes the scores several times in fp32, in every layer. With a causal mask, a block of 128
+threads takes the same row of `batches_per_block` attention matrices, so heads · mbs must be a multiple of it; with
+other masks it takes rows of one matrix, so sq must be. The kernels do not check for rows beyond the last.
 
 Sources, read in the repositories:
 - generation "2048": NVIDIA/apex, apex/transformer/functional/fused_softmax.py, `is_kernel_available` (sk up to 2048,
-  a mask), with `get_batch_per_block` and the limits in csrc/megatron/scaled_masked_softmax.h; Megatron-LM of 2021 has
-  the same conditions. Megatron-LM's first version (2020) had neither the rule on `batches_per_block` nor bf16.
+  a mask), with `get_batch_per_block` and the limits in csrc/megatron/scaled_masked_softmax.h; Megatron-LM of 2021 too.
 - generation "4096": NVIDIA/Megatron-LM, megatron/core/fusions/fused_softmax.py: sk up to 4096, sk % 4 == 0, and no mask
-  needed (bigscience-workshop/Megatron-DeepSpeed, which trained BLOOM: up to 4096 too, but without sk % 4).
-- generation "16384": the same conditions, with the limit of the current kernels in NVIDIA/apex:
-  csrc/megatron/*_softmax.h.
+  needed.
+- generation "16384": the same, with the limit of the current kernels in NVIDIA/apex: csrc/megatron/*_softmax.h.
 """
 
 from __future__ import annotations

@@ -4,12 +4,11 @@
         a, b = torch.randn(2, 4096, 4096, device="cuda", dtype=torch.bfloat16)
         device_benchmark(lambda: torch.mm(a, b), flops=2 * 4096**3, dtype="bf16")
 
-Entry point: `device_benchmark`, and the options `--device-*`. pytest loads this module, which pyproject.toml
-registers, in every environment with quantbench installed, so it must not import torch.
+Entry point: `device_benchmark`, and the options `--device-*`. pytest loads this module in every environment with
+quantbench installed, so it must not import torch.
 
 The fixture replaces pytest-benchmark's clock by one that advances by device time only, and replays the samples of
-quantbench's timer to it, one per round, through `benchmark.pedantic`. So `--benchmark-only`, `--benchmark-json`,
-`--benchmark-compare-fail=median:5%` and histograms use device time.
+quantbench's timer to it, one per round, through `benchmark.pedantic`. So all of its options use device time.
 """
 
 from __future__ import annotations
@@ -107,17 +106,11 @@ class DeviceBenchmark:
             unchecked=unchecked,
         )  # fmt: skip
         self._benchmark.extra_info.update(
-            device=self.spec.name,
-            mode=measurement.mode,
-            cache=measurement.cache,
-            floor_us=measurement.floor_us,
-            clocks_mhz=list(measurement.clocks_mhz),
-            state=asdict(measurement.state_after),
-            stopped_by=measurement.stopped_by,
-            discarded=len(measurement.discarded),
-            grade=trust.letter,
+            device=self.spec.name, mode=measurement.mode, cache=measurement.cache, floor_us=measurement.floor_us,
+            clocks_mhz=list(measurement.clocks_mhz), state=asdict(measurement.state_after),
+            stopped_by=measurement.stopped_by, discarded=len(measurement.discarded), grade=trust.letter,
             reasons=list(trust.reasons),
-        )
+        )  # fmt: skip
         assert trust.letter != "rejected", trust.reasons[0]
         return measurement
 

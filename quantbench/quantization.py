@@ -5,17 +5,15 @@ Entry points: `quantize`, which returns a `Quantization`; `padded_rows`; `credib
 functions, which format the text of an edge. Used by `latency`, `analysis`, `advice`, `report`, `sweep`, `providers`,
 `comm`, `kernels`, `alignment_rules` and tools.
 
-A GEMM is cut into tiles of block_m × block_n and padded to whole tiles (tile quantization). Tiles run in waves of
-sm_count · blocks_per_sm resident blocks, and the last wave takes as long as a full one even if it has few tiles (wave
-quantization). Split-k multiplies the blocks: split_k blocks compute each tile. A grouped GEMM pads each expert's rows
-to whole tiles, and the tiles of all experts share the waves. The terms are those of NVIDIA's "Matrix Multiplication
-Background User's Guide" (tile and wave quantization) and of DeepGEMM (num_waves, last wave).
+A GEMM is padded to whole tiles of block_m × block_n (tile quantization). Tiles, times split_k, run in waves of
+sm_count · blocks_per_sm resident blocks, and the last wave takes as long as a full one (wave quantization). A grouped
+GEMM pads each expert's rows, and the tiles of all experts share the waves. The terms are those of NVIDIA's "Matrix
+Multiplication Background User's Guide" and of DeepGEMM.
 
-Sources of the occupancy rule: CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability"
-(warps, blocks, registers and shared memory per SM); `cuda_occupancy.h` of the CUDA toolkit 12.6 (registers are
-allocated per warp in units of 256, in four partitions; shared memory in units of 128 or 256 bytes, and from compute
-capability 8.0 on the driver reserves 1 KiB per block). Barriers and thread block clusters are ignored, because a
-profiler does not report them.
+Sources of the occupancy rule: CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability";
+`cuda_occupancy.h` of the CUDA toolkit 12.6 (registers are allocated per warp in units of 256, in four partitions;
+shared memory in units of 128 or 256 bytes, with 1 KiB per block reserved from 8.0 on). Barriers and clusters are
+ignored, because a profiler does not report them.
 """
 
 from collections import Counter

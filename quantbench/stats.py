@@ -3,10 +3,7 @@
 Entry points: `typical_us`, `typical_interval`, `median`, `median_interval`, `quantiles`, `noise`, `spread`,
 `relative_half_width`, `outlier_share`, `normal_quantile`, `untied`, the type `Interval` and the constant `CONFIDENCE`.
 Used by `timing`, `sweep`, `analysis`, `cluster`, `comm`, `importers`, `profile`, `report`, tools and the command
-`comm`.
-
-Kernel times are skewed (disturbances only make them longer) and sometimes bimodal, so means and standard deviations
-mislead. Relative results are shares of the median (0.005 is 0.5 %). scipy.stats is avoided: it takes 0.8 s to import.
+`comm`. scipy.stats is avoided: it takes 0.8 s to import.
 
 Clocks tick: a kernel of 12.2 µs between events of 0.5 µs reads 12.0 or 12.5, and the median of such samples moves in
 steps of 4 %. A sample starts at a random moment between two ticks, so the share of each reading tells the time between

@@ -1,7 +1,7 @@
 """Formats quantities with their units, and parses durations.
 
-Entry points: `percent`, `signed_percent`, `latency`, `size`, `duration`, `with_interval`, `parse_duration_s`. Used by
-all packages that print.
+Entry points: `percent`, `signed_percent`, `latency`, `size`, `duration`, `counted`, `with_interval`,
+`parse_duration_s`. Used by all packages that print.
 """
 
 import re
@@ -38,6 +38,15 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def counted(number: int, what: str) -> str:
+    """Formats a number of things.
+
+    >>> counted(1, "point"), counted(2000, "point")
+    ('1 point', '2,000 points')
+    """
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def latency(us: float) -> str:

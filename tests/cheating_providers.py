@@ -33,7 +33,7 @@ class Honest:
 
     def allocate(self, inputs: Inputs) -> None:
         assert isinstance(self.work, Gemm)
-        self.a, self.b = inputs.gemm_operands(self.work)
+        self.a, self.b = inputs.operands(self.work)
         self.out = torch.empty(self.work.m, self.work.n, dtype=TORCH_DTYPES[self.work.dtype])
 
     def run(self) -> None:

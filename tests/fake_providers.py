@@ -23,7 +23,7 @@ class _Task:
     """A product in fp32."""
 
     def __init__(self, workload: Gemm, device: DeviceSpec, seed: int) -> None:
-        self._a, self._b = Inputs(device, seed=seed).gemm_operands(workload)
+        self._a, self._b = Inputs(device, seed=seed).operands(workload)
         self._out = torch.empty(workload.m, workload.n)
 
     def run(self) -> None:

@@ -82,7 +82,7 @@ class Bench:
     def sweep(self, **options: object) -> Sweep:
         return Sweep(
             plan=self.plan, run_id="run", spec=A100, timing=TimingOptions(), done=options.pop("done", frozenset()),  # type: ignore[arg-type]
-            connect=self.connect, writer=self, clock=self.clock,
+            connect=self.connect, append=self.append, clock=self.clock,
             on_progress=lambda p: self.progress.append(replace(p)), **options,  # type: ignore[arg-type]
         )  # fmt: skip
 

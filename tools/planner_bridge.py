@@ -33,7 +33,7 @@ _NOT_EXPRESSIBLE = {"Nemotron_3_Nano": "state-space layers", "Nemotron_3_Super":
 _RECIPES = {"BF16": "", "FP8": "tensorwise", "MXFP8": "mxfp8", "NVFP4": "nvfp4"}
 _SHAPE = (
     "hidden", "heads", "kv_heads", "head_dim", "layers", "ffn", "gated", "vocab", "tied", "experts", "top_k", "moe_ffn",
-    "shared_ffn", "dense_layers", "q_rank", "kv_rank", "rope_dim", "value_dim",
+    "shared_ffn", "dense_layers", "expert_groups", "top_groups", "q_rank", "kv_rank", "rope_dim", "value_dim",
 )  # fmt: skip
 
 

@@ -49,7 +49,7 @@ def shelf_profile(slug: str, runs: list[Run], tables: list[TableFile]) -> Profil
         f"models and findings only: the measured rows stay in {package} and are not redistributed; "
         f"quantbench import aiconfigurator --system {tables[0].system} makes runs of them"
     )
-    models = Models((known_model(slug, "bf16", 0),), SoftmaxModel.prior(device), True, AttentionModel.best(device))
+    models = Models((known_model(slug, "bf16", 0),), SoftmaxModel.best(device), True, AttentionModel.best(device))
     sources = tuple(source_of(run, rows=0) for run in runs)
     return Profile(
         device,

@@ -3,18 +3,11 @@
 Entry points: `attention`, `plan_forward` and `plan_backward`, which return an `AttentionPlan`, `heads_side_by_side`.
 Used by `providers.triton_kernels`.
 
-    from quantbench.kernels.attention import attention, plan_forward
-    from quantbench.launch import Tile
-
     o = attention(q, k, v, causal=True)                     # differentiable
-
     work = plan_forward(q, k, v, tile=Tile(128, 128, stages=2, num_warps=8), schedule="overlapped")
-    work.launch                                             # Launch: tile, grid, block, registers, shared memory
-    work.run()                                              # the launch alone; may be captured into a CUDA graph
 
 q: [batch, heads, seq_q, head_dim]; k, v: [batch, kv_heads, seq_k, head_dim], kv_heads a divisor of heads (grouped-query
 attention). fp16 and bf16 use tensor cores, fp32 does not; sums are in fp32. head_dim is any number from 8 to 256.
-`forward.py` and `backward.py` describe the kernels, `menu.py` lists the tiles.
 """
 
 from __future__ import annotations
@@ -34,17 +27,8 @@ from quantbench.kernels.attention.menu import (
     backward_tiles,
     forward_menu,
 )
-from quantbench.kernels.attention.operands import (
-    WHO,
-    Checked,
-    arguments,
-    backend_options,
-    check,
-    contiguous_like,
-    parts,
-    strides,
-)
-from quantbench.kernels.launching import Gpu, Plan, fastest, gpu_of, step
+from quantbench.kernels.attention.operands import WHO, Checked, arguments, backend_options, check, parts, strides
+from quantbench.kernels.launching import Gpu, Plan, fastest, gpu_of, result, step
 
 from quantbench.errors import InputError, require_choice
 from quantbench.launch import Launch, Tile
@@ -105,8 +89,8 @@ def plan_forward(
     work = checked.work
     gpu = gpu_of(q, _INTERPRETED)
     descriptors = _by_descriptors(checked, gpu.capability, operands)
-    out = contiguous_like("out", out, q.shape, q.dtype, q.device)
-    lse = contiguous_like("lse", lse, q.shape[:-1], torch.float32, q.device)
+    out = result(WHO, "out", out, q.shape, q.dtype, q.device)
+    lse = result(WHO, "lse", lse, q.shape[:-1], torch.float32, q.device)
     menu = forward_menu(
         architecture(gpu.capability), work.head_dim, checked.loads(descriptors), fp32=work.dtype == "fp32"
     )
@@ -137,10 +121,7 @@ def plan_backward(
     """
     checked = check(q, k, v, causal, scale, o=o, grad=grad)
     work = checked.work
-    if lse.shape != q.shape[:-1] or lse.dtype != torch.float32 or not lse.is_contiguous() or lse.device != q.device:
-        raise InputError(
-            WHO, f"lse of shape {tuple(lse.shape)} in {lse.dtype} on {lse.device}", "what forward wrote for this q"
-        )
+    result(WHO, "lse", lse, q.shape[:-1], torch.float32, q.device)
     capability = gpu_of(q, _INTERPRETED).capability
     descriptors = _by_descriptors(checked, capability, operands)
     defaults = backward_tiles(

@@ -5,10 +5,8 @@ Entry points: `forward_menu` and `backward_tiles`, which return `Setting` object
 `host`, `operands` and `providers.triton_kernels`.
 
 Every entry compiles for its architecture without spills and within the shared memory of one block (the tests compile
-all of them). The first of each menu is the default. The sets follow published settings. Hopper: blocks of 128 × 128
-with 8 warps for a head_dim of 65 to 128, and of 128 × 64 for others, with FlashAttention-3's overlapped schedule up to
-192. Ampere: FlashAttention-2's 128 rows of q, with blocks of k and v that fit into registers, because its matrix
-instructions read both operands from there.
+all of them). The first of each menu is the default. The sets follow FlashAttention-3 on Hopper (overlapped up to a
+head_dim of 192), and FlashAttention-2 on Ampere, whose matrix instructions read both operands from registers.
 """
 
 from __future__ import annotations
@@ -73,6 +71,10 @@ def _plain(*blocks: tuple[int, int, int, int], schedule: str = "plain") -> tuple
     return tuple(Setting(_tile(*block), schedule) for block in blocks)
 
 
+def _pairs(blocks: Mapping[int, tuple[int, ...]]) -> dict[int, tuple[Tile, Tile]]:
+    return {columns: (_tile(*both[:4]), _tile(*both[4:])) for columns, both in blocks.items()}
+
+
 def _overlapped(*blocks: tuple[int, int, int, int]) -> tuple[Setting, ...]:
     return _plain(*blocks, schedule="overlapped")
 
@@ -125,58 +127,40 @@ _ODD = {
 # fp32 is multiplied without tensor cores and unrolled whole: small blocks. To check with, not to be fast.
 _SCALAR = {64: _plain((32, 32, 4, 1)), 256: _plain((16, 16, 4, 1))}
 
-# Backward: (tile of the kernel for dk and dv, tile of the kernel for dq).
-_BACKWARD_AMPERE = {
-    64: (_tile(16, 128, 8, 2), _tile(128, 64, 8, 2)),
-    96: (_tile(16, 64, 8, 2), _tile(128, 32, 8, 2)),
-    128: (_tile(32, 64, 8, 2), _tile(64, 64, 8, 2)),
-    192: (_tile(32, 32, 8, 2), _tile(64, 32, 8, 2)),
-    256: (_tile(32, 32, 8, 2), _tile(64, 32, 8, 2)),
-}
-_BACKWARD_ADA = _BACKWARD_AMPERE | {
-    128: (_tile(32, 64, 8, 2), _tile(64, 32, 8, 2)),
-    256: (_tile(32, 32, 8, 2), _tile(32, 32, 8, 2)),
-}
-_BACKWARD_HOPPER = {
-    64: (_tile(64, 128, 8, 2), _tile(128, 64, 8, 2)),
-    128: (_tile(32, 128, 8, 2), _tile(128, 64, 8, 2)),
-    256: (_tile(32, 64, 8, 2), _tile(64, 64, 4, 2)),
-}
-_BACKWARD_BLACKWELL = {
-    64: (_tile(64, 64, 8, 2), _tile(128, 64, 8, 2)),
-    96: (_tile(32, 64, 8, 2), _tile(128, 64, 8, 2)),
-    128: (_tile(64, 64, 8, 1), _tile(128, 64, 8, 2)),
-    192: (_tile(32, 64, 8, 1), _tile(64, 64, 8, 2)),
-    256: (_tile(32, 64, 8, 1), _tile(64, 32, 8, 2)),
-}
-_BACKWARD_AMPERE_NARROW = {
-    64: (_tile(32, 32, 8, 2), _tile(64, 64, 8, 2)),
-    96: (_tile(16, 16, 8, 2), _tile(64, 32, 8, 2)),
-    128: (_tile(32, 32, 8, 2), _tile(64, 32, 8, 2)),
-    192: (_tile(16, 16, 8, 2), _tile(32, 32, 8, 2)),
-    256: (_tile(16, 32, 8, 2), _tile(32, 32, 8, 2)),
-}
-_BACKWARD_HOPPER_BY_POINTERS = {
-    96: (_tile(32, 64, 8, 2), _tile(64, 64, 8, 2)),
-    128: (_tile(32, 32, 8, 2), _tile(64, 64, 8, 2)),
-    192: (_tile(16, 64, 8, 2), _tile(64, 32, 8, 2)),
-    256: (_tile(16, 16, 8, 2), _tile(64, 32, 8, 2)),
-}
-_BACKWARD_BLACKWELL_BY_POINTERS = {
-    64: (_tile(32, 64, 8, 2), _tile(64, 64, 8, 2)),
-    96: (_tile(16, 16, 8, 2), _tile(64, 64, 8, 2)),
-    128: (_tile(16, 32, 8, 2), _tile(64, 64, 8, 2)),
-    192: (_tile(16, 16, 8, 2), _tile(64, 64, 8, 2)),
-    256: (_tile(16, 16, 8, 2), _tile(64, 32, 8, 2)),
-}
-_BACKWARD_ODD = {
-    64: (_tile(32, 32, 8, 2), _tile(64, 32, 8, 2)),
-    96: (_tile(16, 16, 8, 2), _tile(64, 32, 8, 2)),
-    128: (_tile(32, 32, 8, 2), _tile(32, 32, 8, 2)),
-    192: (_tile(16, 16, 8, 2), _tile(32, 32, 8, 2)),
-    256: (_tile(32, 32, 8, 2), _tile(32, 32, 8, 2)),
-}
-_BACKWARD_SCALAR = {64: (_tile(32, 16, 8, 1), _tile(32, 16, 8, 1)), 256: (_tile(16, 16, 4, 1), _tile(16, 16, 4, 1))}
+# Backward: blocks of the kernel for dk and dv, then those of the kernel for dq, as above.
+_BACKWARD_AMPERE = _pairs({
+    64: (16, 128, 8, 2, 128, 64, 8, 2), 96: (16, 64, 8, 2, 128, 32, 8, 2), 128: (32, 64, 8, 2, 64, 64, 8, 2),
+    192: (32, 32, 8, 2, 64, 32, 8, 2), 256: (32, 32, 8, 2, 64, 32, 8, 2),
+})  # fmt: skip
+_BACKWARD_ADA = _BACKWARD_AMPERE | _pairs({
+    128: (32, 64, 8, 2, 64, 32, 8, 2), 256: (32, 32, 8, 2, 32, 32, 8, 2),
+})  # fmt: skip
+_BACKWARD_HOPPER = _pairs({
+    64: (64, 128, 8, 2, 128, 64, 8, 2), 128: (32, 128, 8, 2, 128, 64, 8, 2), 256: (32, 64, 8, 2, 64, 64, 4, 2),
+})  # fmt: skip
+_BACKWARD_BLACKWELL = _pairs({
+    64: (64, 64, 8, 2, 128, 64, 8, 2), 96: (32, 64, 8, 2, 128, 64, 8, 2), 128: (64, 64, 8, 1, 128, 64, 8, 2),
+    192: (32, 64, 8, 1, 64, 64, 8, 2), 256: (32, 64, 8, 1, 64, 32, 8, 2),
+})  # fmt: skip
+_BACKWARD_AMPERE_NARROW = _pairs({
+    64: (32, 32, 8, 2, 64, 64, 8, 2), 96: (16, 16, 8, 2, 64, 32, 8, 2), 128: (32, 32, 8, 2, 64, 32, 8, 2),
+    192: (16, 16, 8, 2, 32, 32, 8, 2), 256: (16, 32, 8, 2, 32, 32, 8, 2),
+})  # fmt: skip
+_BACKWARD_HOPPER_BY_POINTERS = _pairs({
+    96: (32, 64, 8, 2, 64, 64, 8, 2), 128: (32, 32, 8, 2, 64, 64, 8, 2), 192: (16, 64, 8, 2, 64, 32, 8, 2),
+    256: (16, 16, 8, 2, 64, 32, 8, 2),
+})  # fmt: skip
+_BACKWARD_BLACKWELL_BY_POINTERS = _pairs({
+    64: (32, 64, 8, 2, 64, 64, 8, 2), 96: (16, 16, 8, 2, 64, 64, 8, 2), 128: (16, 32, 8, 2, 64, 64, 8, 2),
+    192: (16, 16, 8, 2, 64, 64, 8, 2), 256: (16, 16, 8, 2, 64, 32, 8, 2),
+})  # fmt: skip
+_BACKWARD_ODD = _pairs({
+    64: (32, 32, 8, 2, 64, 32, 8, 2), 96: (16, 16, 8, 2, 64, 32, 8, 2), 128: (32, 32, 8, 2, 32, 32, 8, 2),
+    192: (16, 16, 8, 2, 32, 32, 8, 2), 256: (32, 32, 8, 2, 32, 32, 8, 2),
+})  # fmt: skip
+_BACKWARD_SCALAR = _pairs({
+    64: (32, 16, 8, 1, 32, 16, 8, 1), 256: (16, 16, 4, 1, 16, 16, 4, 1),
+})  # fmt: skip
 
 
 # By architecture: forward and backward, each for 16-bit rows that begin at multiples of 16 bytes, and for others by

@@ -1,6 +1,6 @@
 """Validates the operands of attention and builds the kernels' arguments.
 
-Entry points: `check`, which returns a `Checked`; `arguments`, `strides`, `parts`, `contiguous_like`, `backend_options`;
+Entry points: `check`, which returns a `Checked`; `arguments`, `strides`, `parts`, `backend_options`;
 `WHO`, the operation that errors name. Used by `host`; `providers.triton_kernels` uses `too_old`.
 
 Any strides are allowed as long as the elements of a row (head_dim) are contiguous: [batch, heads, seq, head_dim], or
@@ -19,7 +19,7 @@ from quantbench.kernels import launching
 from quantbench.kernels.attention.menu import MAX_HEAD_DIM, MIN_HEAD_DIM, Loads, split_head_dim
 from quantbench.kernels.launching import short
 
-from quantbench.errors import InputError, UnsupportedError
+from quantbench.errors import InputError
 from quantbench.launch import Tile
 from quantbench.workload.dtypes import DTYPES, dtype_name
 from quantbench.workload.ops import Attention
@@ -73,7 +73,8 @@ def check(
         scale = work.head_dim**-0.5
     if not isfinite(scale) or scale <= 0:
         raise InputError(WHO, f"scale = {scale!r}", "a finite number above 0")
-    _check_device(q, work, "grad" in others)
+    kernels = f"{WHO} backward" if "grad" in others else WHO
+    launching.require_support(WHO, "q", q, work.dtype, too_old, lambda _: launching.badly_compiled(kernels))
     strides = [stride for x in tensors.values() for stride in _strides(x)]
     return Checked(
         work=work,
@@ -137,22 +138,6 @@ def backend_options(tile: Tile, dtype: str = "bf16", align: int = 8, causal: boo
     return options | ({"maxnreg": _MAX_REGISTERS} if narrow and not causal and options["num_warps"] <= 8 else {})
 
 
-def contiguous_like(
-    name: str, out: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """Returns `out` after checking shape, dtype, device and strides, or a new tensor if `out` is None."""
-    if out is None:
-        return torch.empty(shape, dtype=dtype, device=device)
-    if out.shape != shape or out.dtype != dtype or out.device != device:
-        raise InputError(
-            WHO, f"{name} of shape {tuple(out.shape)} in {short(out.dtype)} on {out.device}",
-            f"{tuple(shape)} in {short(dtype)} on {device}",
-        )  # fmt: skip
-    if not out.is_contiguous():
-        raise InputError(WHO, f"{name} with strides {tuple(out.stride())}", "a contiguous tensor")
-    return out
-
-
 def _work(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Attention:
     shapes = f"q of shape {tuple(q.shape)}, k of {tuple(k.shape)}, v of {tuple(v.shape)}"
     if not q.dim() == k.dim() == v.dim() == 4:
@@ -171,22 +156,6 @@ def _work(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> At
         batch=q.shape[0], heads=q.shape[1], kv_heads=k.shape[1], seq_q=q.shape[2], seq_k=k.shape[2],
         head_dim=q.shape[3], dtype=dtype_name(q.dtype), causal=causal,
     )  # fmt: skip
-
-
-def _check_device(q: torch.Tensor, work: Attention, backward: bool) -> None:
-    if launching.INTERPRETER:
-        reason = launching.wrong_in_interpreter(work.dtype)
-        if reason is not None:
-            raise UnsupportedError(WHO, reason, "fp16 or fp32 there")
-        return
-    capability = launching.require_cuda(WHO, "q", q)
-    reason = too_old(capability)
-    if reason is not None:
-        raise UnsupportedError(WHO, reason, "a GPU of compute capability 8.0 or newer")
-    launching.require_architecture(WHO, capability)
-    reason = launching.badly_compiled(f"{WHO} backward" if backward else WHO)
-    if reason is not None:
-        raise UnsupportedError(WHO, reason, "a newer triton")
 
 
 def too_old(capability: tuple[int, int]) -> str | None:

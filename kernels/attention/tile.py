@@ -2,16 +2,13 @@
 
 Entry points: `load_rows`, `store_rows`, `multiply_transposed`, `drop`, `head_offset`. Used by `forward` and `backward`.
 
-Triton's tensors have power-of-two sizes, head_dim need not. A row of head_dim elements is held in two parts, MAIN and
-TAIL columns, the first a power of two and the second a power of two or 0: 96 = 64 + 32, 72 = 64 + 8 (held in 16, which
-is the least that a matrix instruction takes), 128 = 128 + 0. Columns past head_dim are filled with zeros and add
-nothing to a dot product, but cost as much as the others: this is attention's *tile quantization* in head_dim.
+Triton's tensors have power-of-two sizes, head_dim need not. A row is held in two parts, MAIN and TAIL columns, the
+first a power of two and the second a power of two or 0: 96 = 64 + 32, 72 = 64 + 8 (held in 16, the least of a matrix
+instruction). Columns past head_dim are zeros that cost as much as the others: *tile quantization* in head_dim.
 
-Two ways to load:
-- tensor descriptors (Hopper and newer): the TMA unit copies a box straight into shared memory and fills what lies
-  outside with zeros. It needs a row start that is a multiple of 16 bytes, so head_dim % 8 == 0 for 16-bit numbers.
-- pointers: any strides. The widest load is the largest power of two that divides every stride and head_dim, and here
-  is the cliff of misaligned head_dim: 108 and 100 load 8 bytes at a time, 150 loads 4.
+Tensor descriptors (Hopper and newer) need rows that start at multiples of 16 bytes. Pointers take any strides; the
+widest load is the largest power of two that divides every stride and head_dim, and here is the cliff of misaligned
+head_dim: 108 and 100 load 8 bytes at a time, 150 loads 4.
 """
 
 # ruff: noqa: N803  (compile-time parameters are written in capitals, as in triton's own kernels)

@@ -156,15 +156,11 @@ def configure(
     # per SM, unless it has an explicit limit. With fragments in shared memory no limit is needed.
     crowded = capability < (9, 0) or operands.gemm.dtype == "fp32" or schedule == "stream_k"
     return Config(
-        schedule=schedule,
-        tile=tile,
-        load_descriptors=load,
-        store_descriptors=store,
+        schedule=schedule, tile=tile, load_descriptors=load, store_descriptors=store,
         subtiles=2 if schedule == "stream_k" or (store and large) else 1,
-        flatten=schedule == "persistent" and load and (large or specialize),
-        warp_specialize=specialize,
+        flatten=schedule == "persistent" and load and (large or specialize), warp_specialize=specialize,
         max_registers=_MAX_REGISTERS if crowded and (tile.num_warps or 0) <= 8 else None,
-    )
+    )  # fmt: skip
 
 
 def complete(tile: Tile, dtype: str, schedule: str, capability: tuple[int, int], aligned: int) -> Tile:
@@ -180,22 +176,13 @@ def constexprs(operands: Operands, config: Config) -> dict[str, Any]:
     """Returns the kernel's compile-time arguments."""
     tile, gemm = config.tile, operands.gemm
     values: dict[str, Any] = {
-        "A_TRANSPOSED": operands.a.transposed,
-        "B_TRANSPOSED": operands.b.transposed,
-        "ALIGN_A": operands.a.align,
-        "ALIGN_B": operands.b.align,
-        "ALIGN_C": operands.c.align,
-        "LOAD_DESCRIPTORS": config.load_descriptors,
-        "STORE_DESCRIPTORS": config.store_descriptors,
-        "BATCHED": gemm.batch > 1,
-        "EVEN_K": gemm.k % (tile.block_k or 1) == 0,
-        "PRECISION": "tf32" if gemm.dtype == "tf32" else "ieee",
-        "BLOCK_M": tile.block_m,
-        "BLOCK_N": tile.block_n,
-        "BLOCK_K": tile.block_k,
-        "GROUP_M": GROUP_M,
+        "A_TRANSPOSED": operands.a.transposed, "B_TRANSPOSED": operands.b.transposed, "ALIGN_A": operands.a.align,
+        "ALIGN_B": operands.b.align, "ALIGN_C": operands.c.align, "LOAD_DESCRIPTORS": config.load_descriptors,
+        "STORE_DESCRIPTORS": config.store_descriptors, "BATCHED": gemm.batch > 1,
+        "EVEN_K": gemm.k % (tile.block_k or 1) == 0, "PRECISION": "tf32" if gemm.dtype == "tf32" else "ieee",
+        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "GROUP_M": GROUP_M,
         "SUBTILES": config.subtiles,
-    }
+    }  # fmt: skip
     if config.schedule in ("data_parallel", "split_k"):
         values["SPLIT_K"] = tile.split_k
     if config.schedule == "persistent":

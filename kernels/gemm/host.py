@@ -1,10 +1,7 @@
 """Runs GEMMs with a user-defined tile and schedule and reports the exact launch.
 
-Entry points: `matmul`; `plan`, which returns a `GemmPlan`; `missing_format`; `check`, `stored`, `stored_in_rows`,
-`descriptor` and `INTERPRETED`. Used by `providers.triton_kernels` and `grouped`.
-
-    from quantbench.kernels.gemm import matmul, plan
-    from quantbench.launch import Tile
+Entry points: `matmul`; `plan`, which returns a `GemmPlan`; `check`, `stored`, `stored_in_rows`, `descriptor` and
+`INTERPRETED`. Used by `providers.triton_kernels` and `grouped`.
 
     c = matmul(a, b, tile=Tile(128, 256), schedule="stream_k")
 
@@ -14,8 +11,6 @@ Entry points: `matmul`; `plan`, which returns a `GemmPlan`; `missing_format`; `c
 
 Operands are stored by rows or by columns, with any leading dimension. Other storage (an inner stride of 2,
 overlapping rows) is refused: it would need a copy, which would be timed.
-
-`kernels.py` describes what each program computes, `menu.py` lists the tiles.
 """
 
 from __future__ import annotations
@@ -49,9 +44,6 @@ from quantbench.quantization import cdiv, quantize
 from quantbench.workload.dtypes import dtype_name
 from quantbench.workload.ops import Gemm
 
-#: First compute capability whose tensor cores support a dtype. Sources: NVIDIA A100 whitepaper 2020 (bf16, tf32),
-#: Ada whitepaper 2022 (fp8).
-FIRST_CAPABILITY = {"bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9)}
 KERNELS = {
     "data_parallel": gemm_kernels.gemm_data_parallel,
     "split_k": gemm_kernels.gemm_data_parallel,
@@ -239,21 +231,12 @@ def check(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, tf32: bool
     shape = (*a.shape[:-1], gemm.n)
     dtype = TORCH_DTYPES[gemm.output_dtype]
     if out is not None:
-        _check_out(out, shape, dtype, a.device)
-    _check_device(a, gemm.dtype)
+        launching.require_like(WHO, "out", out, shape, dtype, a.device)
+        stored_in_rows(out)
+    launching.require_support(WHO, "operands", a, gemm.dtype, lambda c: launching.missing_format(gemm.dtype, c))
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=a.device)
     return Operands(gemm, stored_a, stored_b, stored_in_rows(out)), out
-
-
-def _check_out(out: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-    if tuple(out.shape) != shape:
-        raise InputError(WHO, f"out of shape {tuple(out.shape)}", f"{shape}")
-    if out.dtype != dtype:
-        raise InputError(WHO, f"out in {short(out.dtype)}", f"{short(dtype)}, the format of this product")
-    if out.device != device:
-        raise InputError(WHO, f"out on {out.device}", f"{device}, where a and b are")
-    stored_in_rows(out)
 
 
 def _gemm(a: torch.Tensor, b: torch.Tensor, tf32: bool) -> Gemm:
@@ -278,30 +261,6 @@ def _gemm(a: torch.Tensor, b: torch.Tensor, tf32: bool) -> Gemm:
         dtype = "tf32"
     batch = a.shape[0] if a.dim() == 3 else 1
     return Gemm(m=a.shape[-2], n=b.shape[-1], k=a.shape[-1], batch=batch, dtype=dtype)
-
-
-def _check_device(a: torch.Tensor, dtype: str) -> None:
-    if launching.INTERPRETER:
-        reason = launching.wrong_in_interpreter(dtype)
-        if reason is not None:
-            raise UnsupportedError(WHO, reason, "fp16 or fp32 there")
-        return
-    capability = launching.require_cuda(WHO, "operands", a)
-    launching.require_architecture(WHO, capability)
-    missing = missing_format(dtype, capability)
-    if missing is not None:
-        raise UnsupportedError(WHO, missing, "a format that it has, or a newer GPU")
-
-
-def missing_format(dtype: str, capability: tuple[int, int]) -> str | None:
-    """Returns why tensor cores of this compute capability do not support a dtype, or None.
-
-    >>> missing_format("fp8", (8, 0))
-    'sm_80 has no fp8 products'
-    """
-    if capability >= FIRST_CAPABILITY.get(dtype, (0, 0)):
-        return None
-    return f"sm_{capability[0]}{capability[1]} has no {dtype} products"
 
 
 def stored(name: str, x: torch.Tensor) -> Matrix:

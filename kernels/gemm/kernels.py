@@ -3,31 +3,23 @@
 Entry points: the kernels `gemm_data_parallel`, `gemm_add_parts`, `gemm_persistent`, `gemm_stream_k`; the functions of
 one tile `tile_position`, `known_multiple`, `accumulate`, `load_box`, `store_tile`. Used by `host` and `grouped`.
 
-c[m, n] = sum over k of a[m, k] · b[k, n], for `batch` independent products, summed in fp32.
-
-Tiling: c is cut into tiles of BLOCK_M × BLOCK_N. A *program* (one thread block) computes a tile by walking the
-reduction in steps of BLOCK_K: it loads BLOCK_M × BLOCK_K of a and BLOCK_K × BLOCK_N of b and feeds the tensor cores. A
-tile at the lower or right edge that hangs over m or n takes as long as a full one: *tile quantization*.
-
-The kernels differ in how tiles are assigned to programs, which determines the cliffs:
+c[m, n] = sum over k of a[m, k] · b[k, n], for `batch` independent products, summed in fp32. c is cut into tiles of
+BLOCK_M × BLOCK_N; a *program* (one thread block) computes a tile in steps of BLOCK_K along the reduction. A tile that
+hangs over m or n takes as long as a full one: *tile quantization*. The kernels differ in how tiles are assigned to
+programs, which determines the cliffs:
 
 - `gemm_data_parallel`: one program per tile. The device holds sm_count × blocks_per_sm programs at a time, a *wave*;
   the last wave takes as long as a full one however few tiles it has: *wave quantization*. With SPLIT_K > 1 the
   reduction of each tile is shared by SPLIT_K programs; more, shorter programs fill a device that m × n alone cannot.
-- `gemm_persistent`: exactly one wave of programs, each of which computes tile after tile. The cliff stays (some
-  programs compute one tile more than others), the cost of starting programs goes, and on Hopper the loads of the next
-  tile run while the last one is written.
-- `gemm_stream_k`: one wave of programs that share the reduction *steps* of the tiles of the ragged end evenly, so that
-  a program may begin or end in the middle of a tile (Osama et al., "Stream-K", PPoPP 2023). This flattens the cliff
-  and pays for it with partial tiles that one program writes and another adds up.
+- `gemm_persistent`: exactly one wave of programs, each of which computes tile after tile. The cliff stays, the cost of
+  starting programs goes, and on Hopper the loads of the next tile run while the last one is written.
+- `gemm_stream_k`: one wave of programs that share the reduction *steps* of the tiles of the ragged end evenly (Osama et
+  al., "Stream-K", PPoPP 2023). This flattens the cliff and pays with partial tiles that one program writes and another
+  adds up.
 
-Storage: `lda`, `ldb`, `ldc` are leading dimensions in elements as in BLAS, row-major: a row of a is k elements long and
-lda apart from the next. A_TRANSPOSED means that a is stored k × m, B_TRANSPOSED that b is stored n × k.
-
-How operands arrive: by pointers on any GPU (cp.async into shared memory from sm_80 on), or by tensor descriptors on
-Hopper and newer, where the TMA unit copies whole boxes into shared memory in the layout that wgmma reads.
-
-The functions of one tile come first (`tile_position`, `accumulate`, `store_tile`), the three kernels after them.
+`lda`, `ldb`, `ldc` are leading dimensions in elements as in BLAS, row-major. A_TRANSPOSED means that a is stored k × m,
+B_TRANSPOSED that b is stored n × k. Operands arrive by pointers on any GPU, or by tensor descriptors on Hopper and
+newer, where the TMA unit copies whole boxes into shared memory in the layout that wgmma reads.
 """
 
 # ruff: noqa: N803, N806  (compile-time parameters are written in capitals, as in triton's own kernels)

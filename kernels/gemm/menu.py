@@ -3,13 +3,8 @@
 Entry points: `tiles`, `pick`, `architecture`, `SCHEDULES`. Used by `config`, `host` and `grouped`.
 
 Each tile of a menu compiles for its architecture with every schedule and layout without spills and within the shared
-memory of one block (the tests compile all of them). Sizes in the tables are for 16-bit operands. The sets follow
-published settings: on Ampere 128×256×32 and 128×128×32 (triton's matmul tutorial), on Hopper and Blackwell 128×256×64
-with 8 warps and 3 to 4 stages (its persistent matmul tutorial), and smaller tiles for GEMMs that would not fill the
-device.
-
-No tile is best everywhere: a large tile reads less per multiplication, a small one wastes less at the edges and in the
-last wave.
+memory of one block (the tests compile all of them). The sets follow triton's matmul tutorials: on Ampere 128×256×32 and
+128×128×32, on Hopper and Blackwell 128×256×64 with 8 warps, and smaller tiles for GEMMs that would not fill the device.
 """
 
 from __future__ import annotations

@@ -11,15 +11,6 @@ from quantbench.advice.neighbours import Neighbour
 from quantbench.advice.space import Repair, Space, repaired
 
 __all__ = [
-    "Advice",
-    "Advised",
-    "EdgeWaste",
-    "Neighbour",
-    "OpCost",
-    "Repair",
-    "ShapeCost",
-    "Space",
-    "Unmeasured",
-    "advise",
+    "Advice", "Advised", "EdgeWaste", "Neighbour", "OpCost", "Repair", "ShapeCost", "Space", "Unmeasured", "advise",
     "repaired",
-]
+]  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quantbench.advice.advise import Advice, Advised
-from quantbench.advice.cost import LOWER_BOUND, EdgeWaste, OpCost, ShapeCost
+from quantbench.advice.cost import LOWER_BOUND, OpCost, ShapeCost
 from quantbench.junit import Case, write_suite
 from quantbench.latency.estimate import Estimate
 from quantbench.sweep.shape_file import Gain, NamedShape
@@ -62,16 +62,11 @@ def named_shapes(advice: Advice) -> tuple[NamedShape, ...]:
 def _totals(cost: ShapeCost) -> dict[str, Any]:
     hours = cost.gpu_hours_per_trillion_tokens
     return {
-        **_latency(cost.latency),
-        "tflops": cost.tflops,
-        "gpu_hours_per_trillion_tokens": hours(cost.latency.latency_us),
-        "gpu_hours_note": LOWER_BOUND,
-        "waste_us": cost.waste_us,
-        "waste_low_us": cost.waste_low_us,
-        "waste_high_us": cost.waste_high_us,
-        "waste_share": cost.waste_share,
-        "waste_gpu_hours_per_trillion_tokens": hours(cost.waste_us),
-    }
+        **_latency(cost.latency), "tflops": cost.tflops,
+        "gpu_hours_per_trillion_tokens": hours(cost.latency.latency_us), "gpu_hours_note": LOWER_BOUND,
+        "waste_us": cost.waste_us, "waste_low_us": cost.waste_low_us, "waste_high_us": cost.waste_high_us,
+        "waste_share": cost.waste_share, "waste_gpu_hours_per_trillion_tokens": hours(cost.waste_us),
+    }  # fmt: skip
 
 
 def _latency(latency: Estimate) -> dict[str, float]:
@@ -90,18 +85,17 @@ def _op_to_json(cost: OpCost, whole: ShapeCost) -> dict[str, Any]:
         "quantization": None if cost.quantization is None else asdict(cost.quantization),
         "waste_us": cost.waste_us,
         "waste_gpu_hours_per_trillion_tokens": whole.gpu_hours_per_trillion_tokens(cost.waste_us),
-        "edges": [_finding_to_json(finding) for finding in cost.findings],
-    }
-
-
-def _finding_to_json(finding: EdgeWaste) -> dict[str, Any]:
-    return {
-        "kind": finding.edge.kind,
-        "reason": finding.edge.words,
-        "before": workload_to_json(finding.edge.before),
-        "waste_us": finding.waste_us,
-        "waste_low_us": finding.low_us,
-        "waste_high_us": finding.high_us,
+        "edges": [
+            {
+                "kind": one.edge.kind,
+                "reason": one.edge.words,
+                "before": workload_to_json(one.edge.before),
+                "waste_us": one.waste_us,
+                "waste_low_us": one.low_us,
+                "waste_high_us": one.high_us,
+            }
+            for one in cost.findings
+        ],
     }
 
 

@@ -50,18 +50,16 @@ def tile_in_use(spec: DeviceSpec, dtype: str, launch: Launch | None) -> TileInUs
     dtype: data type of the GEMM. The assumed tile runs in waves only if measurements of this GPU or its family show it.
     """
     one_core = spec.kind == "cpu"
+    sm_count = 1 if one_core else spec.sm_count
     if launch is None or launch.tile is None:
         assumed = assumed_tile(spec)
-        at_a_time = 1 if one_core else spec.sm_count * assumed.blocks_per_sm
-        words = f"{assumed.tile} tile (assumed)" + ("" if one_core else f" on {spec.sm_count} SMs")
+        per_sm = 1 if one_core else assumed.blocks_per_sm
+        words = f"{assumed.tile} tile (assumed)" + ("" if one_core else f" on {sm_count} SMs")
         waves = not one_core and known_in_waves(spec, dtype)
-        return TileInUse(
-            assumed.tile, at_a_time, "assumed", words, waves, assumed.blocks_per_sm if waves else None
-        )  # fmt: skip
-    resident = 1 if one_core else spec.sm_count * (launch.blocks_per_sm or 1)
-    words = tile_words(launch.tile, resident, 1 if one_core else spec.sm_count)
-    per_sm = None if one_core else launch.blocks_per_sm
-    return TileInUse(launch.tile, resident, "launch", words, not one_core, per_sm)
+        return TileInUse(assumed.tile, sm_count * per_sm, "assumed", words, waves, per_sm if waves else None)
+    resident = 1 if one_core else sm_count * (launch.blocks_per_sm or 1)
+    words = tile_words(launch.tile, resident, sm_count)
+    return TileInUse(launch.tile, resident, "launch", words, not one_core, None if one_core else launch.blocks_per_sm)
 
 
 def tile_words(tile: Tile, resident_blocks: int, sm_count: int | None) -> str:
@@ -153,11 +151,7 @@ _WORTH_SAYING = 0.01
 
 @dataclass(frozen=True)
 class IdleReason:
-    """A reason why a workload runs below peak.
-
-    kind: a kind of `quantization.IdleShare`, or `alignment`.
-    words: description, with the idle share if known.
-    """
+    """A reason why a workload runs below peak. kind: one of `quantization.IdleShare`, or `alignment`."""
 
     kind: str
     words: str

@@ -6,27 +6,24 @@ Entry points: `check_run`, which returns a `Check`, used by the commands `check`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from itertools import chain
+from functools import partial
+from itertools import pairwise
 from math import log, sqrt
 
 import numpy as np
 
-from quantbench.analysis.blocks import TileInUse
 from quantbench.analysis.cliffs import Cliff, CommonCliff, common_cliffs, find_cliffs, useful_work
 from quantbench.analysis.curves import (
     Curve,
-    Family,
     FittedCurve,
     axes_of,
-    curve_family,
     curves_of,
     fit_curves,
     repeatability,
 )
-from quantbench.analysis.expert_padding import padding_lines
+from quantbench.analysis.experts import padding_lines
 from quantbench.analysis.kernel_waves import KernelWaves, kernel_waves
 from quantbench.analysis.periods import Period, TileOf, find_periods, tile_finder
 from quantbench.analysis.rule_pairs import Material
@@ -55,6 +52,7 @@ class Check:
     rules: one verdict per rule of thumb.
     padding: one line per provider that ran grouped GEMMs, on the rows that it pads.
     kernels: tile and wave edges of named kernels, from all points whether or not they form curves.
+    tile_of: function from a point of the run to its tile; None if the steps contradict the assumed tile.
     """
 
     run: Run
@@ -68,21 +66,13 @@ class Check:
     periods: tuple[Period, ...]
     rules: tuple[Verdict, ...]
     kernels: tuple[KernelWaves, ...]
-    padding: tuple[str, ...] = ()
-
-    def tile_of(self, point: Point) -> TileInUse | None:
-        """Returns the tile that computes a point of the run; None if the steps contradict the assumed tile."""
-        return self._tiles(curve_family(point))(point)
-
-    @cached_property
-    def _tiles(self) -> Callable[[Family], TileOf]:
-        return tile_finder(self.run.info.device, self.periods)
+    padding: tuple[str, ...]
+    tile_of: TileOf
 
     @property
     def period(self) -> Period | None:
         """The period that explains most of the variation, a clear one if there is any; None without periods."""
-        order = sorted(self.periods, key=lambda p: (not p.clear, -p.recovered.explained))
-        return order[0] if order else None
+        return min(self.periods, key=lambda p: (not p.clear, -p.recovered.explained), default=None)
 
 
 def check_run(
@@ -96,27 +86,21 @@ def check_run(
     spec = run.info.device
     points = points_of(run.records, spec) if points is None else points
     curves = {axis: curves_of(points, axis) for axis in axes_of(points)}
-    fitted = fit_curves(list(chain.from_iterable(curves.values())), repeatability(run.records))
+    fitted = fit_all(points, repeatability(run.records))
     periods = find_periods(fitted, spec, blind=blind)
     jumps = find_cliffs(fitted, spec, periods)
     explained_by = {period.family: period.chosen for period in periods if period.chosen is not None}
-    tile_of_family = tile_finder(spec, periods)
-    material = Material(points, fitted, spec, tile_of_family)
+    tile_of = tile_finder(spec, periods)
     shown = [one for one in fitted if one.curve.close_gaps]
     return Check(
-        run=run,
-        num_points=len(points),
-        curves=curves,
-        num_curves=len(shown),
+        run=run, num_points=len(points), curves=curves, num_curves=len(shown),
         noise=median(np.concatenate([one.sigma for one in shown])) if shown else None,
         cliffs=tuple(cliff for cliff in jumps if cliff.ratio > 1),
         falls=tuple(cliff for cliff in jumps if cliff.ratio < 1),
-        common=common_cliffs(fitted, jumps, spec, explained_by),
-        periods=periods,
-        rules=judge_all(material, rules),
-        kernels=kernel_waves(points, spec),
-        padding=padding_lines(points, lambda point: tile_of_family(curve_family(point))(point)),
-    )
+        common=common_cliffs(fitted, jumps, spec, explained_by), periods=periods,
+        rules=judge_all(Material(points, fitted, spec, tile_of), rules), kernels=kernel_waves(points, spec),
+        padding=padding_lines(points, tile_of), tile_of=tile_of,
+    )  # fmt: skip
 
 
 def fit_all(points: Sequence[Point], between: float) -> tuple[FittedCurve, ...]:
@@ -143,27 +127,19 @@ def find_gaps(records: Sequence[Record], spec: DeviceSpec) -> tuple[PlacedGap, .
     cliffs = {(id(cliff.before), cliff.axis): log(cliff.ratio) for cliff in find_cliffs(fitted, spec, ())}
     found: list[tuple[float, PlacedGap]] = []
     for one in fitted:
-        close = set(one.curve.close_gaps)
-        for i, before in enumerate(one.curve.points[:-1]):
-            height = cliffs.get((id(before), one.curve.axis), 0.0) if i in close else _loss(one, i)
+        curve, close = one.curve, set(one.curve.close_gaps)
+        for i, (before, after) in enumerate(pairwise(curve.points)):
+            if i in close:
+                height = cliffs.get((id(before), curve.axis), 0.0)
+            else:  # the drop of the rate, if it is significant
+                work_ratio = useful_work(before.workload) / useful_work(after.workload)
+                height = log(after.latency_us / before.latency_us * work_ratio)
+                height *= height > _SURE * sqrt(one.sigma[i] ** 2 + one.sigma[i + 1] ** 2)
             if height >= _SMALLEST:
-                found.append((height, _placed(one, i)))
+                gap = Gap(
+                    curve.sizes[i], curve.sizes[i + 1], before.latency_us, after.latency_us, float(one.fit.trend[i]),
+                    float(max(one.sigma[i : i + 2])), grain_of(curve.axis.replace("_", "-")),
+                )  # fmt: skip
+                found.append((height, PlacedGap(gap, curve.axis, dict(curve.held), curve.op, curve.provider)))
     found.sort(key=lambda pair: -pair[0])
     return tuple(placed for _, placed in found[:_MOST_GAPS])
-
-
-def _loss(one: FittedCurve, i: int) -> float:
-    """Returns the log drop of the rate over a wide gap; 0 if not significant."""
-    before, after = one.curve.points[i], one.curve.points[i + 1]
-    loss = log(after.latency_us / before.latency_us * useful_work(before.workload) / useful_work(after.workload))
-    return loss if loss > _SURE * sqrt(one.sigma[i] ** 2 + one.sigma[i + 1] ** 2) else 0.0
-
-
-def _placed(one: FittedCurve, i: int) -> PlacedGap:
-    curve = one.curve
-    before, after = curve.points[i], curve.points[i + 1]
-    gap = Gap(
-        curve.sizes[i], curve.sizes[i + 1], before.latency_us, after.latency_us, float(one.fit.trend[i]),
-        float(max(one.sigma[i], one.sigma[i + 1])), grain_of(curve.axis.replace("_", "-")),
-    )  # fmt: skip
-    return PlacedGap(gap, curve.axis, dict(curve.held), curve.op, curve.provider)

@@ -4,10 +4,8 @@ Entry points: `find_cliffs` (single curves), `common_cliffs` (medians over many 
 `CommonCliff` with their `Cause`; `useful_work`. Used by `check` and `rule_pairs`; `report` and `profile.build` use the
 results. (The latency models have cliffs of their own in `latency.gemm.cliffs`.)
 
-One time per shape is too noisy to show small steps on one curve, but the median over many curves does. `common_cliffs`
-therefore includes every compute-bound curve that has both sizes, with or without a cliff of its own there. `cause_of`
-checks, in this order: lower clock, changed kernel, lost alignment, more waves or tiles, padding, working set beyond the
-cache. The first that applies is the cause; clock, waves, tiles and padding must explain at least half of the step.
+`cause_of` checks, in this order: lower clock, changed kernel, lost alignment, more waves or tiles, padding, working set
+beyond the cache. The first that applies is the cause; clock, waves, tiles and padding must explain half of the step.
 """
 
 from __future__ import annotations
@@ -18,14 +16,7 @@ from math import exp, log
 
 import numpy as np
 
-from quantbench.analysis.blocks import (
-    TileInUse,
-    compute_bound,
-    num_blocks,
-    padded,
-    parts_to_fill,
-    row_alignment_bytes,
-)
+from quantbench.analysis.blocks import TileInUse, compute_bound, num_blocks, padded, parts_to_fill, row_alignment_bytes
 from quantbench.analysis.curves import Curve, Family, FittedCurve
 from quantbench.analysis.periods import Period, TileOf, tile_finder
 from quantbench.analysis.staircase import Explanation
@@ -72,11 +63,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class CurveStep:
-    """A step between points `index` and `index + 1` of a curve.
-
-    points: points of the curve, by ascending size.
-    log_jump: rise of the log time over the gap, beyond the trend.
-    """
+    """A step between `index` and `index + 1` of a curve's points. log_jump: rise of the log time beyond the trend."""
 
     points: Sequence[Point]
     index: int
@@ -103,12 +90,19 @@ def cause_of(step: CurveStep, spec: DeviceSpec, tile_of: TileOf) -> Cause:
         or _padding(step)
         or _memory(step, spec)
     )
-    if found is None and step.after.provider in UNPADDED:
+    if found is not None:
+        return found
+    if step.after.provider in UNPADDED:
         words = "products of the experts one after the other, whose waves are not shared"
-        return Cause("unexplained", words, evidence)
-    if found is None and isinstance(step.after.workload, Softmax) and not (new and new.identified):
-        return Cause("unexplained", "no tile of the softmax kernel is known", evidence)
-    return found or Cause("unexplained", _nothing_fits(old, new), evidence)
+    elif isinstance(step.after.workload, Softmax) and not (new and new.identified):
+        words = "no tile of the softmax kernel is known"
+    elif old is None or new is None:
+        words = "no kernel name was recorded, and no single tile explains the steps of this run"
+    elif evidence == "identity":
+        words = "same kernel on both sides; no edge of its tile is large enough to explain it"
+    else:
+        words = f"no edge of a {new.words} is large enough to explain it"
+    return Cause("unexplained", words, evidence)
 
 
 def _tiles(step: CurveStep, tile_of: TileOf) -> tuple[TileInUse | None, TileInUse | None]:
@@ -143,7 +137,7 @@ def _kernel_change(step: CurveStep) -> Cause | None:
         return None
     words = kernel_change_words(old, new)
     misaligned = _misaligned(step, (16,))  # below 16 bytes libraries must change kernel; below 128 they need not
-    return Cause("kernel change", f"{words}, as {misaligned.words}" if misaligned else words, "identity")
+    return Cause("kernel change", f"{words}, as {misaligned[1]}" if misaligned else words, "identity")
 
 
 def _work_of(launch: Launch) -> tuple[int, int, int] | None:
@@ -151,16 +145,9 @@ def _work_of(launch: Launch) -> tuple[int, int, int] | None:
     return None if tile is None else (tile.block_m, tile.block_n, tile.split_k)
 
 
-@dataclass(frozen=True)
-class _Misaligned:
-    """Loss of the alignment to needed_bytes across a step. words: description."""
-
-    needed_bytes: int
-    words: str
-
-
-def _misaligned(step: CurveStep, limits: Sequence[int] = (16, 128)) -> _Misaligned | None:
-    """Returns how row alignment falls below one of `limits` (bytes) at a step up, or rises at a step down."""
+def _misaligned(step: CurveStep, limits: Sequence[int] = (16, 128)) -> tuple[int, str] | None:
+    """Returns the first of `limits` (bytes) that row alignment falls below at a step up, or rises to at a step down,
+    with a description."""
     aligned, other = (step.before, step.after) if step.log_jump > 0 else (step.after, step.before)
     whole, broken = row_alignment_bytes(aligned.workload), row_alignment_bytes(other.workload)
     if whole is None or broken is None or broken >= whole:
@@ -168,7 +155,7 @@ def _misaligned(step: CurveStep, limits: Sequence[int] = (16, 128)) -> _Misalign
     for needed in limits:
         if broken < needed <= whole:
             verb = "are" if step.log_jump > 0 else "were"
-            return _Misaligned(needed, alignment_words(broken, needed, verb=verb))
+            return needed, alignment_words(broken, needed, verb=verb)
     return None
 
 
@@ -178,15 +165,12 @@ def _alignment(step: CurveStep, tile_of: TileOf) -> Cause | None:
         return None
     back = _came_back(step, tile_of)
     if back is None:  # no later point to compare: 16 bytes matter to every kernel, 128 to few
-        back = misaligned.needed_bytes == 16
-    return Cause("alignment", misaligned.words, "arithmetic") if back else None
+        back = misaligned[0] == 16
+    return Cause("alignment", misaligned[1], "arithmetic") if back else None
 
 
 def _came_back(step: CurveStep, tile_of: TileOf) -> bool | None:
-    """Returns whether the time drops back at a later point with restored alignment and as many waves.
-
-    None if there is no such point nearby.
-    """
+    """Returns whether the time drops back at a near point with restored alignment and as many waves; None without."""
     if step.log_jump < 0:
         return None
     whole, waves = row_alignment_bytes(step.before.workload), _waves(step.after, tile_of)
@@ -225,10 +209,8 @@ def _more_blocks(step: CurveStep, old: TileInUse, new: TileInUse, evidence: str)
 
 
 def _cut_to_fill(step: CurveStep, before: int, after: int, used: TileInUse) -> Cause | None:
-    """Returns the wave edge of split tiles: below half a wave libraries split tiles to use more SMs.
-
-    The parts may need a second wave where whole tiles would not. docs/choosing-shapes.md shows measured steps.
-    """
+    """Returns the wave edge of split tiles: below half a wave libraries split tiles to use more SMs. The parts may need
+    a second wave where whole tiles would not. docs/choosing-shapes.md shows measured steps."""
     parts = parts_to_fill(min(before, after), used.resident_blocks)
     if used.source != "steps" or not used.waves or parts == 1:
         return None
@@ -257,14 +239,6 @@ def _memory(step: CurveStep, spec: DeviceSpec) -> Cause | None:
         return None
     words = f"the working set passes {size(large)}, the last-level cache holds {size(spec.l2_bytes)}"
     return Cause("memory boundary", words, "arithmetic")
-
-
-def _nothing_fits(old: TileInUse | None, new: TileInUse | None) -> str:
-    if old is None or new is None:
-        return "no kernel name was recorded, and no single tile explains the steps of this run"
-    if old.identified and new.identified:
-        return "same kernel on both sides; no edge of its tile is large enough to explain it"
-    return f"no edge of a {new.words} is large enough to explain it"
 
 
 # Smallest jump (log time) that is called a cliff, at any noise.
@@ -321,20 +295,15 @@ def find_cliffs(fitted: Iterable[FittedCurve], spec: DeviceSpec, periods: Sequen
 
     periods: tile and waves recovered per curve family, for points without a recorded kernel.
     """
-    tile_of_family = tile_finder(spec, periods)
-    found = []
-    for one in fitted:
-        tile_of = tile_of_family(one.curve.family)
-        found += [_cliff(one, b, spec, tile_of) for b in one.fit.breaks if _counts(one, b)]
+    tile_of = tile_finder(spec, periods)
+    found = [_cliff(one, b, spec, tile_of) for one in fitted for b in one.fit.breaks if _counts(one, b)]
     return tuple(sorted(found, key=lambda cliff: -abs(log(cliff.ratio))))
 
 
 def _counts(one: FittedCurve, found: Break) -> bool:
     """Returns whether a break is a cliff: large, significant, between close sizes, and steeper than the work grows."""
     i, jump = found.index, found.log_jump
-    if abs(jump) < SMALLEST_CLIFF or abs(jump) < _SURE * found.standard_error:
-        return False
-    if i not in one.curve.close_gaps:
+    if abs(jump) < max(SMALLEST_CLIFF, _SURE * found.standard_error) or i not in one.curve.close_gaps:
         return False
     return jump < 0 or bool(one.fit.levels[i + 1] - one.fit.levels[i] > log(_growth(one.curve, i)))
 
@@ -408,10 +377,7 @@ class CommonCliff:
 
 
 def common_cliffs(
-    fitted: Iterable[FittedCurve],
-    cliffs: Sequence[Cliff],
-    spec: DeviceSpec,
-    explained_by: dict[Family, Explanation],
+    fitted: Iterable[FittedCurve], cliffs: Sequence[Cliff], spec: DeviceSpec, explained_by: dict[Family, Explanation]
 ) -> tuple[CommonCliff, ...]:
     """Finds sizes after which the median jump over eight or more curves is significant and at least 3 %, largest first.
 
@@ -441,11 +407,10 @@ def common_cliffs(
 
 def _steps(one: FittedCurve, i: int, explanation: Explanation) -> bool | None:
     """Returns whether point i + 1 needs more waves than point i."""
-    blocks = [num_blocks(point.workload, explanation.tile) for point in one.curve.points[i : i + 2]]
-    if None in blocks:
+    before, after = (num_blocks(point.workload, explanation.tile) for point in one.curve.points[i : i + 2])
+    if before is None or after is None:
         return None
-    before, after = (cdiv(count or 0, explanation.resident_blocks) for count in blocks)
-    return after > before
+    return cdiv(after, explanation.resident_blocks) > cdiv(before, explanation.resident_blocks)
 
 
 def _common(

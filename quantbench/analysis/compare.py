@@ -5,10 +5,8 @@ texts `VERDICTS`, `METHOD` and `FIGURES_METHOD`. Used by the command `compare`, 
 the result.
 
 A point is slower or faster if a rank test on the raw samples (single times: a log-normal test) rejects a change within
-the tolerance, after Holm's correction over all points: unchanged runs yield a false claim in at most 5 % of
-comparisons. (Holm rather than a false discovery rate, because one false regression already fails a build.) The
-tolerance is the user's margin, or the change that the reference point's noise explains, if that is larger. "Same" means
-that the 95 % interval of the ratio lies within the tolerance.
+the tolerance, after Holm's correction over all points: a single false regression fails a build. The tolerance is the
+user's margin or the noise of the reference point, whichever is larger. "Same": the 95 % interval lies within it.
 """
 
 from __future__ import annotations
@@ -325,31 +323,23 @@ def _measurement(record: Record) -> Measurement:
     return record.outcome.measurement
 
 
-def _samples(record: Record) -> tuple[float, ...]:
-    return _measurement(record).samples_us
-
-
-def _single(pair: Matched) -> bool:
-    return len(_samples(pair.a)) == 1 or len(_samples(pair.b)) == 1
-
-
 def _test(pair: Matched, tolerance: float, noise: float | None) -> RatioTest:
-    a, b = _samples(pair.a), _samples(pair.b)
-    if _single(pair):
-        if noise is None:
-            return RatioTest(typical_us(b) / typical_us(a), None, None, 1.0)
-        return figure_test(a, b, tolerance, noise)
-    return rank_test(a, b, tolerance)
+    a, b = (_measurement(record).samples_us for record in (pair.a, pair.b))
+    if min(len(a), len(b)) > 1:
+        return rank_test(a, b, tolerance)
+    if noise is None:
+        return RatioTest(typical_us(b) / typical_us(a), None, None, 1.0)
+    return figure_test(a, b, tolerance, noise)
 
 
 def _compared(pair: Matched, test: RatioTest, p: float, tolerance: float) -> Compared:
-    a, b = _samples(pair.a), _samples(pair.b)
+    one, two = _measurement(pair.a), _measurement(pair.b)
+    a, b = one.samples_us, two.samples_us
     why = _kernel_change(pair)
-    modes = {_measurement(record).mode for record in (pair.a, pair.b)} - {"unknown"}
-    if len(modes) > 1:
-        verdict, why = "unclear", _MODES.format(*(_measurement(record).mode for record in (pair.a, pair.b)))
+    if one.mode != two.mode and "unknown" not in (one.mode, two.mode):
+        verdict, why = "unclear", _MODES.format(one.mode, two.mode)
     elif test.low is None or test.high is None:
-        verdict, why = "unclear", _SINGLE if _single(pair) else _FEW.format(len(a), len(b))
+        verdict, why = "unclear", _SINGLE if min(len(a), len(b)) == 1 else _FEW.format(len(a), len(b))
     elif p < 1 - CONFIDENCE:
         verdict = "slower" if test.ratio > 1 else "faster"
     elif 1 / (1 + tolerance) <= test.low and test.high <= 1 + tolerance:
@@ -368,10 +358,9 @@ def _kernel_change(pair: Matched) -> str:
 
 def _why_none(a: Run, b: Run, options: CompareOptions) -> str:
     for name, run in (("A", a), ("B", b)):
-        if not any(isinstance(r.outcome, Measured) for r in run.records):
-            return f"run {name} has no measured point"
-        if not any(isinstance(r.outcome, Measured) and r.outcome.grade.letter != "rejected" for r in run.records):
-            return f"every point of run {name} was rejected"
+        if not any(map(_counts, run.records)):
+            measured = any(isinstance(r.outcome, Measured) for r in run.records)
+            return f"every point of run {name} was rejected" if measured else f"run {name} has no measured point"
     timing = [d for d in differences(a, b) if d.name.startswith("timing.")]
     if options.by == "key" and timing:
         return "they are timed differently: " + ", ".join(f"{d.name[7:]} {d.a} → {d.b}" for d in timing)

@@ -4,10 +4,9 @@ Entry points: `curves_of`, which returns `Curve` objects; `fit_curves`, which re
 `curve_family`, which returns a `Family`; `repeatability`, `axes_of`; the constants `COARSE`, `LEAST_ERROR` and
 `MEDIAN_FACTOR`. Used by the other modules of this package, by `report` and by tools.
 
-The standard error of a point's log time (`standard_errors`) has three parts: the error of the median from its own
-samples; the scatter between points beyond the samples (memory placement, clock), estimated from the repeated reference
-point (`repeatability`); and, for tables with one time per point, the scatter between nearly equal sizes. If the fits of
-a family scatter more than expected, its standard errors are scaled up to match.
+The standard error of a point's log time has three parts: the error of the median from its own samples; the scatter
+between points (`repeatability` of the reference point); and, for single times, the scatter between nearly equal sizes.
+If the fits of a family scatter more than expected, its standard errors are scaled up to match.
 """
 
 from __future__ import annotations
@@ -109,13 +108,8 @@ def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[C
         if size is None:
             continue
         held = tuple([item for item in point.axes.items() if item[0] != axis])
-        key = (*curve_family(point), held, point.mode)
-        group = groups.get(key)
-        if group is None:
-            groups[key] = {size: point}
-            continue
-        seen = group.get(size)
-        if seen is None or point.latency_us < seen.latency_us:
+        group = groups.setdefault((*curve_family(point), held, point.mode), {})
+        if size not in group or point.latency_us < group[size].latency_us:
             group[size] = point
     return tuple(
         Curve(axis, op, provider, variant, held, tuple(point for _, point in sorted(group.items())))  # type: ignore[arg-type]
@@ -196,9 +190,9 @@ def _errors_of_figures(curves: Sequence[Curve]) -> dict[Family, float]:
     Steps go up, so a larger size that took less time shows noise, which is symmetric. If a slope leaves too few such
     pairs, the lower quartile of all pairs is used, which tolerates steps in half of them.
     """
-    families: dict[Family, list[Curve]] = {}
+    families: dict[Family, list[Curve]] = defaultdict(list)
     for curve in curves:
-        families.setdefault(curve.family, []).append(curve)
+        families[curve.family].append(curve)
     found = {}
     for family, members in families.items():
         close = np.diff(np.concatenate([curve.log_size for curve in members])) < _CLOSE
@@ -228,10 +222,7 @@ _ENOUGH_SHARE = 0.4
 
 @dataclass(frozen=True)
 class FittedCurve:
-    """A curve with its piecewise fit.
-
-    sigma: standard errors of the log times (points,).
-    """
+    """A curve with its piecewise fit. sigma: standard errors of the log times (points,)."""
 
     curve: Curve
     sigma: Floats
@@ -254,13 +245,12 @@ def fit_curves(curves: Sequence[Curve], between: float) -> tuple[FittedCurve, ..
     between: scatter between points beyond their samples, log time (see `repeatability`).
     """
     sigmas = standard_errors(curves, between)
-    families: dict[Family, list[int]] = {}
+    families: dict[Family, list[int]] = defaultdict(list)
     for i, curve in enumerate(curves):
-        families.setdefault(curve.family, []).append(i)
+        families[curve.family].append(i)
     found: dict[int, FittedCurve] = {}
     for members in families.values():
-        family = [curves[i] for i in members]
-        fitted = _fit_family(family, [sigmas[i] for i in members], between)
+        fitted = _fit_family([curves[i] for i in members], [sigmas[i] for i in members], between)
         found.update(zip(members, fitted, strict=True))
     return tuple(found[i] for i in range(len(curves)))
 
@@ -294,7 +284,11 @@ _MOST_TOGETHER = 1_000_000
 
 
 def _find(curves: Sequence[Curve], sigmas: Sequence[Floats]) -> _Grids:
-    spans = [(i, start, stop) for i, curve in enumerate(curves) for start, stop in _spans(len(curve.points))]
+    spans = []  # (curve, first point, end) of the parts in which curves are fitted; usually one part each
+    for i, curve in enumerate(curves):
+        points = len(curve.points)
+        number = 1 if points <= _LONGEST else cdiv(points, _PART)
+        spans += [(i, *ends) for ends in pairwise(points * part // number for part in range(number + 1))]
     found: _Grids = []
     parts: dict[int, list[tuple[int, Pieces, int]]] = {}
     for members in _batches([curves[i].log_size[start:stop] for i, start, stop in spans]):
@@ -314,28 +308,22 @@ def _find(curves: Sequence[Curve], sigmas: Sequence[Floats]) -> _Grids:
     return found
 
 
-def _spans(points: int) -> list[tuple[int, int]]:
-    """Returns (first point, end) of the parts in which a curve is fitted; usually one part."""
-    number = 1 if points <= _LONGEST else cdiv(points, _PART)
-    return list(pairwise(points * i // number for i in range(number + 1)))
-
-
 def _batches(grids: Sequence[Floats]) -> list[list[int]]:
     """Groups the curves to fit together: by equal sizes, or if few share their sizes, by equal length.
 
     grids: log sizes of each curve, (points,) each.
     """
-    by_grid: dict[bytes, list[int]] = {}
+    by_grid: dict[bytes, list[int]] = defaultdict(list)
     for i, grid in enumerate(grids):
-        by_grid.setdefault(grid.tobytes(), []).append(i)
+        by_grid[grid.tobytes()].append(i)
     batches: list[list[int]] = []
-    rest: dict[int, list[int]] = {}
+    rest: dict[int, list[int]] = defaultdict(list)
     for members in by_grid.values():
         points = len(grids[members[0]])
         if len(members) >= _MANY_ALIKE or points > _LONG:
             batches.append(members)
         else:
-            rest.setdefault(points, []).extend(members)
+            rest[points] += members
     for points, members in rest.items():
         step = _MOST_TOGETHER // points**2
         batches += [members[i : i + step] for i in range(0, len(members), step)]
@@ -343,10 +331,8 @@ def _batches(grids: Sequence[Floats]) -> list[list[int]]:
 
 
 def _best_of_figures(curves: Sequence[Curve], sigmas: list[Floats], between: float) -> _Grids:
-    """Fits curves of single times at several noise levels, and returns the fits with the highest likelihood.
-
-    Fits with few degrees of freedom are rejected, because pieces of one or two points can explain any noise.
-    """
+    """Fits curves of single times at several noise levels, and returns the fits with the highest likelihood. Fits with
+    few degrees of freedom are rejected, because pieces of one or two points can explain any noise."""
     best: _Grids = []
     best_cost = np.inf
     points = sum(len(curve.points) for curve in curves)
@@ -361,10 +347,8 @@ def _best_of_figures(curves: Sequence[Curve], sigmas: list[Floats], between: flo
 
 
 def _scatter_factor(grids: _Grids) -> float:
-    """Returns the measured over the expected scatter about the fits; 1 if there are too few degrees of freedom.
-
-    Takes the median over the curves, so that a few badly fitted curves do not affect the rest.
-    """
+    """Returns the measured over the expected scatter about the fits; 1 if there are too few degrees of freedom. Takes
+    the median over the curves, so that a few badly fitted curves do not affect the rest."""
     freedom = np.concatenate([pieces.freedom for _, pieces in grids])
     chi2 = np.concatenate([pieces.chi2 for _, pieces in grids])
     known = freedom >= 1

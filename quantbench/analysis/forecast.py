@@ -8,24 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 
 from quantbench.analysis.blocks import idle_reasons, tile_in_use
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
+from quantbench.latency import op_times
 from quantbench.latency.gemm.cliffs import cliff_probability
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.op_times import (
-    UNALIGNED_NOTE,
-    OpEstimate,
-    RememberedTimes,
-    ShapeEstimate,
-    correlation_of,
-    peak_share,
-    total,
-)
-from quantbench.sweep.axes import Axis, Held, ops_at
-from quantbench.workload import Gemm, Op
+from quantbench.latency.op_times import OpEstimate, RememberedTimes, ShapeEstimate, peak_share, total
+from quantbench.sweep.axes import Axis, Held, places_of
+from quantbench.workload import Gemm
 
 
 @dataclass(frozen=True)
@@ -70,8 +62,8 @@ class Forecast:
     def notes(self) -> tuple[str, ...]:
         """Distinct notes on the basis of the predictions."""
         notes = dict.fromkeys(op.estimate.note for op in self.ops if op.estimate.note)
-        if any(op.estimate.unmeasured == UNALIGNED_NOTE for op in self.ops):
-            notes[UNALIGNED_NOTE] = None
+        if any(op.estimate.unmeasured == op_times.UNALIGNED_NOTE for op in self.ops):
+            notes[op_times.UNALIGNED_NOTE] = None
         return tuple(notes)
 
 
@@ -83,27 +75,14 @@ def forecast(axes: Sequence[Axis], held: Held, times: RememberedTimes, *, skip_i
     times: source of op times for the device.
     Raises InputError for a place that cannot exist (unless skip_impossible), or if no place is left.
     """
-    places: list[tuple[dict[str, int], tuple[Op, ...]]] = []
-    impossible: list[str] = []
-    for values in product(*(axis.values for axis in axes)):
-        try:
-            ops = ops_at(tuple(axes), values, held, "predict", modelled=True)
-        except InputError as error:
-            if not skip_impossible:
-                raise
-            impossible.append(str(error))
-            continue
-        if ops:
-            places.append(({axis.field: value for axis, value in zip(axes, values, strict=True)}, ops))
+    found, impossible = places_of(axes, held, "predict", skip_impossible=skip_impossible, modelled=True)
+    places = [(at, ops) for at, ops in found if ops]
     if not places:
         raise InputError("predict", "no place is left to predict", "axes and ops that have places in common")
     times.ask(op.workload for _, ops in places for op in ops)
-    correlation = correlation_of(times)
-    rows = [
-        _row(at, [OpEstimate(op, times.estimate(op.workload)) for op in ops], times.device, correlation)
-        for at, ops in places
-    ]
-    return Forecast(tuple(rows), tuple(impossible))
+    correlation = op_times.correlation_of(times)
+    estimates = ((at, [OpEstimate(op, times.estimate(op.workload)) for op in ops]) for at, ops in places)
+    return Forecast(tuple(_row(at, ops, times.device, correlation) for at, ops in estimates), impossible)
 
 
 def _row(axes: dict[str, int], found: list[OpEstimate], spec: DeviceSpec, correlation: float) -> ForecastRow:
@@ -116,14 +95,9 @@ def _row(axes: dict[str, int], found: list[OpEstimate], spec: DeviceSpec, correl
     work = worst.op.workload
     used = tile_in_use(spec, work.dtype, worst.estimate.launch)
     reasons = idle_reasons(work, spec, used, peak_share(work, worst.estimate.latency_us, spec))
-    return ForecastRow(
-        axes=axes,
-        estimate=estimate,
-        logits=total(logits, correlation) if logits and ops is not logits else None,
-        peak_share=sum(known) / estimate.latency_us if len(known) == len(ops) else None,
-        worst=worst,
-        reasons=tuple(reason.words for reason in reasons),
-    )
+    of_logits = total(logits, correlation) if logits and ops is not logits else None
+    share = sum(known) / estimate.latency_us if len(known) == len(ops) else None
+    return ForecastRow(axes, estimate, of_logits, share, worst, tuple(reason.words for reason in reasons))
 
 
 # Range of the calibration of `latency.gemm.cliffs`: m at tile edges, and no small sizes.

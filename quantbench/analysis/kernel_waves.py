@@ -3,10 +3,9 @@
 Entry point: `kernel_waves`, which returns `KernelWaves`. Used by `analysis.check` and tools. A point needs the kernel's
 name, its tile and its grid.
 
-A block takes a time in proportion to its part of the reduction. The points of at most one block per SM give that
-proportion and the constant part of a time (launch, start, epilogue). The other points then give how many such times
-they take, their measured waves, by blocks per SM: a staircase if waves are paid whole. Points of equal numbers of
-blocks tell whether a partly filled tile is paid whole, and what rows that are not aligned to 16 bytes cost.
+A block takes a time in proportion to its part of the reduction, plus a constant; points of at most one block per SM
+give both. The other points give their measured waves by blocks per SM: a staircase if waves are paid whole. Points of
+equal numbers of blocks tell whether a partly filled tile is paid whole, and what rows off 16 bytes cost.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Entry points: `find_periods`, which returns a `Period` per family; `tile_finder`, which returns a function `TileOf` from
 a point to its tile: recorded, else recovered, else assumed, or None if the measured steps contradict the assumed tile.
-Used by `check`, `cliffs`, `rule_pairs` and `sawtooth`, by `report`, the command `check` and tools. `staircase` does the
-search.
+Used by the other modules of this package, by `report`, the command `check` and tools. `staircase` does the search.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from quantbench.analysis.blocks import TileInUse, compute_bound, tile_in_use, tile_words
-from quantbench.analysis.curves import Family, FittedCurve
+from quantbench.analysis.curves import Family, FittedCurve, curve_family
 from quantbench.analysis.staircase import (
     BLOCK_SIDES,
     CPU_BLOCK_SIDES,
@@ -112,7 +111,11 @@ def find_periods(fitted: Sequence[FittedCurve], spec: DeviceSpec, *, blind: bool
 
 def _period(curves: Sequence[FittedCurve], spec: DeviceSpec, *, blind: bool) -> Period:
     chosen = _choose(curves, spec, _MOST_POINTS_BLIND if blind else _MOST_POINTS)
-    sides, resident = _what_to_try(spec, blind=blind)
+    # One resident block stands for kernels without waves: on a CPU core, and persistent kernels that divide the last
+    # tiles.
+    sides = CPU_BLOCK_SIDES if spec.kind == "cpu" else BLOCK_SIDES
+    waves = range(*UNKNOWN_RESIDENT) if blind else [spec.sm_count * i for i in range(1, MOST_BLOCKS_PER_SM + 1)]
+    resident = (1,) if spec.kind == "cpu" else (1, *waves)
     products = [[p.workload for p in one.curve.points if isinstance(p.workload, Gemm)] for one in chosen]
     recovered = recover(chosen, candidates(products, sides, resident))
     curve = curves[0].curve
@@ -125,36 +128,18 @@ def _period(curves: Sequence[FittedCurve], spec: DeviceSpec, *, blind: bool) -> 
     )  # fmt: skip
 
 
-def _what_to_try(spec: DeviceSpec, *, blind: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the tile sides and the numbers of resident blocks to try.
-
-    One resident block represents kernels without waves: on a CPU core, and persistent kernels that divide the last
-    tiles.
-    """
-    if spec.kind == "cpu":
-        return CPU_BLOCK_SIDES, (1,)
-    if blind:
-        return BLOCK_SIDES, (1, *range(*UNKNOWN_RESIDENT))
-    return BLOCK_SIDES, (1, *(spec.sm_count * per_sm for per_sm in range(1, MOST_BLOCKS_PER_SM + 1)))
-
-
 def _choose(curves: Sequence[FittedCurve], spec: DeviceSpec, most_points: int) -> list[FittedCurve]:
     """Selects evenly spaced compute-bound curves, because a memory bound hides the waves."""
-    parts = [part for one in curves for part in _parts(one)]
+    parts = []  # of at most _LONGEST_CURVE points
+    for one in curves:
+        points = len(one.curve.points)
+        number = cdiv(points, _LONGEST_CURVE)
+        ends = pairwise(points * i // number for i in range(number + 1))
+        parts += [one] if number == 1 else [one.part(*both) for both in ends]
     middles = [one.curve.points[len(one.curve.points) // 2].workload for one in parts]
     bound = [one for one, middle in zip(parts, middles, strict=True) if compute_bound(middle, spec)] or parts
     number = min(len(bound), _MOST_CURVES, max(1, most_points // max(len(one.curve.points) for one in bound)))
     return [bound[i * len(bound) // number] for i in range(number)]
-
-
-def _parts(one: FittedCurve) -> list[FittedCurve]:
-    """Splits a curve into equal parts of at most _LONGEST_CURVE points."""
-    points = len(one.curve.points)
-    number = cdiv(points, _LONGEST_CURVE)
-    if number == 1:
-        return [one]
-    ends = [points * i // number for i in range(number + 1)]
-    return [one.part(start, stop) for start, stop in pairwise(ends)]
 
 
 def _strangeness(explanation: Explanation, sm_count: int | None, spec: DeviceSpec) -> tuple[float, ...]:
@@ -173,10 +158,8 @@ def _strangeness(explanation: Explanation, sm_count: int | None, spec: DeviceSpe
 
 
 def _spacing(curves: Sequence[FittedCurve]) -> tuple[float | None, float | None]:
-    """Returns the mean distance between steps on the curve with the most steps, and its standard error.
-
-    Allows for missed steps, which leave gaps of a whole number of distances.
-    """
+    """Returns the mean distance between steps on the curve with the most steps, and its standard error. Allows for
+    missed steps, which leave gaps of a whole number of distances."""
     best: list[float] = []
     for one in curves:
         sizes = one.curve.sizes
@@ -198,29 +181,23 @@ def _spacing(curves: Sequence[FittedCurve]) -> tuple[float | None, float | None]
 TileOf = Callable[[Point], TileInUse | None]
 
 
-def tile_finder(spec: DeviceSpec, periods: Iterable[Period]) -> Callable[[Family], TileOf]:
-    """Returns a function from a curve family (op, provider, variant) to a function from points to tiles."""
-    finders = {period.family: _finder(spec, period) for period in periods}
-    unknown = _finder(spec, None)
-    return lambda family: finders.get(family, unknown)
-
-
-def _finder(spec: DeviceSpec, period: Period | None) -> TileOf:
-    """Returns a function from points to tiles: recorded, else recovered from the family's steps, else assumed.
+def tile_finder(spec: DeviceSpec, periods: Iterable[Period]) -> TileOf:
+    """Returns a function from a point to its tile: recorded, else recovered from its family's steps, else assumed.
 
     A loop of one product per expert has no tile: the products run one after the other, so their waves are not shared.
     Without a recorded or recovered tile it returns None if the measured steps contradict the assumed tile.
     """
-    believed: TileInUse | None = None
     one_core = spec.kind == "cpu"
-    if period is not None and period.chosen is not None:
-        chosen = period.chosen
-        waves = not one_core and chosen.resident_blocks > 1
-        per_sm = chosen.per_sm(spec.sm_count) if waves else None
-        believed = TileInUse(chosen.tile, chosen.resident_blocks, "steps", period.tile_words, waves, per_sm)
+    by_family = {period.family: period for period in periods}
 
     @cache
-    def without_launch(dtype: str) -> TileInUse | None:
+    def without_launch(family: Family, dtype: str) -> TileInUse | None:
+        period = by_family.get(family)
+        if period is not None and period.chosen is not None:
+            chosen = period.chosen
+            waves = not one_core and chosen.resident_blocks > 1
+            per_sm = chosen.per_sm(spec.sm_count) if waves else None
+            return TileInUse(chosen.tile, chosen.resident_blocks, "steps", period.tile_words, waves, per_sm)
         used = tile_in_use(spec, dtype, None)
         assumed = Explanation(used.tile.block_m, used.tile.block_n, used.resident_blocks)
         may_be = period is None or (period.recovered.verdict == "unclear" and assumed in period.recovered.plausible)
@@ -230,7 +207,7 @@ def _finder(spec: DeviceSpec, period: Period | None) -> TileOf:
         if point.provider in UNPADDED:
             return None
         if point.launch is None or point.launch.tile is None:
-            return believed or without_launch(point.workload.dtype)
+            return without_launch(curve_family(point), point.workload.dtype)
         return tile_in_use(spec, point.workload.dtype, point.launch)
 
     return tile_of

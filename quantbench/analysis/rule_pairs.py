@@ -3,13 +3,14 @@
 Entry points: the finders of pairs (`PairFinder`) `multiples`, `halves`, `whole_waves`, `fallbacks` and `first_of` for
 single ops, `best_value` and `doublings` for whole layers. A finder takes a `Material` and returns `PairsOrReason`: its
 `RulePair` objects, or the reason why there are none. Used by `rules`, which assigns a finder to each rule, by
-`expert_pairs` and by `check`, which collects the `Material`.
+`experts` and by `check`, which collects the `Material`.
 
 Effects are ratios of time per unit of useful work, broken / kept: above 1, the rule helps.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +22,7 @@ import numpy as np
 
 from quantbench.analysis.blocks import TileInUse, compute_bound, num_blocks, padded, row_alignment_bytes
 from quantbench.analysis.cliffs import useful_work
-from quantbench.analysis.curves import COARSE, LEAST_ERROR, MEDIAN_FACTOR, Family, FittedCurve
+from quantbench.analysis.curves import COARSE, LEAST_ERROR, MEDIAN_FACTOR, FittedCurve
 from quantbench.analysis.periods import TileOf
 from quantbench.analysis.summary import Point, counted
 from quantbench.device.spec import DeviceSpec
@@ -56,13 +57,13 @@ class RulePair:
 class Material:
     """Points and fitted curves of a run, as input of the finders.
 
-    tile_of: function from a curve family to a function from points to tiles (see `periods.tile_finder`).
+    tile_of: function from a point to its tile (see `periods.tile_finder`).
     """
 
     points: Sequence[Point]
     fitted: Sequence[FittedCurve]
     spec: DeviceSpec
-    tile_of: Callable[[Family], TileOf]
+    tile_of: TileOf
 
     def along(self, axis: str) -> list[FittedCurve]:
         return [one for one in self.fitted if one.curve.axis == axis]
@@ -92,14 +93,9 @@ def log_cost(point: Point) -> float:
 
 
 def multiples(
-    axis: str,
-    divisor: int | Callable[[DeviceSpec], int],
-    *,
-    alike: Sequence[int] = (),
-    same_padding: bool = False,
-    ops: Sequence[str] = (),
-    size_of: Callable[[Point], int] | None = None,
-) -> PairFinder:
+    axis: str, divisor: int | Callable[[DeviceSpec], int], *, alike: Sequence[int] = (), same_padding: bool = False,
+    ops: Sequence[str] = (), size_of: Callable[[Point], int] | None = None,
+) -> PairFinder:  # fmt: skip
     """Builds a finder that compares multiples of `divisor` with the nearest other sizes on both sides.
 
     Using both sides cancels the trend along the axis.
@@ -126,13 +122,9 @@ def multiples(
 
 
 def _around_multiples(
-    one: FittedCurve,
-    by: int,
-    alike: Sequence[int],
-    same_padding: bool,
-    material: Material,
+    one: FittedCurve, by: int, alike: Sequence[int], same_padding: bool, material: Material,
     size_of: Callable[[Point], int] | None,
-) -> Iterable[RulePair]:
+) -> Iterable[RulePair]:  # fmt: skip
     curve = one.curve
     sizes = curve.sizes if size_of is None else tuple(map(size_of, curve.points))
     if not all(sizes):
@@ -151,7 +143,7 @@ def _around_multiples(
         above = next((j for j in _near(sizes, range(i + 1, len(sizes)), size) if fits(j)), None)
         sides = [j for j in (below, above) if j is not None]
         if len(sides) == 2 or (sides and abs(log(sizes[sides[0]] / size)) <= _VERY_NEAR):
-            yield _pair([curve.points[i]], [curve.points[j] for j in sides], material, curve.family)
+            yield _pair([curve.points[i]], [curve.points[j] for j in sides], material)
 
 
 def _near(sizes: Sequence[int], order: range, size: int) -> Iterable[int]:
@@ -159,7 +151,7 @@ def _near(sizes: Sequence[int], order: range, size: int) -> Iterable[int]:
     return takewhile(lambda j: abs(log(sizes[j] / size)) <= COARSE, order)
 
 
-def _pair(good: Sequence[Point], bad: Sequence[Point], material: Material, family: Family | None) -> RulePair:
+def _pair(good: Sequence[Point], bad: Sequence[Point], material: Material) -> RulePair:
     """Compares the geometric mean of the points that break the rule with that of those that keep it."""
     effect = float(np.mean([log_cost(p) for p in bad]) - np.mean([log_cost(p) for p in good]))
     errors = [
@@ -167,19 +159,15 @@ def _pair(good: Sequence[Point], bad: Sequence[Point], material: Material, famil
         for side in (good, bad)
     ]  # fmt: skip
     predicted = None
-    if family is not None:
-        tile_of = material.tile_of(family)
-        logs = [[_log_slots(point, tile_of(point)) for point in side] for side in (good, bad)]
-        if all(value is not None for side in logs for value in side):
-            predicted = float(np.mean(logs[1]) - np.mean(logs[0]))  # type: ignore[arg-type]
+    logs = [[_log_slots(point, material.tile_of(point)) for point in side] for side in (good, bad)]
+    if all(value is not None for side in logs for value in side):
+        predicted = float(np.mean(logs[1]) - np.mean(logs[0]))  # type: ignore[arg-type]
     return RulePair(tuple(p.key for p in (*good, *bad)), effect, hypot(*errors), predicted)
 
 
 def _log_slots(point: Point, used: TileInUse | None) -> float | None:
-    """Returns the log of the tile elements in all occupied block slots per output element of a GEMM.
-
-    None if its tile is unknown or only assumed.
-    """
+    """Returns the log of the tile elements in all occupied block slots per output element of a GEMM. None if its tile
+    is unknown or only assumed."""
     if used is None or used.source == "assumed" or not isinstance(point.workload, Gemm):
         return None
     return -log(quantize(point.workload, used.tile, max(1, used.resident_blocks if used.waves else 1)).efficiency)
@@ -199,7 +187,7 @@ def halves(axis: str) -> PairFinder:
                     and isinstance(whole.workload, Gemm)
                     and compute_bound(half.workload, material.spec)
                 ):
-                    pairs.append(_pair([whole], [half], material, one.curve.family))
+                    pairs.append(_pair([whole], [half], material))
         return pairs or f"no product measured at both a value of {axis} and half of it"
 
     return find
@@ -209,13 +197,12 @@ def whole_waves(material: Material) -> PairsOrReason:
     """Pairs neighbours with the same tile: a last wave at least 90 % full, and another wave begun."""
     pairs, known = [], False
     for one in material.fitted:
-        tile_of = material.tile_of(one.curve.family)
-        uses = [tile_of(point) for point in one.curve.points]
+        uses = [material.tile_of(point) for point in one.curve.points]
         known = known or any(used is not None and used.source != "assumed" and used.waves for used in uses)
         for i in one.curve.close_gaps:
             before, after = one.curve.points[i], one.curve.points[i + 1]
             if _ends_a_wave(before, uses[i], after, uses[i + 1]):
-                pairs.append(_pair([before], [after], material, one.curve.family))
+                pairs.append(_pair([before], [after], material))
     if not pairs and not known:
         return "the tile is not known: no kernel was recorded, and the steps do not identify one"
     return pairs or "no neighbouring sizes with a full last wave before and a new wave after"
@@ -229,15 +216,10 @@ def _ends_a_wave(before: Point, used: TileInUse | None, after: Point, used_after
     blocks = num_blocks(before.workload, used.tile), num_blocks(after.workload, used.tile)
     if blocks[0] is None or blocks[1] is None:
         return False
-    full = (blocks[0] - 1) % used.resident_blocks + 1
-    crossed = (blocks[1] - 1) // used.resident_blocks > (blocks[0] - 1) // used.resident_blocks
+    (waves, last), (waves_after, _) = (divmod(count - 1, used.resident_blocks) for count in blocks if count)
     # Rows aligned to less than 16 bytes use another kernel; cache lines matter less.
-    alike = _whole_loads(before) == _whole_loads(after)
-    return crossed and alike and full >= _WHOLE * used.resident_blocks
-
-
-def _whole_loads(point: Point) -> bool:
-    return (row_alignment_bytes(point.workload) or 0) >= 16
+    whole, whole_after = ((row_alignment_bytes(point.workload) or 0) >= 16 for point in (before, after))
+    return waves_after > waves and whole == whole_after and last + 1 >= _WHOLE * used.resident_blocks
 
 
 def fallbacks(
@@ -269,7 +251,7 @@ def fallbacks(
             ]
             if alike:
                 _, nearest = min(alike, key=lambda pair: pair[0])
-                pairs.append(_pair([nearest], [point], material, None))
+                pairs.append(_pair([nearest], [point], material))
         return pairs or f"no pair of softmax with the same {', '.join(same)}, one fused and one {what}"
 
     return find
@@ -295,26 +277,19 @@ class _Layer:
 
 
 def _layers(material: Material, axis: str) -> list[dict[int, _Layer]]:
-    """Returns, for each setting of the other axes, layers by value of `axis`, with each op's fastest provider.
-
-    Uses only ops that were measured at every value in one timing mode, and skips settings without a linear op among
-    them.
-    """
-    groups: dict[tuple[object, ...], dict[int, dict[str, Point]]] = {}
-    for point in material.points:
+    """Returns, for each setting of the other axes, layers by value of `axis`, with each op's fastest provider. Uses
+    only ops that were measured at every value in one timing mode, and skips settings without a linear op among them."""
+    groups: dict[tuple[object, ...], dict[int, dict[str, Point]]] = defaultdict(lambda: defaultdict(dict))
+    for point in sorted(material.points, key=lambda p: -p.latency_us):  # the fastest of each op comes last and stays
         if axis in point.axes:
             held = tuple((name, value) for name, value in point.axes.items() if name != axis)
-            ops = groups.setdefault((held, point.workload.dtype), {}).setdefault(point.axes[axis], {})
-            seen = ops.get(point.op)
-            if seen is None or point.latency_us < seen.latency_us:
-                ops[point.op] = point
+            groups[held, point.workload.dtype][point.axes[axis]][point.op] = point
     found = []
     for by_value in groups.values():
         everywhere = set.intersection(*(set(ops) for ops in by_value.values()))
         common = counted(op for op in everywhere if len({ops[op].mode for ops in by_value.values()}) == 1)
         if any(name.partition(".")[0] in LINEAR_OPS for name in common):
-            layers = {v: _layer([ops[name] for name in common], material) for v, ops in by_value.items()}
-            found.append(layers)
+            found.append({v: _layer([ops[name] for name in common], material) for v, ops in by_value.items()})
     return found
 
 
@@ -332,10 +307,10 @@ def best_value(axis: str, value: int) -> PairFinder:
         groups = [layers for layers in _layers(material, axis) if value in layers and len(layers) > 1]
         if not groups:
             return f"no layer at {axis} = {value} with other values to compare"
-        by_rival: dict[int, list[RulePair]] = {}
+        by_rival: dict[int, list[RulePair]] = defaultdict(list)
         for layers in groups:
             for rival in layers.keys() - {value}:
-                by_rival.setdefault(rival, []).append(_between(layers[value], layers[rival]))
+                by_rival[rival].append(_between(layers[value], layers[rival]))
         return min(by_rival.values(), key=lambda pairs: float(np.mean([pair.log_effect for pair in pairs])))
 
     return find

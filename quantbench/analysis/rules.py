@@ -5,10 +5,8 @@ used by `check` of this package; `rule_named` and `RuleOfThumb.experiment`, whic
 check --experiment`; `untested_lines`. Used by `report.sections`, the command `check` and tools, which show the
 verdicts.
 
-The rules come from BigScience's notes on sizing BLOOM and from Megatron-LM's code. Rules that one GPU cannot test are
-left out (data- and pipeline-parallel degrees, batch-size ramp-up, memory estimates, `CUDA_LAUNCH_BLOCKING` over many
-nodes), and so are requirements (`hidden % heads == 0`, `tp` no larger than a node). Rules on experts compare whole
-layers of imported tables, or grouped products.
+The rules come from BigScience's notes on sizing BLOOM and from Megatron-LM's code, without those that one GPU cannot
+test. Rules on experts compare whole layers of imported tables, or grouped products.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from math import exp, lcm, log, sqrt
 
 import numpy as np
 
-from quantbench.analysis.expert_pairs import BALANCED, LARGE, SPREAD, preferred, rows_of
+from quantbench.analysis.experts import BALANCED, LARGE, SPREAD, preferred, rows_of
 from quantbench.analysis.rule_pairs import (
     Material,
     PairFinder,
@@ -39,6 +37,7 @@ from quantbench.errors import InputError, UnsupportedError
 from quantbench.megatron import batches_per_block, megatron_fused_available
 from quantbench.stats import CONFIDENCE, median_interval, normal_quantile
 from quantbench.sweep.axes import LINEAR_OPS, Held
+from quantbench.units import counted
 from quantbench.workload import Softmax
 
 #: smallest relative effect for which a rule is worth following
@@ -109,10 +108,7 @@ _LAYER_OPS = ("qkv", "attention", "proj", "mlp_up", "mlp_down")
 
 @dataclass(frozen=True)
 class Experiment:
-    """Sweep that measures the points for one rule.
-
-    dims: axes with their values (`hidden=1024,2048`).
-    """
+    """Sweep that measures the points for one rule. dims: axes with their values (`hidden=1024,2048`)."""
 
     dims: tuple[str, ...]
     held: Held
@@ -325,10 +321,10 @@ RULES: tuple[RuleOfThumb, ...] = (
 
 def rule_named(name: str) -> RuleOfThumb:
     """Returns the rule with id `name`. Raises InputError that lists all ids if there is none."""
-    for rule in RULES:
-        if rule.id == name:
-            return rule
-    raise InputError("--experiment", repr(name), "one of " + ", ".join(rule.id for rule in RULES))
+    by_id = {rule.id: rule for rule in RULES}
+    if name not in by_id:
+        raise InputError("--experiment", repr(name), "one of " + ", ".join(by_id))
+    return by_id[name]
 
 
 def judge_all(material: Material, rules: Sequence[RuleOfThumb] = RULES) -> tuple[Verdict, ...]:
@@ -350,5 +346,5 @@ def untested_lines(verdicts: Sequence[Verdict], spec: DeviceSpec) -> list[str]:
         names = ", ".join(v.rule for v in own)
         lines.append(f"{len(own)} rules not tested: {names}; `quantbench check --experiment NAME` measures one")
     if other:
-        lines.append(f"{other} rule{'' if other == 1 else 's'} {_ONLY_GPUS}")
+        lines.append(f"{counted(other, 'rule')} {_ONLY_GPUS}")
     return lines

@@ -61,12 +61,8 @@ def drawn_edges(curve: Curve, tile_of: TileOf) -> DrawnEdges:
 def tile_steps(a: Gemm, b: Gemm, tile: Tile) -> list[tuple[float, int, int]]:
     """Returns (fraction of the way from a to b, tiles up to it, tiles just after) for each increase of the tiles."""
     shares = {*_crossings(a.m, b.m, tile.block_m), *_crossings(a.n, b.n, tile.block_n)}
-    steps = []
-    for share in sorted(shares):
-        before, after = _tiles(a, b, tile, share, past=False), _tiles(a, b, tile, share, past=True)
-        if after > before:
-            steps.append((share, before, after))
-    return steps
+    steps = ((at, _tiles(a, b, tile, at, past=False), _tiles(a, b, tile, at, past=True)) for at in sorted(shares))
+    return [(share, before, after) for share, before, after in steps if after > before]
 
 
 def _crossings(start: int, stop: int, block: int) -> list[float]:
@@ -80,13 +76,9 @@ def _crossings(start: int, stop: int, block: int) -> list[float]:
 def _tiles(a: Gemm, b: Gemm, tile: Tile, share: float, *, past: bool) -> int:
     total = tile.split_k
     for start, stop, block in ((a.m, b.m, tile.block_m), (a.n, b.n, tile.block_n), (a.batch, b.batch, 1)):
-        size = start + share * (stop - start)
-        full = round(size / block)
-        on_edge = abs(size / block - full) < 1e-9
-        if on_edge:
-            total *= full + (1 if past and stop > start else 0)
-        else:
-            total *= int(size // block) + 1
+        blocks = (start + share * (stop - start)) / block
+        on_edge = abs(blocks - round(blocks)) < 1e-9
+        total *= round(blocks) + (past and stop > start) if on_edge else int(blocks) + 1
     return total
 
 
@@ -169,10 +161,8 @@ def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec, known: TileOf
 
 
 def _places(a: Gemm, b: Gemm, tile: Tile) -> list[tuple[float, int | None]]:
-    """Returns (fraction of the way, tiles) at both ends and on both sides of each edge between them.
-
-    With too many edges, these are replaced by the midpoint without a number of tiles.
-    """
+    """Returns (fraction of the way, tiles) at both ends and on both sides of each edge between them. With too many
+    edges, these are replaced by the midpoint without a number of tiles."""
     teeth = tile_steps(a, b, tile)
     inner: list[tuple[float, int | None]] = [(share, tiles) for share, *both in teeth for tiles in both]
     if len(teeth) > _MOST_TEETH:

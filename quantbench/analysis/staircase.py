@@ -4,10 +4,8 @@ Entry points: `candidates`; `recover`, which returns a `Recovered`; the type `Ex
 `CPU_BLOCK_SIDES`, `MOST_BLOCKS_PER_SM`, `UNKNOWN_RESIDENT`, `EXPLAINS_LITTLE` and `EXPLAINS_MUCH`. Used by `periods`,
 `cliffs` and `tools.guide`.
 
-`candidates` lists all explanations (tile sides and resident blocks) and groups those that predict the same steps at the
-measured sizes. `recover` models the log time of each curve as `share · log(waves + overhead)` plus a smooth trend plus
-noise; the trend is a Gaussian process too slow for steps, so only steps distinguish the candidates. The residual of the
-best candidate scales the confidence. Kernel names are not used; the SM count only restricts the candidates.
+`recover` models the log time of each curve as `share · log(waves + overhead)` plus a smooth trend plus noise; the trend
+is a Gaussian process too slow for steps, so only steps distinguish the candidates. Kernel names are not used.
 """
 
 from __future__ import annotations

@@ -1,17 +1,12 @@
 """Finds steps in curves by a piecewise linear fit with a penalty on every break.
 
-Entry points: `find_pieces`, `describe` and `join`, and their types `Pieces`, `PiecewiseFit`, `Break` and `Floats`;
-`fit_pieces`, which calls the first two. Used by `curves`; `cliffs` uses the type `Break`.
+Entry points: `find_pieces`, `describe` and `join`, and their types `Pieces`, `PiecewiseFit`, `Break` and `Floats`. Used
+by `curves`; `cliffs` uses the type `Break`.
 
-The log time is modelled as pieces, each a level plus a small slope against the log size: constant between the wave
-edges of a compute-bound GEMM, rising if work or bytes grow with the size. Dynamic programming finds the exact optimum
-over all break positions (Jackson et al., "An algorithm for optimal partitioning of data on an interval", IEEE Signal
-Processing Letters 12, 2005); asv's `step_detect` does the same for constants and absolute deviations. Each break costs
-`break_penalty`, so that noise does not create breaks.
-
-The slope of a piece has a prior around the local trend, which is estimated from the pieces: fit and trend alternate
-from several initial trends, and the cheapest result is kept. Curves with the same number of points are fitted together
-for speed.
+The log time is modelled as pieces, each a level plus a small slope against the log size. Dynamic programming finds the
+exact optimum over all break positions (Jackson et al., "An algorithm for optimal partitioning of data on an interval",
+IEEE Signal Processing Letters 12, 2005). The slope of a piece has a prior around the local trend, which is estimated
+from the pieces: fit and trend alternate from several initial trends, and the cheapest result is kept.
 """
 
 from __future__ import annotations
@@ -59,11 +54,7 @@ class Break:
 
 @dataclass(frozen=True)
 class PiecewiseFit:
-    """Piecewise fit of one curve.
-
-    levels: fitted log times (points,).
-    trend: elasticity over each gap (points − 1,).
-    """
+    """Piecewise fit of one curve. levels: fitted log times (points,). trend: elasticity over each gap (points − 1,)."""
 
     breaks: tuple[Break, ...]
     levels: Floats
@@ -141,19 +132,14 @@ def join(parts: Sequence[tuple[Pieces, int]], log_size: Floats, log_time: Floats
     )  # fmt: skip
 
 
-def fit_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> tuple[PiecewiseFit, ...]:
-    """Fits each curve piecewise; arguments as for `find_pieces`.
+def describe(pieces: Pieces) -> tuple[PiecewiseFit, ...]:
+    """Returns breaks, levels and trend of each curve.
 
     >>> size = np.log(np.arange(1.0, 13.0))
     >>> stairs = np.log([[5.0] * 4 + [10.0] * 4 + [15.0] * 4])
-    >>> [b.index for b in fit_pieces(size, stairs, np.full((1, 12), 0.01))[0].breaks]
+    >>> [b.index for b in describe(find_pieces(size, stairs, np.full((1, 12), 0.01)))[0].breaks]
     [3, 7]
     """
-    return describe(find_pieces(log_size, log_time, sigma))
-
-
-def describe(pieces: Pieces) -> tuple[PiecewiseFit, ...]:
-    """Returns breaks, levels and trend of each curve."""
     sums = _Sums(pieces.log_size, pieces.log_time, pieces.sigma, pieces.trend)
     flat = _Flat.of(pieces.starts, sums.shape[1])
     weight, mean_u, mean_z, suu, suz, _ = sums.moments(flat.curve, flat.start, flat.stop)

@@ -129,11 +129,9 @@ def points_of(records: Iterable[Record], spec: DeviceSpec) -> tuple[Point, ...]:
     """
     found = []
     for record in records:
-        if record.role != "point" or not isinstance(record.outcome, Measured):
-            continue
-        if record.outcome.grade.letter == "rejected":
-            continue
-        found += list(_points(record, record.outcome, spec))
+        outcome = record.outcome
+        if record.role == "point" and isinstance(outcome, Measured) and outcome.grade.letter != "rejected":
+            found += list(_points(record, outcome, spec))
     return tuple(sorted(found, key=lambda p: (tuple(p.axes.values()), p.provider, op_order(p.op))))
 
 
@@ -195,7 +193,7 @@ def rows_of(points: Sequence[Point]) -> tuple[Row, ...]:
 
 def _row(points: tuple[Point, ...], ops: Collection[str]) -> Row:
     whole = row_of(points, ops)
-    logits = tuple([p for p in points if p.op.startswith("logits") and p.op.partition(".")[0] == "logits"])
+    logits = tuple([p for p in points if p.op.startswith("logits")])
     if not logits or len(logits) == len(points):
         return whole
     layer = tuple(p for p in points if p not in logits)
@@ -209,17 +207,13 @@ def row_of(points: tuple[Point, ...], ops: Collection[str] = ()) -> Row:
     width_us = sum([((p.high_us - p.low_us) / 2 * p.count) ** 2 for p in points]) ** 0.5
     known = [p.peak_share * (p.latency_us * p.count) for p in points if p.peak_share is not None]
     return Row(
-        axes=points[0].axes,
-        provider=points[0].provider,
-        points=points,
-        latency_us=latency_us,
-        half_width=width_us / latency_us,
-        tflops=sum([p.workload.flops * p.count for p in points]) / latency_us / 1e6,
+        axes=points[0].axes, provider=points[0].provider, points=points, latency_us=latency_us,
+        half_width=width_us / latency_us, tflops=sum([p.workload.flops * p.count for p in points]) / latency_us / 1e6,
         gb_per_s=sum([p.workload.min_bytes * p.count for p in points]) / latency_us / 1e3,
         peak_share=sum(known) / latency_us if len(known) == len(points) else None,
         grade=max([p.grade for p in points], key=lambda g: GRADES.index(g.letter)),
         missing=tuple(sorted(set(ops).difference([p.op for p in points]), key=op_order)),
-    )
+    )  # fmt: skip
 
 
 #: provider name of rows with several providers
@@ -230,20 +224,17 @@ _UNFUSED = ("scores", "softmax", "context")
 
 def are_parts(points: Sequence[Point]) -> bool:
     """Returns whether the providers of a run compute different ops, so that only together they form a layer."""
-    ops: dict[str, set[str]] = {}
+    ops: dict[str, set[str]] = defaultdict(set)
     for point in points:
-        ops.setdefault(point.provider, set()).add(point.op)
+        ops[point.provider].add(point.op)
     return len({frozenset(own) for own in ops.values()}) > 1
 
 
 def layer_rows(points: Sequence[Point]) -> tuple[Row, ...]:
     """Returns a row for each dtype and place, with the fastest provider of each op, sorted by dtype and place."""
-    places: dict[tuple[str, tuple[int, ...]], dict[str, Point]] = {}
-    for point in points:
-        ops = places.setdefault((point.workload.dtype, tuple(point.axes.values())), {})
-        seen = ops.get(point.op)
-        if seen is None or point.latency_us < seen.latency_us:
-            ops[point.op] = point
+    places: dict[tuple[str, tuple[int, ...]], dict[str, Point]] = defaultdict(dict)
+    for point in sorted(points, key=lambda p: -p.latency_us):  # the fastest of each op comes last and stays
+        places[point.workload.dtype, tuple(point.axes.values())][point.op] = point
     whole = set(counted({name for ops in places.values() for name in ops}))
     rows = []
     for _, ops in sorted(places.items()):

@@ -5,7 +5,6 @@ Entry point: `advise`, loaded by `app`. The package `advice` does the work.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -55,10 +54,11 @@ class AdviseOptions(StepOptions):
     library: str = library_option()
     profile: Path | None = option(None, "Measured profile (JSON file), instead of the models of --gpu.")
     tolerance: str = _search("5%", "Largest deviation from the shape's number of parameters.")
-    top: str = _search(
-        "",
+    top: int | None = _search(
+        None,
         "Number of shapes to show, including those not surely faster; 0: no search (default: up to 8 that are surely "
         "faster).",
+        min=0,
     )
     head_dims: str = _search("64,128,256", "Head widths to try beside the shape's own, comma separated.")
     replicate_kv: bool = _search(False, "Also try fewer key/value heads than tp, replicated.")
@@ -81,10 +81,9 @@ def advise(arguments: AdviseOptions, as_json: bool = json_option()) -> None:
     from quantbench.advice.report import advice_to_json, named_shapes, write_junit
     from quantbench.sweep.shape_file import SUFFIX, write_shape_file
 
-    top, out, junit = arguments.top or str(TOP), arguments.shapes_out, arguments.junit
+    top = TOP if arguments.top is None else arguments.top
+    out, junit = arguments.shapes_out, arguments.junit
     most = percentage("--fail-over", arguments.fail_over) if arguments.fail_over else None
-    if not re.fullmatch("[0-9]{1,10}", top) or int(top) >= 2**31:
-        raise InputError("--top", repr(top), "an integer of at least 0")
     space = _space(arguments)
     if junit is not None:
         check_file("write JUnit", junit)
@@ -94,9 +93,7 @@ def advise(arguments: AdviseOptions, as_json: bool = json_option()) -> None:
         check_file("write shapes", out)
     times, kernels = _times(arguments)
     shape, repair, assumed = _shape(arguments, times.device, space)
-    advice = advice_on(
-        shape, times, space=space, top=int(top), repair=repair, kernels=kernels, library=arguments.library
-    )
+    advice = advice_on(shape, times, space=space, top=top, repair=repair, kernels=kernels, library=arguments.library)
     failed = most is not None and advice.cost.waste_share > most
     if junit is not None:
         write_junit(advice.cost, most, junit)

@@ -20,7 +20,7 @@ from quantbench.cli.output import StyledLine, check_folder, output, plain_table,
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, printable
 from quantbench.report.terminal import cliffs_table, section_lines
-from quantbench.units import parse_duration_s, percent
+from quantbench.units import counted, parse_duration_s, percent
 from quantbench.workload import Attention, Gemm
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ def check(
         raise InputError("check", f"--budget {budget} with a run", "--budget with --experiment")
     if budget not in ("", "none"):
         parse_duration_s("--budget", budget)
-    if audit and run is None:
-        raise InputError("check", "--audit without a run", "the folder of a run")
-    if audit and run is not None:
+    if audit:
+        if run is None:
+            raise InputError("check", "--audit without a run", "the folder of a run")
         _print_audit(read_one_run(run), as_json)
         return
     rules = (rule_named(experiment),) if experiment else RULES
@@ -91,32 +91,26 @@ def _print_audit(run: Run, as_json: bool) -> None:
 
     rows, found = audit_run(run)
     reasons = dict(Counter(each.found.reason for each in found).most_common())
-
-    def to_json() -> dict[str, Any]:
-        each = [asdict(one.gemm) | {"provider": one.provider, "latency_us": one.latency_us} for one in found]
-        why = [{name: getattr(one.found, name) for name in ("reason", "ratio", "words")} for one in found]
-        return {
-            "run": str(run.folder),
-            "rows": rows,
-            "reasons": reasons,
-            "unexplained": [a | b for a, b in zip(each, why, strict=True)],
+    unexplained = [
+        {
+            **asdict(one.gemm), "provider": one.provider, "latency_us": one.latency_us, "reason": one.found.reason,
+            "ratio": one.found.ratio, "words": one.found.words,
         }
-
-    def lines() -> Iterator[StyledLine | Table]:
-        yield device_line(run.info.device)
-        counted = "".join(f"; {count:,} {reason}" for reason, count in reasons.items())
-        share = percent(len(found) / rows) if rows else "0 %"
-        yield f"{_counted(rows, 'GEMM time')}, {len(found):,} unexplained ({share}){counted}"
-        if found:
-            more = len(found) - _MOST_CLIFFS
-            title = "unexplained times" + ("" if more <= 0 else f", the {_MOST_CLIFFS} worst ({more:,} more in --json)")
-            table = plain_table((">off", "product", "provider", "reason", "evidence"), title=title)
-            for one in found[:_MOST_CLIFFS]:
-                why = one.found
-                table.add_row(f"{why.ratio:.1f}x", str(one.gemm), one.provider, why.reason, why.words)
-            yield from ("", table, "", "a fit of a model sets these times aside")
-
-    print_result(as_json, to_json, lines())
+        for one in found
+    ]  # fmt: skip
+    why_not = "".join(f"; {count:,} {reason}" for reason, count in reasons.items())
+    share = percent(len(found) / rows) if rows else "0 %"
+    head = f"{counted(rows, 'GEMM time')}, {len(found):,} unexplained ({share}){why_not}"
+    lines: list[StyledLine | Table] = [device_line(run.info.device), head]
+    if found:
+        more = len(found) - _MOST_CLIFFS
+        title = "unexplained times" + ("" if more <= 0 else f", the {_MOST_CLIFFS} worst ({more:,} more in --json)")
+        table = plain_table((">off", "product", "provider", "reason", "evidence"), title=title)
+        for one in found[:_MOST_CLIFFS]:
+            table.add_row(f"{one.found.ratio:.1f}x", str(one.gemm), one.provider, one.found.reason, one.found.words)
+        lines += ["", table, "", "a fit of a model sets these times aside"]
+    answer = {"run": run.folder, "rows": rows, "reasons": reasons, "unexplained": unexplained}
+    print_result(as_json, lambda: answer, lines)
 
 
 def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) -> Path:
@@ -153,13 +147,18 @@ def _lines(found: Check) -> Iterator[StyledLine | Table]:
         yield "no measured points: no cliffs can be found and no rules tested"
         return
     if found.cliffs and not found.common:
-        yield from ("", _cliffs_table(found))
+        more = len(found.cliffs) - _MOST_CLIFFS
+        title = "cliffs" if more <= 0 else f"the {_MOST_CLIFFS} largest cliffs ({more:,} more in --json)"
+        evidence = {"identity": "", "arithmetic": " (arithmetic)", "clock": " (clock)"}
+        causes = [(cliff, cliff.cause) for cliff in found.cliffs[:_MOST_CLIFFS]]
+        words = ((cliff, f"{why.kind}: {why.words}{evidence[why.evidence]}") for cliff, why in causes)
+        yield from ("", cliffs_table(words, title))
     for section in filter(None, (steps_section(found), rules_section(found.rules, info.device))):
         yield ""
         yield from section_lines(section, _VERDICT_STYLE)
     for (rule, dtype), number in _broken_rules(found).most_common():
         what = f"{' or '.join(rule.sides)} of {dtype} off the multiples of {rule.multiple}"
-        yield f"{_counted(number, 'shape')} with {what}: {rule.effect} in {rule.whose} ({rule.why})"
+        yield f"{counted(number, 'shape')} with {what}: {rule.effect} in {rule.whose} ({rule.why})"
     if found.kernels:
         yield from ("", _kernel_table(found))
     yield from floor_lines((p.latency_us, p) for of in found.curves.values() for curve in of for p in curve.points)
@@ -172,19 +171,19 @@ def _head_lines(found: Check) -> list[str]:
 
     records = [record for record in found.run.records if record.role == "point"]
     missing = sum(not isinstance(record.outcome, Measured) for record in records)
-    lines = [f"{_counted(found.num_points, 'measured point')}" + (f", {missing} skipped or failed" if missing else "")]
+    lines = [f"{counted(found.num_points, 'measured point')}" + (f", {missing} skipped or failed" if missing else "")]
     if not found.num_curves:
         lines.append("no two neighbouring sizes are close enough to detect a step between them")
         return lines
     noise = "" if found.noise is None else f"; standard error of a point ±{percent(found.noise)}"
-    lines[0] += f", {_counted(found.num_curves, 'curve')} with close neighbours{noise}"
+    lines[0] += f", {counted(found.num_curves, 'curve')} with close neighbours{noise}"
     if not found.cliffs:
         lines.append("no cliff: the time does not jump by 3 % or more above its trend and the noise anywhere")
     else:
         kinds = Counter(cliff.cause.kind for cliff in found.cliffs)
         causes = ", ".join(f"{kind} {number}" for kind, number in kinds.most_common())
-        falls = f"{_counted(len(found.falls), 'place')} where a larger size is faster"
-        lines.append(f"{_counted(len(found.cliffs), 'cliff')} ({causes}); {falls}")
+        falls = f"{counted(len(found.falls), 'place')} where a larger size is faster"
+        lines.append(f"{counted(len(found.cliffs), 'cliff')} ({causes}); {falls}")
     return lines
 
 
@@ -203,20 +202,6 @@ def _broken_rules(found: Check) -> Counter[tuple[AlignmentRule, str]]:
         for work, library in works
         for rule in {one.rule for one in broken_rules(work, library=library)}
     )
-
-
-def _counted(number: int, what: str) -> str:
-    """Formats a count: `1 point`, `2,000 points`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _cliffs_table(found: Check) -> Table:
-    """Tabulates the largest cliffs."""
-    more = len(found.cliffs) - _MOST_CLIFFS
-    title = "cliffs" if more <= 0 else f"the {_MOST_CLIFFS} largest cliffs ({more:,} more in --json)"
-    causes = [(cliff, cliff.cause) for cliff in found.cliffs[:_MOST_CLIFFS]]
-    evidence = {"identity": "", "arithmetic": " (arithmetic)", "clock": " (clock)"}
-    return cliffs_table(((cliff, f"{why.kind}: {why.words}{evidence[why.evidence]}") for cliff, why in causes), title)
 
 
 def _kernel_table(found: Check) -> Table:
@@ -253,7 +238,7 @@ def check_to_json(found: Check) -> dict[str, Any]:
         data = asdict(replace(verdict, evidence=verdict.evidence[:_MOST_EVIDENCE]))
         rules.append({{"rule": "id", "num_pairs": "pairs"}.get(name, name): value for name, value in data.items()})
     return {
-        "run": str(found.run.folder), "device": info.device.name, "origin": info.origin, "source": info.source,
+        "run": found.run.folder, "device": info.device.name, "origin": info.origin, "source": info.source,
         "points": found.num_points, "curves": found.num_curves, "noise": found.noise,
         "cliffs": [cliff_to_json(cliff) for cliff in found.cliffs],
         "falls": [cliff_to_json(cliff) for cliff in found.falls],

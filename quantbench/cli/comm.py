@@ -11,8 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
 from quantbench.cli.options import command, json_option, option, results_option
 from quantbench.cli.output import output, plain_table, print_result, say, show, warning
 from quantbench.errors import QuantbenchError, require_choice
@@ -155,8 +153,10 @@ def _lead(
     ]
     doubts = spread_warnings(samples, session.reference_us)
     answer = {"folder": writer.folder, "points": rows, "reference_us": session.reference_us, "warnings": doubts}
+    columns = ("op", ">message", ">time", ">algorithm GB/s", ">bus GB/s", ">spread", "trust", "")
+    table = plain_table(columns, ((row["op"], size(row["message_bytes"]), *_cells(row)) for row in rows))
     repeated = f"repeated point: {repeat_line('all_reduce', session.reference_us)}"
-    print_result(as_json, lambda: answer, (_table(rows), repeated, *map(warning, doubts), str(writer.folder)))
+    print_result(as_json, lambda: answer, (table, repeated, *map(warning, doubts), str(writer.folder)))
 
 
 def row_to_json(record: Record) -> dict[str, Any]:
@@ -182,11 +182,6 @@ def row_to_json(record: Record) -> dict[str, Any]:
         case Failed(kind, message):
             row["failed"] = f"{kind}: {message}"
     return row
-
-
-def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    columns = ("op", ">message", ">time", ">algorithm GB/s", ">bus GB/s", ">spread", "trust", "")
-    return plain_table(columns, ((row["op"], size(row["message_bytes"]), *_cells(row)) for row in rows))
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -13,9 +13,9 @@ import typer
 from rich.table import Table
 
 from quantbench.cli.devices import device_line
-from quantbench.cli.options import argument, command, json_option, option
+from quantbench.cli.options import argument, command, json_option, option, percentage
 from quantbench.cli.output import StyledLine, check_file, check_folder, print_result
-from quantbench.errors import InputError, printable
+from quantbench.errors import printable
 
 if TYPE_CHECKING:
     from quantbench.analysis.compare import Comparison
@@ -41,8 +41,8 @@ def compare(
     from quantbench.report.source import read_one_run
 
     options = CompareOptions(
-        margin=_share("--margin", margin), by=by, provider_a=provider_a, provider_b=provider_b,
-        noise=_share("--noise", noise) if noise else None, force=force,
+        margin=percentage("--margin", margin), by=by, provider_a=provider_a, provider_b=provider_b,
+        noise=percentage("--noise", noise) if noise else None, force=force,
     )  # fmt: skip
     a, b = read_one_run(run_a), read_one_run(run_b)
     check_folder("write picture", folder or run_b)
@@ -78,16 +78,3 @@ def _lines(comparison: Comparison, picture: Path | None, junit: Path | None) -> 
     if junit is not None:
         yield f"JUnit: {junit}"
     yield f"Next: quantbench report {comparison.b.folder}"
-
-
-def _share(option: str, text: str) -> float:
-    """Converts `1%`, `0.5 %` or `0.01` to a share; `options.percentage` requires the sign.
-
-    >>> _share("--margin", "1%"), _share("--margin", "0.02")
-    (0.01, 0.02)
-    """
-    number = text.strip().removesuffix("%")
-    try:
-        return float(number) / (100 if number != text.strip() else 1)
-    except ValueError:
-        raise InputError(option, repr(text), "a share such as 1% or 0.01") from None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
 
 from rich.table import Table
 
@@ -32,22 +31,17 @@ def devices(as_json: bool = json_option()) -> None:
     limits = None if isinstance(nvml, Absent) else nvml.limits()
     dtype = device.default_dtype(spec)
 
-    def answer() -> dict[str, Any]:
-        return {
-            "device": asdict(spec),
-            "default_dtype": dtype,
-            "state": asdict(state),
-            "limits": None if limits is None else asdict(limits),
-            "warnings": warnings_for(spec, state, limits),
-            "known": [asdict(known) for known in device.known()],
-        }
-
+    answer = {
+        "device": asdict(spec), "default_dtype": dtype, "state": asdict(state),
+        "limits": None if limits is None else asdict(limits), "warnings": warnings_for(spec, state, limits),
+        "known": [asdict(known) for known in device.known()],
+    }  # fmt: skip
     lines = (*device_lines(spec, state, limits), f"{dtype} is measured by default", "", _known_table(spec.name))
     sources = (
         "From sm_80 on, bf16 is as fp16, tf32 half. AMD's: gfx for sm_, compute units for SMs. Sources: quantbench "
         "devices --json"
     )
-    print_result(as_json, answer, (*lines, sources))
+    print_result(as_json, lambda: answer, (*lines, sources))
 
 
 def device_lines(spec: DeviceSpec, state: DeviceState, limits: Limits | None = None) -> Iterator[StyledLine]:
@@ -104,8 +98,7 @@ def state_line(state: DeviceState, limits: Limits | None) -> str:
     if state.throttle_reasons:
         parts.append("clock set by " + ", ".join(state.throttle_reasons))
     if state.other_processes is not None:
-        count = state.other_processes
-        parts.append("no other process" if not count else f"{count} other process{'es' if count > 1 else ''}")
+        parts.append(f"{state.other_processes or 'no'} other process{'es' if state.other_processes > 1 else ''}")
     if limits is not None and limits.driver_version:
         parts.append(f"driver {limits.driver_version}")
     if state.note:
@@ -115,11 +108,8 @@ def state_line(state: DeviceState, limits: Limits | None) -> str:
 
 def _known_table(here: str) -> Table:
     """Tabulates the known GPUs in 80 columns."""
-    names = ("sm_", "SMs", "clock", "memory", "L2", "fp16", "fp32", "fp8", "int8")
-    table = plain_table(
-        ("slug", *(f">{name}" for name in names)),
-        title="Known GPUs: clock in MHz, memory in GB/s, L2 in MiB, dense peaks in TFLOP/s",
-    )
+    columns = ("slug", ">sm_", ">SMs", ">clock", ">memory", ">L2", ">fp16", ">fp32", ">fp8", ">int8")
+    table = plain_table(columns, title="Known GPUs: clock in MHz, memory in GB/s, L2 in MiB, dense peaks in TFLOP/s")
     for spec in device.known():
         peaks = [spec.peak(dtype) for dtype in ("fp16", "fp32", "fp8", "int8")]
         table.add_row(

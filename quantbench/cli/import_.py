@@ -63,11 +63,9 @@ def import_aiconfigurator(
         given = f"--run-id {to.run_id} for {len(tables)} tables"
         raise InputError("import aiconfigurator", given, "one --table with it")
 
-    read = (
-        (aiconfigurator.read_rows(found, dtypes=dtype or ()), aiconfigurator.origin_of(found, run_id=to.run_id))
-        for found in tables
-    )
-    _write(to, spec, read, missing)
+    origins = (aiconfigurator.origin_of(found, run_id=to.run_id) for found in tables)
+    rows = (aiconfigurator.read_rows(found, dtypes=dtype or ()) for found in tables)
+    _write(to, spec, zip(rows, origins, strict=True), missing)
 
 
 @import_.command("vidur")
@@ -202,9 +200,9 @@ def import_megatron_log(
         raise InputError("import megatron-log", f"--run-id {run_id} for {len(files)} files", "one file with it")
     if plot is not None:
         check_file("import megatron-log --plot", plot, suffix=".png")
-    given = {name: value for name, value in {"gpus": gpus, "tp": tp, "pp": pp, "mbs": mbs}.items() if value}
     if rows is not None:
         check_file("import megatron-log --rows", rows, suffix=".csv")
+    given = {name: value for name, value in {"gpus": gpus, "tp": tp, "pp": pp, "mbs": mbs}.items() if value}
     summaries, folders, cells = [], [], []
     for path in files:
         found = read_log(path)
@@ -220,12 +218,11 @@ def import_megatron_log(
     if rows is not None:
         table = [",".join("" if row.get(c) is None else str(row[c]) for c in _LAYOUT_COLUMNS) for row in cells]
         write_file("import megatron-log --rows", rows, "\n".join((",".join(_LAYOUT_COLUMNS), *table, "")))
-    lines = []
+    lines, answer = [], []
     for summary, folder in zip(summaries, folders, strict=True):
         lines += [f"{summary.name}: {count} lines left out: {reason}" for reason, count in summary.left_out.items()]
         lines.append(str(folder))
-    if plot is not None:
-        lines.append(f"picture: {plot}")
+        answer.append({**asdict(summary), "folder": folder})
+    lines += [] if plot is None else [f"picture: {plot}"]
     lines.append(f"Next: quantbench report {' '.join(map(str, folders))}")
-    answer = [{**asdict(summary), "folder": folder} for summary, folder in zip(summaries, folders, strict=True)]
     print_result(as_json, lambda: answer, (training_table(summaries), *lines))

@@ -186,31 +186,21 @@ def attention_of(
     who: str, options: ModelOptions, named: NamedModel | None, device: DeviceSpec
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns the fields attention, softmax and dropout of a shape, and the assumptions about them as text."""
-    base = None if named is None else named.shape
+    base = TransformerShape if named is None else named.shape
     as_named = "" if named is None else f" (of {named.name})"
-    attention, softmax, dropout = options.attention, options.softmax, options.dropout
+    of_model = named is not None and named.shape.attention == "unfused"
+    usual = "unfused" if of_model else default_attention(device)
+    attention = require_choice(who, "--attention", options.attention or usual, ATTENTIONS)
+    softmax = require_choice(who, "--softmax", options.softmax or base.softmax, SOFTMAXES)
+    dropout = base.dropout if options.dropout is None else options.dropout
     assumed = []
-    if attention:
-        require_choice(who, "--attention", attention, ATTENTIONS)
-    else:
-        attention = default_attention(device)
-        if base is not None and base.attention == "unfused":
-            attention = "unfused"
-            assumed.append(f"unfused attention{as_named}")
-        else:
-            assumed.append(f"{attention} attention")
-    if softmax:
-        require_choice(who, "--softmax", softmax, SOFTMAXES)
-    else:
-        softmax = TransformerShape.softmax if base is None else base.softmax
-        if attention == "unfused":
-            assumed.append({"megatron": "Megatron's fused softmax", "torch": "torch's separate softmax"}[softmax])
-    if dropout is None:
-        dropout = base is not None and base.dropout
-        if named is not None and "dropout" in named.assumed:
-            assumed.append(named.assumed["dropout"])
-        else:
-            assumed.append(f"dropout{as_named}" if dropout else "no dropout")
+    if not options.attention:
+        assumed.append(f"{attention} attention{as_named if of_model else ''}")
+    if not options.softmax and attention == "unfused":
+        assumed.append({"megatron": "Megatron's fused softmax", "torch": "torch's separate softmax"}[softmax])
+    if options.dropout is None:
+        said = None if named is None else named.assumed.get("dropout")
+        assumed.append(said or (f"dropout{as_named}" if dropout else "no dropout"))
     return {"attention": attention, "softmax": softmax, "dropout": dropout}, assumed
 
 

@@ -19,20 +19,18 @@ def models(as_json: bool = json_option()) -> None:
     rows, answer = [], []
     for name in preset_names():
         shape = preset(name)
-        unusual = [
-            *(["unfused attention"] if shape.attention == "unfused" else []),
-            *([f"{shape.experts} experts of {shape.moe_ffn}, top {shape.top_k}"] if shape.experts else []),
-            *(["dropout"] if shape.dropout else []),
-            *([f"sliding window {shape.sliding_window}"] if shape.sliding_window else []),
-        ]
-        parameters = published_parameters(name)
-        source = preset_source(name)
+        notes = {
+            "unfused attention": shape.attention == "unfused",
+            f"{shape.experts} experts of {shape.moe_ffn}, top {shape.top_k}": shape.experts,
+            "dropout": shape.dropout,
+            f"sliding window {shape.sliding_window}": shape.sliding_window,
+        }
+        unusual = ", ".join(note for note, holds in notes.items() if holds)
+        parameters, source = published_parameters(name), preset_source(name)
         answer.append({"name": name, "published_parameters": parameters, "source": source, **asdict(shape)})
-        rows.append(
-            (name, f"{parameters / 1e9:.3g} B", *(str(getattr(shape, size)) for size in sizes), ", ".join(unusual))
-        )
+        rows.append((name, f"{parameters / 1e9:.3g} B", *(str(getattr(shape, size)) for size in sizes), unusual))
     titles = (f">{size}".replace("kv_", "kv ") for size in sizes)
     table = plain_table(("model", ">parameters", *titles, "not as usual"), rows)
-    notes = "seq: as pre-trained. --json also has where each model's dimensions come from."
+    sources = "seq: as pre-trained. --json also has where each model's dimensions come from."
     next_command = "\nNext: quantbench advise --model llama-3-8b --gpu h100-sxm5-80gb"
-    print_result(as_json, lambda: answer, (table, notes, next_command))
+    print_result(as_json, lambda: answer, (table, sources, next_command))

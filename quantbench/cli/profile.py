@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
@@ -23,14 +23,13 @@ from quantbench.cli.output import StyledLine, check_file, check_folder, output, 
 from quantbench.errors import InputError, printable, require_choice, require_int
 from quantbench.files import folders_with, read_text, write_file
 from quantbench.latency.libraries import LIBRARIES, library_of
-from quantbench.units import percent
+from quantbench.units import counted, percent
 
 if TYPE_CHECKING:
-    from quantbench.profile import Estimate, Estimates, Profile
+    from quantbench.profile import Estimate, Profile
     from quantbench.profile.blindspots import FloatArray
     from quantbench.profile.exporters.options import ExportOptions
     from quantbench.store.folder import Run
-    from quantbench.store.record import Record
 
 #: name of the operation in errors of `blindspots`, and of the markers around its table in docs
 BLINDSPOTS, SECTION = "profile blindspots", "blindspots"
@@ -130,8 +129,7 @@ def _export_profile(paths: list[Path], target_file: Path | None, fit: bool, libr
     records = sum(len(run.records) for run in runs)
     fits = fit and runs[0].info.device.kind != "cpu"  # processors have no model
     duration = f"{_FIXED_S[fits] + records * _PER_RECORD_S:.0f} s"
-    counted = f"{records:,} record{'' if records == 1 else 's'}"
-    say(output(stderr=True), f"{counted}: cliffs, rules and models take about {duration}")
+    say(output(stderr=True), f"{counted(records, 'record')}: cliffs, rules and models take about {duration}")
     made = Profile.from_runs(runs, fit=fit)
     target.parent.mkdir(parents=True, exist_ok=True)
     made.save(target)
@@ -183,10 +181,11 @@ def of_library(runs: list[Run], library: str) -> list[Run]:
     if library not in found:
         raise InputError("profile export", f"--library {library}", "one of " + ", ".join(sorted(found)))
 
-    def kept(run: Run) -> tuple[Record, ...]:
-        return tuple(x for x in run.records if x.workload.kind == "collective" or library_of(x.provider) == library)
-
-    return [replace(run, records=kept(run)) for run in runs if kept(run)]
+    kept = (
+        [one for one in run.records if one.workload.kind == "collective" or library_of(one.provider) == library]
+        for run in runs
+    )
+    return [replace(run, records=tuple(records)) for run, records in zip(runs, kept, strict=True) if records]
 
 
 def profile_of(paths: list[Path], *, fit: bool, library: str = "") -> Profile:
@@ -287,22 +286,21 @@ def _ask(
     profile: Profile, kind: str, op: str, sizes: list[int], dtype: str, layout: str, direction: str, library: str | None
 ) -> Estimate:
     """Queries the time of one shape. sizes: as in _QUERIES; op: name of the collective."""
-    one: Estimate | Estimates
+    given: dict[str, Any] = {"dtype": dtype or None, "provider": library}
+    one: Any  # an Estimate, as one shape is asked about and not arrays of them
     if kind == "gemm":
         m, n, k, batch = (*sizes, 1)[:4]
-        one = profile.gemm(m, n, k, dtype=dtype or None, layout=layout or None, batch=batch, provider=library)
+        one = profile.gemm(m, n, k, layout=layout or None, batch=batch, **given)
     elif kind == "softmax":
         mask = "causal" if sizes[1] == sizes[2] else "none"
-        one = profile.softmax(*sizes, dtype=dtype or None, mask=mask, direction=direction, provider=library)
+        one = profile.softmax(*sizes, mask=mask, direction=direction, **given)
     elif kind == "attention":
         batch, heads, seq, head_dim, kv_heads = (*sizes, 0)[:5]
-        one = profile.attention(
-            batch, heads, seq, seq, head_dim, kv_heads, dtype=dtype or None, direction=direction, provider=library
-        )  # fmt: skip
+        one = profile.attention(batch, heads, seq, seq, head_dim, kv_heads, direction=direction, **given)
     else:
         message_bytes, num_gpus, num_nodes = (*sizes, 1)[:3]
         one = profile.collective(op, message_bytes, num_gpus, num_nodes=num_nodes, dtype=dtype or None)
-    return one  # type: ignore[return-value]  # one shape was asked about, not arrays of them
+    return one  # type: ignore[no-any-return]
 
 
 def _typed(kind: str, text: str) -> tuple[str, list[int]]:

@@ -35,13 +35,19 @@ def profile_lines(profile: Profile) -> Iterator[str | RichTable]:
     yield from map(printable, origin_lines(profile))
     parts = [part for table in profile.tables.values() for part in _parts(table)]
     if parts:
-        yield ""
-        yield _rows_table(parts)
+        measured = plain_table(("what", "provider", "rows", "grades", "sizes"), title="measured")
+        for kind, words, provider, rows in parts:
+            grades = ", ".join(f"{count:,} {grade}" for grade, count in sorted(Counter(rows["grade"].tolist()).items()))
+            measured.add_row(f"{kind} {words}", provider, f"{len(rows):,}", grades, _ranges(rows))
+        yield from ("", measured)
     yield ""
     yield from map(printable, model_lines(profile))
     if profile.cliffs:
+        ordered = sorted(profile.cliffs, key=lambda cliff: (cliff.num_curves == 1, -cliff.ratio))[:_MOST_CLIFFS]
+        more = profile.provenance.num_cliffs - len(ordered)
+        title = "cliffs" if more <= 0 else f"the worst cliffs ({more:,} more)"
         yield ""
-        yield _cliffs_table(profile)
+        yield cliffs_table(((c, f"{c.cause}: {c.why}" if c.why else c.cause) for c in ordered), title)
     by_verdict: dict[str, list[str]] = {}
     for finding in profile.findings:
         effect = "" if finding.effect is None else f" ({finding.effect:.3f}x)"
@@ -62,18 +68,6 @@ def origin_lines(profile: Profile) -> list[str]:
 def rows_line(profile: Profile) -> str:
     counts = [f"{len(table):,} of {kind}" for kind, table in profile.tables.items() if len(table)]
     return "rows: " + (", ".join(counts) or "none; all times come from the models")
-
-
-def _rows_table(parts: Iterable[tuple[str, str, str, Table]]) -> RichTable:
-    """Tabulates the parts of `_parts`, one line each."""
-    found = plain_table(("what", "provider", "rows", "grades", "sizes"), title="measured")
-    for kind, words, provider, rows in parts:
-        grades = Counter(rows["grade"].tolist())
-        found.add_row(
-            f"{kind} {words}", provider, f"{len(rows):,}", ", ".join(f"{grades[g]:,} {g}" for g in sorted(grades)),
-            _ranges(rows),
-        )  # fmt: skip
-    return found
 
 
 def _parts(table: Table) -> list[tuple[str, str, str, Table]]:
@@ -118,15 +112,6 @@ def model_lines(profile: Profile) -> list[str]:
             )
     found += [other.note for other in (models.softmax, models.attention) if other is not None]
     return found or ["no models: times are known for measured shapes only"]
-
-
-def _cliffs_table(profile: Profile) -> RichTable:
-    """Tabulates the largest cliffs, those common to many curves first."""
-    ordered = sorted(profile.cliffs, key=lambda cliff: (cliff.num_curves == 1, -cliff.ratio))
-    more = profile.provenance.num_cliffs - min(len(ordered), _MOST_CLIFFS)
-    title = "cliffs" if more <= 0 else f"the worst cliffs ({more:,} more)"
-    shown = ordered[:_MOST_CLIFFS]
-    return cliffs_table(((c, f"{c.cause}: {c.why}" if c.why else c.cause) for c in shown), title)
 
 
 def answers_table(shapes: Iterable[str], answers: Iterable[Estimate]) -> RichTable:

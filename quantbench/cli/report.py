@@ -14,6 +14,7 @@ from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, json_option, option
 from quantbench.cli.output import StyledLine, print_result, warning
 from quantbench.errors import InputError, printable
+from quantbench.units import counted
 
 if TYPE_CHECKING:
     from quantbench.report.page import Written
@@ -79,5 +80,4 @@ def _lines(found: Run, written: Written, folder: Path) -> Iterator[StyledLine]:
 
 
 def _page_line(page: Path, pictures: Sequence[Path]) -> str:
-    many = len(pictures)
-    return f"page: {page}" + (f" (and {many} picture{'' if many == 1 else 's'} beside it)" if many else "")
+    return f"page: {page}" + (f" (and {counted(len(pictures), 'picture')} beside it)" if pictures else "")

@@ -114,20 +114,14 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
         seed=arguments.seed,
     )
     return SweepOptions(
-        dims=dims,
-        held=held,
-        providers=tuple(name.strip() for name in arguments.provider.split(",")),
-        timing=timing,
-        skip_impossible=arguments.skip_impossible,
-        points=arguments.points,
-        adaptive=arguments.adaptive,
-        refine=arguments.refine,
-        shard=_shard(arguments.shard),
+        dims=dims, held=held, providers=tuple(name.strip() for name in arguments.provider.split(",")), timing=timing,
+        skip_impossible=arguments.skip_impossible, points=arguments.points, adaptive=arguments.adaptive,
+        refine=arguments.refine, shard=_shard(arguments.shard),
         shapes=() if arguments.shapes is None or of_models else read_shapes(arguments.shapes),
         models=read_shape_file(arguments.shapes) if arguments.shapes is not None and of_models else (),
         budget_s=None if budget == "none" else parse_duration_s("--budget", budget),
         limit_s=parse_duration_s("--point-limit", arguments.point_limit) if arguments.point_limit else None,
-    )
+    )  # fmt: skip
 
 
 def assumed_of(arguments: SweepArguments, options: SweepOptions, plan: Plan, spec: DeviceSpec) -> tuple[str, ...]:
@@ -154,10 +148,7 @@ def check_words(arguments: SweepArguments, on: str, resume: Path | None, gpu: st
         if options.dims:
             check_axes(tuple(parse_axis(dim if "=" in dim else f"{dim}=1") for dim in options.dims))
         return
-    given = [word for word in _given(arguments) if word != "--budget"]
-    if arguments.dims or arguments.shapes:
-        expected = "the run's own points: --resume, with --budget at most"
-        raise InputError("sweep", f"--resume {resume} with --dim or --shapes", expected)
+    given = [*(["--dim"] if arguments.dims else []), *(word for word in _given(arguments) if word != "--budget")]
     if given:
         expected = "the run's own options: --resume, with --budget at most"
         raise InputError("sweep", f"--resume {resume} with {given[0]}", expected)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.table import Table
@@ -32,7 +32,7 @@ from quantbench.sweep.options import options_from_json
 from quantbench.sweep.plan import Group, Plan
 from quantbench.sweep.refine import Edge, PlacedGap
 from quantbench.sweep.runner import Finished, Progress
-from quantbench.units import duration, percent
+from quantbench.units import counted, duration, percent
 
 # Phases that count as measurement; all others are overhead of the harness.
 _MEASUREMENT_PHASES = ("inputs", "warm-up", "measuring")
@@ -43,8 +43,7 @@ def plan_lines(plan: Plan, *, already: int = 0, retried: int = 0, devices: int =
     """Yields the number of points, the estimated time, and what is left out. already: points measured before `plan`.
     retried: points of `plan` that failed before."""
     selected = len(plan.points)
-    counted = f"{selected} point{'' if selected == 1 else 's'}"
-    text = f"{selected} of {plan.total} points selected" if plan.left_out else counted
+    text = f"{selected} of {plan.total} points selected" if plan.left_out else counted(selected, "point")
     text += f", about {duration(plan.estimate_s / devices)}"
     if devices > 1:
         text += f" on {devices} devices"
@@ -157,9 +156,13 @@ def result(
     if finished.how == "budget":
         lines.append(f"the rest: quantbench sweep --resume {run.folder}")
     answer = {
-        "run": str(run.folder), "device": spec.name, "how_ended": finished.how,
+        "run": run.folder, "device": spec.name, "how_ended": finished.how,
         "rows": rows_to_json(rows, check, spec), "cliffs": [cliff_to_json(cliff) for cliff in check.cliffs],
-        "edges": [_edge_to_json(*edge) for edge in edges], "picture": None if picture is None else str(picture),
+        "edges": [
+            {"axis": placed.axis, "op": placed.op, "provider": placed.provider, "held": placed.held, **asdict(edge)}
+            for placed, edge in edges
+        ],
+        "picture": picture,
         "wall_s": wall_s, "overhead_share": overhead_share, "phases_s": run.info.phases_s,
         **({} if comparison is None else {"shapes": comparison_to_json(comparison)}),
     }  # fmt: skip
@@ -189,13 +192,6 @@ def _edge_line(placed: PlacedGap, edge: Edge) -> str:
         f"edge in {placed.op} ({placed.provider}): {placed.axis.replace('_', '-')} = {edge.low} to {edge.high}"
         f"{held}, {edge.ratio:.2f} times the time{'' if edge.exact else ' (not bisected to the end)'}"
     )
-
-
-def _edge_to_json(placed: PlacedGap, edge: Edge) -> dict[str, Any]:
-    return {
-        "axis": placed.axis, "op": placed.op, "provider": placed.provider, "held": dict(placed.held),
-        "low": edge.low, "high": edge.high, "ratio": edge.ratio, "exact": edge.exact,
-    }  # fmt: skip
 
 
 def naming_lines(run: Run) -> Iterator[str]:

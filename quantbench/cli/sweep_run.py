@@ -39,7 +39,7 @@ from quantbench.sweep.options import SweepOptions, plan_sweep
 from quantbench.sweep.plan import Plan
 from quantbench.sweep.runner import Finished, More, Progress
 from quantbench.sweep.session import SweepSession, adaptive_more
-from quantbench.units import latency
+from quantbench.units import counted, latency
 
 _MOST_PLANNED_LINES = 40
 
@@ -191,7 +191,7 @@ def run_on_ray(arguments: SweepArguments, results: Path, resume: Path | None, *,
 def _measure_lanes(console: Console, sweep: ClusterSweep, assumed: Callable[[Lane], Sequence[str]]) -> tuple[Lane, ...]:
     machines = {host.name.partition(" on ")[2] for host in sweep.hosts}
     count = len(sweep.hosts)
-    say(console, f"Ray: {count} device{'s' if count > 1 else ''} on {', '.join(sorted(machines))}")
+    say(console, f"Ray: {counted(count, 'device')} on {', '.join(sorted(machines))}")
     shown: set[str] = set()
     with progress_bar(console) as bar:
 
@@ -200,9 +200,20 @@ def _measure_lanes(console: Console, sweep: ClusterSweep, assumed: Callable[[Lan
             for lane in lanes:
                 if lane.writer.info.run_id not in shown:
                     shown.add(lane.writer.info.run_id)
-                    show(console, _lane_lines(lane, assumed(lane)))
+                    say(console, f"{lane.spec.name}: kept in {lane.writer.folder}/")
+                    if said := assumed(lane):
+                        say(console, f"  assumed: {', '.join(said)}")
+                    done = {record.key for record in lane.records if record.role == "point"}
+                    left = lane.plan.without(done)
+                    show(console, plan_lines(left, already=len(done), devices=lane.expected_members))
             if lanes:
-                show_progress(bar, _together([lane.progress() for lane in lanes]))
+                parts = [lane.progress() for lane in lanes]
+                together = Progress(
+                    sum(part.total for part in parts), sum(part.done for part in parts),
+                    " and ".join(part.current for part in parts), max(part.elapsed_s for part in parts),
+                    max((part.left_s for part in parts if part.left_s is not None), default=None),
+                )  # fmt: skip
+                show_progress(bar, together)
 
         sweep.on_progress = show_lanes
         try:
@@ -213,24 +224,6 @@ def _measure_lanes(console: Console, sweep: ClusterSweep, assumed: Callable[[Lan
                 if lane.writer.count:
                     say(console, f"  quantbench sweep --on ray --resume {lane.writer.folder}")
             raise
-
-
-def _lane_lines(lane: Lane, assumed: Sequence[str]) -> Iterator[str]:
-    yield f"{lane.spec.name}: kept in {lane.writer.folder}/"
-    if assumed:
-        yield f"  assumed: {', '.join(assumed)}"
-    done = {record.key for record in lane.records if record.role == "point"}
-    yield from plan_lines(lane.plan.without(done), already=len(done), devices=lane.expected_members)
-
-
-def _together(parts: Sequence[Progress]) -> Progress:
-    return Progress(
-        total=sum(part.total for part in parts),
-        done=sum(part.done for part in parts),
-        current=" and ".join(part.current for part in parts),
-        elapsed_s=max(part.elapsed_s for part in parts),
-        left_s=max((part.left_s for part in parts if part.left_s is not None), default=None),
-    )
 
 
 def _more(options: SweepOptions, spec: DeviceSpec) -> More | None:

@@ -5,14 +5,12 @@ Entry point: `validate`, loaded by `app`.
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
 
-from quantbench.cli.options import command, gpu_option, json_option, option
+from quantbench.cli.options import command, gpu_option, integers, json_option, option
 from quantbench.cli.output import output, plain_table, print_result, progress_bar, say
 from quantbench.device import lookup
-from quantbench.errors import InputError
 from quantbench.units import duration
 
 
@@ -35,16 +33,14 @@ def validate(
         left_s = (time.monotonic() - begun_s) / step.done * (step.total - step.done) if step.done else 0.0
         show_bar(step.done, step.total, f"{step.text}, {duration(left_s)} left" if step.done else step.text)
 
-    drawn = [part.strip() for part in seeds.split(",")]
-    if not all(re.fullmatch("[0-9]{1,9}", part) for part in drawn):
-        raise InputError("validate", f"--seeds {seeds!r}", "integers, comma separated: 0,1,2")
+    drawn = integers("--seeds", seeds, low=0)
     console, spec = output(stderr=as_json), lookup(gpu)
     begun_s = time.monotonic()
     with threadpool_limits(1), progress_bar(console) as show_bar:
         plan = table_contests(table, spec.name, rows, dtype)
         count = sum(len(contestants) for _, contestants in plan)
         say(console, f"{count} contestants on {table.name} of {spec.name}; learning from {rows} rows")
-        lines = list(run_contests(plan, tuple(map(int, drawn)), show_step))
+        lines = list(run_contests(plan, drawn, show_step))
     columns = (name if name in ("gpu", "protocol", "model") else f">{name}" for name in COLUMNS)
     shown = plain_table(("gpu", "protocol", *columns), [(line.gpu, line.protocol, *cells(line)) for line in lines])
     errors = "errors: median / mean / p95 of |predicted / measured - 1|, in %"

@@ -87,7 +87,11 @@ def compare_cards(records: Iterable[Record]) -> tuple[Card, ...]:
     usual_us = {key: median_low([median(of[key]) for of in times.values() if key in of]) for key in keys}
     own_clock = {label: median(values) for label, values in clocks.items() if values}
     usual_clock = median_high(own_clock.values()) if own_clock else None
-    scatter = _scatter(times)
+    # Relative standard deviation of repeated references on one device, pooled over all. Each group's median uses up one
+    # degree of freedom.
+    groups = [repeats for of_card in times.values() for repeats in of_card.values() if len(repeats) > 1]
+    ratios = [us / median(repeats) for repeats in groups for us in repeats]
+    scatter = noise(ratios) * sqrt(len(ratios) / (len(ratios) - len(groups))) if ratios else 0.0
     cards = []
     for label, of_card in times.items():
         slowdown = median([median(repeated) / usual_us[key] for key, repeated in of_card.items()]) - 1
@@ -96,14 +100,6 @@ def compare_cards(records: Iterable[Record]) -> tuple[Card, ...]:
         throttled = tuple(sorted(reasons[label]))
         cards.append(Card(label, slowdown, error, repeats, own_clock.get(label), usual_clock, throttled))
     return tuple(sorted(cards, key=lambda card: -card.slowdown))
-
-
-def _scatter(times: dict[str, dict[str, list[float]]]) -> float:
-    """Returns the relative standard deviation of repeated references on one device, pooled over all."""
-    groups = [repeats for of_card in times.values() for repeats in of_card.values() if len(repeats) > 1]
-    ratios = [us / median(repeats) for repeats in groups for us in repeats]
-    # Each group's median uses up one degree of freedom.
-    return noise(ratios) * sqrt(len(ratios) / (len(ratios) - len(groups))) if ratios else 0.0
 
 
 def card_lines(cards: Sequence[Card]) -> tuple[str, ...]:

@@ -1,9 +1,8 @@
 """Runs one plan on all devices of one kind of a cluster, into one folder.
 
 Entry points: `Lane`, whose `measure` is called in each device's thread; `DeviceLostError`; the protocols `Host` and
-`ClusterWorker`, which `ray_pool` implements; `Tick`, a callback while waiting. `PointQueue` hands out a point again if
-its device is lost, and to another device after a crash or a timeout. Used by `session`, `ray_pool` and the command
-`sweep`.
+`ClusterWorker`, which `ray_pool` implements; `Tick`, a callback while waiting. Used by `session`, `ray_pool` and the
+command `sweep`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median_low
 from threading import RLock
-from typing import Protocol
+from types import SimpleNamespace
+from typing import Any, Protocol
 
 from quantbench.cluster.cards import reference_set
 from quantbench.device.spec import DeviceSpec
@@ -75,7 +75,7 @@ class _Waiting:
 
 
 class PointQueue:
-    """Thread-safe queue of the points of a plan that are still to be measured.
+    """Thread-safe queue of a plan's missing points: again after the loss of a device, elsewhere after a crash.
 
     keep: function that stores a final record.
     records: records of an earlier part of the run.
@@ -232,7 +232,7 @@ class Lane:
         self.members.add(label)
         self.queue.join(label)
         # The host replaces a worker that died, so the sweep only has to ask again.
-        connected = _Kept(worker)
+        connected: Any = SimpleNamespace(hello=worker.hello, ask=worker.ask, close=lambda: None)
 
         def following(records: object) -> tuple[PlanPoint, ...]:
             """Returns the next point. Waits while other devices are measuring, because one of them may be lost."""
@@ -255,21 +255,14 @@ class Lane:
             )  # fmt: skip
 
         sweep = Sweep(
-            plan=Plan((), self.plan.reference),
-            run_id=self.writer.info.run_id,
-            spec=self.spec,
-            timing=self.options.timing,
-            done=frozenset(),
-            connect=lambda: connected,
-            writer=_Part(partial(self.keep, label=label)),
-            clock=self.clock,
-            on_progress=lambda progress: tick(),
+            plan=Plan((), self.plan.reference), run_id=self.writer.info.run_id, spec=self.spec,
+            timing=self.options.timing, done=frozenset(), connect=lambda: connected,
+            append=partial(self.keep, label=label), clock=self.clock, on_progress=lambda progress: tick(),
             budget_s=None if self.budget_s is None else self.budget_s - (self.clock() - self._start_s),
-            limit_s=self.options.limit_s,
-            more=following,
+            limit_s=self.options.limit_s, more=following,
             interpreter=self.writer.info.environment.get("TRITON_INTERPRET") == "1",
             more_references=reference_set(self.plan),
-        )
+        )  # fmt: skip
         try:
             ending = sweep.run()
         except DeviceLostError:
@@ -312,24 +305,3 @@ class Lane:
         if isinstance(record.outcome, Measured):
             with self._lock:
                 self._first_reference_us.setdefault(record.source, typical_us(record.outcome.measurement.samples_us))
-
-
-@dataclass
-class _Part:
-    """Writer that one device's sweep appends its records to."""
-
-    append: Callable[[Record], None]
-
-
-class _Kept:
-    """Wrapper of a worker whose `begin` and `close` do nothing: its host starts and ends it, not the sweep."""
-
-    def __init__(self, worker: Asked) -> None:
-        self.hello = worker.hello
-        self.ask = worker.ask
-
-    def begin(self, timing: object) -> None:
-        pass
-
-    def close(self) -> None:
-        pass

@@ -16,6 +16,7 @@ from quantbench.measurement import GRADES
 from quantbench.store.folder import Run, RunWriter
 from quantbench.store.record import Failed, Measured, Record, Skipped
 from quantbench.store.run import RunInfo
+from quantbench.units import counted
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) ->
     Raises InputError for fewer than two different runs, a folder passed twice, and differences unless `force`.
     """
     if len(runs) < 2:
-        raise InputError("merge", f"{len(runs)} run{'s' * (len(runs) != 1)}", "two or more")
+        raise InputError("merge", counted(len(runs), "run"), "two or more")
     folders = [run.folder.resolve() for run in runs]
     twice = next((run.folder for run in runs if folders.count(run.folder.resolve()) > 1), None)
     if twice is not None:
@@ -71,7 +72,9 @@ def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) ->
                 others.append(record)
             elif (name := (record.key, kernel)) in points:
                 repeated += 1
-                points[name] = _better(points[name], record)
+                both = (points[name], record)
+                places = {(p.op, *sorted(p.axes.items())): p for one in both for p in one.places}
+                points[name] = replace(min(both, key=_rank), places=tuple(places.values()))
             else:
                 points[name] = record
     infos = [run.info for run in runs]
@@ -93,10 +96,8 @@ def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) ->
 
 
 def _without_copies(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
-    """Removes from each run the records that a longer copy of it has; drops runs without records left.
-
-    Returns the runs in order of their start, and notes on the copies.
-    """
+    """Removes from each run the records that a longer copy of it has; drops runs without records left. Returns the runs
+    in order of their start, and notes on the copies."""
     kept: list[Run] = []
     notes = []
     for run in sorted(sorted(runs, key=lambda run: run.info.started), key=lambda run: -len(run.records)):
@@ -153,12 +154,6 @@ def _shard(info: RunInfo) -> tuple[int, int] | None:
     return None
 
 
-def _better(one: Record, two: Record) -> Record:
-    best = min((one, two), key=_rank)
-    places = {(p.op, *sorted(p.axes.items())): p for p in (*one.places, *two.places)}
-    return replace(best, places=tuple(places.values()))
-
-
 def _rank(record: Record) -> tuple[int, int]:
     match record.outcome:
         case Measured(_, grade):
@@ -170,11 +165,8 @@ def _rank(record: Record) -> tuple[int, int]:
 
 
 def _options(infos: Sequence[RunInfo]) -> tuple[dict[str, Any], list[str]]:
-    """Returns the options of the merged run, and notes on missing parts.
-
-    Parts of one plan get the options of the whole plan. For runs with different options only their ids are stored,
-    because there is no plan to resume.
-    """
+    """Returns the options of the merged run, and notes on missing parts. Parts of one plan get the options of the whole
+    plan. For runs with different options only their ids are stored, because there is no plan to resume."""
     bare = [{name: value for name, value in info.options.items() if name != "shard"} for info in infos]
     if any(options != bare[0] for options in bare):
         return {"merged": [info.run_id for info in infos]}, []

@@ -19,20 +19,9 @@ from typing import Any
 from quantbench.cluster.lane import DeviceLostError, Host, Tick
 from quantbench.errors import InputError, MeasurementError, UnsupportedError
 from quantbench.store.environment import relevant_environment
+from quantbench.store.typed import decode, encode
 from quantbench.sweep.child import Asked, WorkerLostError, WorkerProcess, refusal
-from quantbench.sweep.messages import (
-    Hello,
-    Reply,
-    Request,
-    hello_from_json,
-    hello_to_json,
-    reply_from_json,
-    reply_to_json,
-    request_from_json,
-    request_to_json,
-    timing_from_json,
-    timing_to_json,
-)
+from quantbench.sweep.messages import Hello, Reply, Request, reply_from_json
 from quantbench.timing.options import TimingOptions
 
 _VARIABLE = "QUANTBENCH_DEVICE"
@@ -67,7 +56,7 @@ class DeviceAgent:
             return json.dumps({"refused": str(error)})
         number = self.gpu_number()
         device = f"CPU {self._core or 0}" if number is None else f"GPU {number}"
-        return json.dumps({"label": f"{device} on {socket.gethostname()}", "hello": hello_to_json(worker.hello)})
+        return json.dumps({"label": f"{device} on {socket.gethostname()}", "hello": encode(worker.hello)})
 
     def ask(self, timing: str, request: str, limit_s: float) -> str:
         """Runs one point. Returns JSON {reply}, {lost: [kind, message]} if the worker died, or {refused: reason}.
@@ -77,9 +66,9 @@ class DeviceAgent:
         try:
             worker = self._running()
             if not self._begun:
-                worker.begin(timing_from_json(json.loads(timing)))
+                worker.begin(decode(TimingOptions, json.loads(timing)))
                 self._begun = True
-            reply = worker.ask(request_from_json(json.loads(request)), limit_s, lambda: None)
+            reply = worker.ask(decode(Request, json.loads(request)), limit_s, lambda: None)
         except MeasurementError as error:
             self._end()
             if isinstance(error, WorkerLostError):
@@ -87,7 +76,7 @@ class DeviceAgent:
             return json.dumps({"refused": str(error)})
         if reply.broken:
             self._end()
-        return json.dumps({"reply": reply_to_json(reply)})
+        return json.dumps({"reply": encode(reply)})
 
     def gpu_number(self) -> str | None:
         """Returns the index of the GPU on its node; None on a CPU."""
@@ -110,7 +99,7 @@ def introduction_from_text(text: str) -> tuple[str, Hello]:
     data = json.loads(text)
     if "refused" in data:
         raise refusal("device", data["refused"])
-    return data["label"], hello_from_json(data["hello"])
+    return data["label"], decode(Hello, data["hello"])
 
 
 def reply_from_text(text: str) -> Reply:
@@ -217,11 +206,11 @@ class _RayDevice:
 
     def begin(self, timing: TimingOptions) -> None:
         """Stores the timing options, which are sent with each request because the agent may replace the worker."""
-        self._timing = json.dumps(timing_to_json(timing))
+        self._timing = json.dumps(encode(timing))
 
     def ask(self, request: Request, limit_s: float, tick: Tick) -> Reply:
         """Runs one point. Raises WorkerLostError if the worker process died, DeviceLostError if the actor died."""
-        asked = self._actor.ask.remote(self._timing, json.dumps(request_to_json(request)), limit_s)
+        asked = self._actor.ask.remote(self._timing, json.dumps(encode(request)), limit_s)
         text = _answer(self._ray, asked, limit_s + _START_LIMIT_S + _ANSWER_MARGIN_S, tick, self.label)
         try:
             return reply_from_text(text)

@@ -42,11 +42,9 @@ class _StoppedError(Exception):
 class ClusterSweep:
     """One sweep over `hosts`. After `run`, `lanes` has the runs.
 
-    make_options: function that returns the options for a kind of device, with the wall time of the whole cluster as
-        budget.
-    results: folder for new runs.
+    make_options: function that returns the options for a kind of device; their budget is the cluster's wall time.
     make_more: function that returns a lane's `more`, which adds points when its plan is measured, or None.
-    resume: folder of a run to finish, or None for a new run.
+    resume: folder of a run to finish, or None for a new run in `results`.
     resume_budget_s: wall seconds for the resumed run; None to finish its plan.
     on_note: function called with a message when a device is lost or does not take part.
     on_progress: function called a few times a second during the sweep.
@@ -139,7 +137,7 @@ class ClusterSweep:
     def _lane_of(self, worker: ClusterWorker) -> Lane | None:
         """Waits for the other devices, then returns this device's run; None if the device takes no part."""
         with self._changed:
-            while not self._all_here():
+            while len(self._heard) < len(self.hosts) and self.clock() - (self._first_s or 0.0) <= _STRAGGLERS_S:
                 self._tick()
                 self._changed.wait(_WATCH_S)
             kind = _kind_of(worker.hello)
@@ -150,10 +148,6 @@ class ClusterSweep:
                     return None
                 self.lanes[kind] = lane
             return self.lanes[kind]
-
-    def _all_here(self) -> bool:
-        waited_s = self.clock() - (self._first_s or 0.0)
-        return len(self._heard) >= len(self.hosts) or waited_s > _STRAGGLERS_S
 
     def _open(self, worker: ClusterWorker, members: int, folder: Path | None) -> Lane | None:
         """Opens a new run, or the one in `folder`; returns None if that is of another kind of device."""

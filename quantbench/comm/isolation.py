@@ -2,9 +2,6 @@
 
 Entry points: `idle_traffic_mb_per_s` measures (`traffic_counters` reads its counters); `traffic_warnings`,
 `repeat_line` and `spread_warnings` format messages. Used by the command `comm`.
-
-"We were on a shared internode network and the exact same setup would yield different throughput depending on how many
-other users used the network. It was not working." (How to Maximize Throughput, ml-engineering.)
 """
 
 from __future__ import annotations
@@ -61,15 +58,13 @@ def idle_traffic_mb_per_s(
 
 def traffic_warnings(idle: Sequence[dict[str, float]]) -> list[str]:
     """Formats a message per interface with over 1 MB/s. idle: MB/s by interface, one dictionary per node."""
-    found = []
-    for node, interfaces in enumerate(idle):
-        for name, mb_per_s in interfaces.items():
-            if mb_per_s > _TRAFFIC_MB_PER_S:
-                found.append(
-                    f"{mb_per_s:.0f} MB/s go over {name} of node {node} while this job sends nothing: somebody else "
-                    "uses the network, and figures will differ from run to run. Tune on a network of your own."
-                )
-    return found
+    return [
+        f"{mb_per_s:.0f} MB/s go over {name} of node {node} while this job sends nothing: somebody else uses the "
+        "network, and figures will differ from run to run. Tune on a network of your own."
+        for node, interfaces in enumerate(idle)
+        for name, mb_per_s in interfaces.items()
+        if mb_per_s > _TRAFFIC_MB_PER_S
+    ]
 
 
 def repeat_line(name: str, medians_us: Sequence[float]) -> str:
@@ -94,8 +89,8 @@ def spread_warnings(points: Sequence[tuple[str, Sequence[float]]], medians_us: S
             f"{len(wide)} of {len(points)} points scatter by more than {percent(_SPREAD)}, the worst by "
             f"{percent(worst)} ({name}): the network or the hosts are shared."
         )
-    if len(medians_us) > 1 and max(medians_us) / min(medians_us) - 1 > _DRIFT:
-        apart = max(medians_us) / min(medians_us) - 1
+    apart = max(medians_us, default=1.0) / min(medians_us, default=1.0) - 1
+    if apart > _DRIFT:
         found.append(
             f"The repeated point took {percent(apart)} longer at one time than at another: differences below that "
             "between two settings mean nothing here."

@@ -12,20 +12,6 @@ from quantbench.device.registry import known, lookup
 from quantbench.device.spec import DeviceSpec, DeviceState
 
 __all__ = [
-    "HARMFUL_REASONS",
-    "Absent",
-    "DeviceSpec",
-    "DeviceState",
-    "Limits",
-    "Nvml",
-    "Properties",
-    "current",
-    "default_attention",
-    "default_dtype",
-    "known",
-    "lookup",
-    "match",
-    "monitor",
-    "open_nvml",
-    "warnings_for",
-]
+    "HARMFUL_REASONS", "Absent", "DeviceSpec", "DeviceState", "Limits", "Nvml", "Properties", "current",
+    "default_attention", "default_dtype", "known", "lookup", "match", "monitor", "open_nvml", "warnings_for",
+]  # fmt: skip

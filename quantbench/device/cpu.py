@@ -119,15 +119,12 @@ def parse_cpuinfo(
     mhz = [m for m in (max_mhz, _number(values.get("cpu MHz", ""))) if m]
     return CpuInfo(
         name=values.get("model name") or _ARM_CORES.get(values.get("CPU part", "")) or os.uname().machine,
-        vendor=values.get("vendor_id", ""),
-        family=int(_number(values.get("cpu family", "")) or 0),
+        vendor=values.get("vendor_id", ""), family=int(_number(values.get("cpu family", "")) or 0),
         model=int(_number(values.get("model", "")) or 0),
         flags=frozenset((values.get("flags") or values.get("Features") or "").split()),
-        last_cache_bytes=last_cache_bytes,
-        memory_bytes=memory_bytes,
-        reported_mhz=max(mhz, default=None),
+        last_cache_bytes=last_cache_bytes, memory_bytes=memory_bytes, reported_mhz=max(mhz, default=None),
         exact_clock=exact_clock,
-    )
+    )  # fmt: skip
 
 
 def _last_cache(sysfs: Path) -> int | None:
@@ -195,18 +192,12 @@ def cpu_spec(info: CpuInfo) -> DeviceSpec:
     for dtype, reason in reasons.items():
         source[f"peak_tflops.{dtype}"] = f"{bound}: {rates[dtype]} operations per cycle, {reason}"
     return DeviceSpec(
-        name=cpu_slug(info.name),
-        kind="cpu",
-        sm_count=1,
-        sm_clock_mhz=clock_mhz,
-        l2_bytes=info.last_cache_bytes or _ASSUMED_CACHE_BYTES,
-        smem_per_sm_bytes=0,
-        memory_bytes=info.memory_bytes,
+        name=cpu_slug(info.name), kind="cpu", sm_count=1, sm_clock_mhz=clock_mhz,
+        l2_bytes=info.last_cache_bytes or _ASSUMED_CACHE_BYTES, smem_per_sm_bytes=0, memory_bytes=info.memory_bytes,
         memory_gb_per_s=memory_gb_per_s,
-        peak_tflops={dtype: rate * clock_mhz * 1e-6 for dtype, rate in rates.items()},
-        source=source,
+        peak_tflops={dtype: rate * clock_mhz * 1e-6 for dtype, rate in rates.items()}, source=source,
         registered=False,
-    )
+    )  # fmt: skip
 
 
 def _rates(info: CpuInfo) -> tuple[dict[str, int], dict[str, str]]:

@@ -98,24 +98,18 @@ def _part_of(entry: Entry, properties: Properties, mig_profile: str | None) -> D
         size_gib = round(properties.memory_bytes / _GIB)
         what, suffix = f"{size_gib} GiB of {card.memory_bytes // _GIB}", f"with-{size_gib}gb"
     share = f"estimated: {what} of {card.name}"
+    reported_l2 = None if card.kind == "rocm" else properties.l2_bytes  # AMD reports the L2 below its Infinity Cache
     reported, shared = ("sm_count", "memory_bytes"), ("l2_bytes", "memory_gb_per_s", "peak_tflops")
     part = replace(
-        card,
-        name=f"{card.name}-{suffix}".replace(".", "-"),
-        sm_count=properties.sm_count,
+        card, name=f"{card.name}-{suffix}".replace(".", "-"), sm_count=properties.sm_count,
         memory_bytes=properties.memory_bytes,
-        l2_bytes=_last_level_bytes(card, properties) or int(card.l2_bytes * memory_share),
+        l2_bytes=reported_l2 or int(card.l2_bytes * memory_share),
         memory_gb_per_s=card.memory_gb_per_s * memory_share,
         peak_tflops={dtype: peak * sm_share for dtype, peak in card.peak_tflops.items()},
         source={**card.source, **dict.fromkeys(reported, _REPORTED), **dict.fromkeys(shared, share)},
         registered=False,
-    )
+    )  # fmt: skip
     return _with_reported_clock(part, properties)
-
-
-def _last_level_bytes(card: DeviceSpec, properties: Properties) -> int | None:
-    """Returns the reported last-level cache; None on an AMD GPU, which reports the L2 below its Infinity Cache."""
-    return None if card.kind == "rocm" else properties.l2_bytes
 
 
 def _unknown_amd(properties: Properties) -> DeviceSpec:

@@ -145,14 +145,6 @@ class Nvml:
             note="; ".join(notes),
         )
 
-    def sm_clock_mhz(self) -> float | None:
-        """Reads only the SM clock in MHz, fast enough for every sample."""
-        return self._number([], "SM clock", "nvmlDeviceGetClockInfo", _CLOCK_SM)
-
-    def throttle_reasons(self) -> tuple[str, ...]:
-        """Reads the active clock event reasons; empty if there are none or NVML does not report them."""
-        return self._reasons([])
-
     def limits(self) -> Limits:
         notes: list[str] = []
         number = partial(self._number, notes)
@@ -166,17 +158,12 @@ class Nvml:
         bus_bits = number("memory bus width", "nvmlDeviceGetMemoryBusWidth")
         slowdown_c = number("slowdown temperature", "nvmlDeviceGetTemperatureThreshold", _THRESHOLD_SLOWDOWN)
         return Limits(
-            driver_version=None if driver_version is None else str(driver_version),
-            max_sm_clock_mhz=max_sm_mhz,
-            max_memory_clock_mhz=max_memory_mhz,
-            application_sm_mhz=application_mhz,
-            memory_bus_bits=None if bus_bits is None else int(bus_bits),
-            power_limit_w=power_w,
-            default_power_limit_w=default_w,
-            slowdown_c=slowdown_c,
-            persistence=None if persistence is None else bool(persistence),
-            note="; ".join(notes),
-        )
+            driver_version=None if driver_version is None else str(driver_version), max_sm_clock_mhz=max_sm_mhz,
+            max_memory_clock_mhz=max_memory_mhz, application_sm_mhz=application_mhz,
+            memory_bus_bits=None if bus_bits is None else int(bus_bits), power_limit_w=power_w,
+            default_power_limit_w=default_w, slowdown_c=slowdown_c,
+            persistence=None if persistence is None else bool(persistence), note="; ".join(notes),
+        )  # fmt: skip
 
     def _ask(self, notes: list[str], what: str, function: str, *arguments: Any) -> Any:
         """Calls an NVML function. Returns None and adds the reason to `notes` if it fails or does not exist."""

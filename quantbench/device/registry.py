@@ -82,7 +82,8 @@ def lookup(name: str) -> DeviceSpec:
         return exact
     words = _words_of(name)
     model = _model_of("-".join(words))
-    found = [slug for slug in by_slug if words and all(_has_word(slug, word) for word in words)]
+    parts = {slug: {*slug.split("-"), *(["sxm"] if "-sxm" in slug else [])} for slug in by_slug}
+    found = [slug for slug in by_slug if words and parts[slug].issuperset(words)]
     candidates = [slug for slug in found if _model_of(slug) == model] or found
     if len({_model_of(slug) for slug in candidates}) == 1:
         return max((by_slug[slug] for slug in candidates), key=lambda spec: ("-sxm" in spec.name, spec.memory_bytes))
@@ -98,10 +99,6 @@ def _words_of(name: str) -> list[str]:
     """Splits a name into the words of a slug: `NVIDIA A100_80GiB` into a100, 80gb."""
     words = re.split(r"[-_\s]+", name.strip().lower())
     return [_MEMORY_SIZE.sub(r"\1gb", word) for word in words if word and word not in _MAKERS]
-
-
-def _has_word(slug: str, word: str) -> bool:
-    return any(part == word or (word == "sxm" and part.startswith("sxm")) for part in slug.split("-"))
 
 
 def _model_of(slug: str) -> str:

@@ -180,20 +180,13 @@ def _expert_exchange(row: dict[str, Any]) -> Collective | str:
     return Collective("all_to_all", sent, row["ep_size"], dtype, row["node_num"])
 
 
-def _place(work: Workload) -> Place:
-    """Returns the sizes that the workload's table varies."""
-    if isinstance(work, Attention):
-        axes = {"mbs": work.batch, "seq": work.seq_k, "heads": work.heads, "kv_heads": work.kv_heads,
-                "head_dim": work.head_dim}  # fmt: skip
-        return Place(axes, "attention")
-    if isinstance(work, Collective):
-        return Place({"message_bytes": work.message_bytes, "num_gpus": work.num_gpus}, work.op)
-    if isinstance(work, MoE):
-        axes = {"tokens": work.tokens, "hidden": work.hidden, "expert_ffn": work.expert_ffn, "top_k": work.top_k,
-                "num_experts": work.num_experts, "tp": work.tp, "ep": work.ep}  # fmt: skip
-        return Place(axes, "moe")
-    assert isinstance(work, Gemm)
-    return Place({"m": work.m, "n": work.n, "k": work.k}, "gemm")
+# Axis by the field of a workload that its table varies.
+_AXES: dict[type, dict[str, str]] = {
+    Attention: {"mbs": "batch", "seq": "seq_k", "heads": "heads", "kv_heads": "kv_heads", "head_dim": "head_dim"},
+    Collective: {name: name for name in ("message_bytes", "num_gpus")},
+    MoE: {name: name for name in ("tokens", "hidden", "expert_ffn", "top_k", "num_experts", "tp", "ep")},
+    Gemm: {name: name for name in "mnk"},
+}
 
 
 _ATTENTION_COLUMNS = ("batch_size", "isl", "num_heads", "head_dim", "attn_dtype", "latency")
@@ -232,13 +225,9 @@ DEFAULT_KINDS = ("gemm", "context_attention", "nccl")
 
 
 def find_tables(
-    system: str,
-    *,
-    backend: str | None = None,
-    version: str | None = None,
-    kinds: Sequence[str] = DEFAULT_KINDS,
+    system: str, *, backend: str | None = None, version: str | None = None, kinds: Sequence[str] = DEFAULT_KINDS,
     root: Path | None = None,
-) -> tuple[list[TableFile], list[str]]:
+) -> tuple[list[TableFile], list[str]]:  # fmt: skip
     """Returns the tables of a system, and a message for each missing one of `kinds`.
 
     system: the package's name of the system, or a device slug.
@@ -318,8 +307,16 @@ def read_rows(table: TableFile, *, dtypes: Sequence[str] = ()) -> Rows:
     """
     kind = TABLES[table.kind]
     found = Rows()
-    rows = enumerate(_parquet_rows(table.path, kind.columns))
-    for number, raw in ((number, part) for number, row in rows for part in kind.split(row, table.system)):
+    content = read_parquet(_WHO, table.path)
+    missing = next((name for name in kind.columns if name not in content.column_names), None)
+    if missing is not None:
+        what = f"{table.path.name} has no column {missing!r} (it has {', '.join(content.column_names)})"
+        raise InputError(_WHO, what, ", ".join(kind.columns))
+    try:
+        rows = content.to_pylist()
+    except UnicodeDecodeError as error:
+        raise StoreError(_WHO, f"{table.path} ({error})", "a Parquet file") from None
+    for number, raw in ((number, part) for number, row in enumerate(rows) for part in kind.split(row, table.system)):
         try:
             workload = kind.read(raw)
         except (InputError, KeyError, AttributeError, TypeError) as error:
@@ -331,28 +328,13 @@ def read_rows(table: TableFile, *, dtypes: Sequence[str] = ()) -> Rows:
         else:
             source = str(raw.get("kernel_source", ""))
             kernel = None if source.lower() in _NOT_KERNELS else source or None
-            provider = _provider(table, source)
-            found.rows.append(Row(workload, raw["latency"] * 1e3, provider, _place(workload), kernel, f"row {number}"))
+            # The framework, with its variant if the table names one: `sglang`, `vllm.flash_attn_fa3`.
+            variant = source.lower().removeprefix(f"{table.backend}_")
+            provider = table.backend if variant in _NOT_KERNELS or not variant else f"{table.backend}.{variant}"
+            axes = {axis: getattr(workload, name) for axis, name in _AXES[type(workload)].items()}
+            place = Place(axes, getattr(workload, "op", workload.kind))
+            found.rows.append(Row(workload, raw["latency"] * 1e3, provider, place, kernel, f"row {number}"))
     return found
-
-
-def _provider(table: TableFile, kernel_source: str) -> str:
-    """Returns the framework, with its variant if the table names one: `sglang`, `vllm.flash_attn_fa3`."""
-    variant = kernel_source.lower().removeprefix(f"{table.backend}_")
-    return table.backend if variant in _NOT_KERNELS or not variant else f"{table.backend}.{variant}"
-
-
-def _parquet_rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, Any]]:
-    table = read_parquet(_WHO, path)
-    try:
-        rows: list[dict[str, Any]] = table.to_pylist()
-    except UnicodeDecodeError as error:
-        raise StoreError(_WHO, f"{path} ({error})", "a Parquet file") from None
-    missing = [name for name in columns if name not in table.column_names]
-    if missing:
-        there = ", ".join(table.column_names)
-        raise InputError(_WHO, f"{path.name} has no column {missing[0]!r} (it has {there})", ", ".join(columns))
-    return rows
 
 
 def origin_of(table: TableFile, *, run_id: str | None = None) -> Origin:

@@ -17,7 +17,7 @@ from pathlib import Path
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.importers.csv_table import CsvFile, CsvRow
-from quantbench.importers.runs import Origin, Row, Rows, dtype_name, file_origin, require_gpu
+from quantbench.importers.runs import Origin, Row, Rows, dtype_name, file_origin, rows_of_gpu
 from quantbench.launch import Launch
 from quantbench.providers import kernel_names
 from quantbench.store.record import Place
@@ -42,15 +42,13 @@ def read_rows(path: Path, spec: DeviceSpec, *, dtype: str | None = None) -> Rows
         units=("cu_num", "compute_units"), m=("M", "m"), n=("N", "n"), k=("K", "k"), time=("us", "latency_us"),
         kernel=("kernelName", "kernel"), split=("splitK", "split_k"),
     )  # fmt: skip
-    found, there = Rows(), set()
-    here = f"a {spec.architecture} with {spec.sm_count} compute units"
-    for row in file.rows():
+
+    def gpu_of(row: CsvRow) -> str:
         gfx = row.text("gfx") if "gfx" in file.columns else spec.architecture
-        which = f"a {gfx} with {row.integer(names['units'])} compute units"
-        there.add(which)
-        if which != here:
-            found.left_out[f"rows of {which}"] += 1
-            continue
+        return f"a {gfx} with {row.integer(names['units'])} compute units"
+
+    found, here = Rows(), f"a {spec.architecture} with {spec.sm_count} compute units"
+    for row in rows_of_gpu(_WHO, path, file.rows(), gpu_of, here, found):
         form = _dtype(file, row, dtype)
         kernel = row.text(names["kernel"])
         if form == "mxfp4" and re.search(r"a8w8|_F8_F8_", kernel):
@@ -61,7 +59,6 @@ def read_rows(path: Path, spec: DeviceSpec, *, dtype: str | None = None) -> Rows
         place = Place({"m": work.m, "n": work.n, "k": work.k}, "gemm")
         where = f"line {row.line}"
         found.rows.append(Row(work, row.number(names["time"]), "aiter", place, where=where, launch=launch))
-    require_gpu(_WHO, path, here, there)
     return found
 
 
@@ -90,7 +87,8 @@ def _launch_of(kernel: str, split: int) -> Launch:
 
 
 def origin_of(path: Path, spec: DeviceSpec, *, run_id: str | None = None) -> Origin:
-    made = file_origin(path, "aiter", spec.name, run_id, f"aiter, best of a search, {spec.name}, ")
     note = "a time is the best of a search over the kernels of several libraries, not the choice of one of them"
     caveats = ("imported: the best time of a search over kernels; spread, clock and cache state not recorded",)
-    return replace(made, software={"aiter": "not stated"}, caveats=caveats, notes=(note,))
+    what = f"aiter, best of a search, {spec.name}, "
+    software = {"aiter": "not stated"}
+    return file_origin(path, "aiter", spec.name, run_id, what, software=software, caveats=caveats, notes=(note,))

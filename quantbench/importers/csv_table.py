@@ -212,7 +212,8 @@ def read_rows(path: Path, mapped: Mapped, *, dtype: str | None = None, provider:
     sizes = [name for name in (*kind.needed, *kind.optional) if name not in (*_WORDS, "causal")]
     found = Rows()
     for row in file.rows():
-        values = {"dtype": dtype, **{name: _value(row, name, columns[name]) for name in columns if _is_of_work(name)}}
+        own = (name for name in columns if name == "dtype" or name not in _COMMON)
+        values = {"dtype": dtype, **{name: _value(row, name, columns[name]) for name in own}}
         work = cast(Workload, row.made(kind.make, **values))
         who = row.text(columns["provider"]) if "provider" in columns else provider
         kernel = row.text(columns["kernel"]) if "kernel" in columns else None
@@ -220,10 +221,6 @@ def read_rows(path: Path, mapped: Mapped, *, dtype: str | None = None, provider:
         at = Place({name: getattr(work, name) for name in sizes}, getattr(work, "op", work.kind))
         found.rows.append(Row(work, latency_us, who or provider, at, kernel or None, f"line {row.line}"))
     return found
-
-
-def _is_of_work(name: str) -> bool:
-    return name == "dtype" or name not in _COMMON
 
 
 def _value(row: CsvRow, name: str, column: str) -> object:
@@ -237,4 +234,4 @@ def _value(row: CsvRow, name: str, column: str) -> object:
 def origin_of(path: Path, mapped: Mapped, *, run_id: str | None = None) -> Origin:
     """Describes the origin of a table: the file and the mapping of its columns."""
     text = ",".join(f"{name}={column}" for name, column in mapped.columns.items()) + f":{mapped.unit}"
-    return file_origin(path, "csv", mapped.kind, run_id, map=text)
+    return file_origin(path, "csv", mapped.kind, run_id, columns=text)

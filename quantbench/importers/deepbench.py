@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, StoreError
 from quantbench.files import open_text, reason
 from quantbench.importers.csv_table import CsvFile, CsvRow
-from quantbench.importers.runs import UNITS_US, Origin, Row, Rows, dtype_name, file_origin, require_gpu, slug_of
+from quantbench.importers.runs import UNITS_US, Origin, Row, Rows, dtype_name, file_origin, rows_of_gpu, slug_of
 from quantbench.store.record import Place
 from quantbench.workload import Gemm
 
@@ -42,14 +41,14 @@ def read_rows(path: Path, spec: DeviceSpec, *, dtype: str | None = None) -> Rows
 
     Raises InputError for a file of another layout, or without a row of this GPU.
     """
-    found, there = Rows(), set()
-    for row in _rows(path):
+
+    def gpu_of(row: CsvRow) -> str:
+        gpu = _names(path.name, tuple(row.cells)).get("gpu")
+        return spec.name if gpu is None else slug_of(row.text(gpu))
+
+    found = Rows()
+    for row in rows_of_gpu(_WHO, path, _rows(path), gpu_of, spec.name, found):
         names = _names(path.name, tuple(row.cells))
-        slug = slug_of(row.text(names["gpu"])) if "gpu" in names else spec.name
-        there.add(slug)
-        if slug != spec.name:
-            found.left_out[f"rows of {slug}"] += 1
-            continue
         form = row.text(names["dtype"]) if "dtype" in names else dtype
         if not form:
             raise InputError(_WHO, f"{path.name} states no dtype", "--dtype fp32, or a column precision")
@@ -60,7 +59,6 @@ def read_rows(path: Path, spec: DeviceSpec, *, dtype: str | None = None) -> Rows
         latency_us = row.number(names["time"]) * UNITS_US[unit]
         place = Place({"m": work.m, "n": work.n, "k": work.k}, "gemm")
         found.rows.append(Row(work, latency_us, "cublas", place, where=f"line {row.line}"))
-    require_gpu(_WHO, path, spec.name, there)
     return found
 
 
@@ -105,7 +103,7 @@ def _rows(path: Path) -> Iterator[CsvRow]:
 
 def origin_of(path: Path, spec: DeviceSpec, *, run_id: str | None = None) -> Origin:
     """Describes the origin of a table and how it was timed."""
-    made = file_origin(path, "deepbench", spec.name, run_id, f"DeepBench, {spec.name}, ")
     caveats = ("imported: the mean of 400 calls in a row, C added to; spread, clock and cache state not recorded",)
     note = "a time is the mean of 400 calls of cublasGemmEx in a row by the host's clock; C is read too (beta = 1)"
-    return replace(made, software={"cublas": "not stated"}, caveats=caveats, notes=(note,))
+    what, software = f"DeepBench, {spec.name}, ", {"cublas": "not stated"}
+    return file_origin(path, "deepbench", spec.name, run_id, what, software=software, caveats=caveats, notes=(note,))

@@ -11,13 +11,12 @@ long that is.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.importers.csv_table import CsvFile, CsvRow
-from quantbench.importers.runs import Origin, Row, Rows, file_origin, require_gpu, slug_of
+from quantbench.importers.runs import Origin, Row, Rows, file_origin, rows_of_gpu, slug_of
 from quantbench.launch import Launch
 from quantbench.providers.identity import KernelEvent, launch_of
 from quantbench.store.record import Place
@@ -41,13 +40,8 @@ def read_rows(path: Path, spec: DeviceSpec) -> Rows:
         **{f"block_{axis}": (f"Block {axis}", f"block_{axis}") for axis in "xy"},
     )  # fmt: skip
     sizes = {"batch": "B", "m": "M", "n": "K", "k": "N", "rows": "B", "cols": "H"} if published else {}
-    found, there = Rows(), set()
-    for row in file.rows():
-        slug = slug_of(row.text(names["gpu"]))
-        there.add(slug)
-        if slug != spec.name:
-            found.left_out[f"rows of {slug}"] += 1
-            continue
+    found = Rows()
+    for row in rows_of_gpu(_WHO, path, file.rows(), lambda row: slug_of(row.text(names["gpu"])), spec.name, found):
         work = _workload(file, row, row.text(names["op"]), sizes)
         if isinstance(work, str):
             found.left_out[work] += 1
@@ -57,7 +51,6 @@ def read_rows(path: Path, spec: DeviceSpec) -> Rows:
         place = Place({name: getattr(work, name) for name in shape}, row.text(names["op"]))
         latency_us = row.number(names["time"]) * 1e3
         found.rows.append(Row(work, latency_us, "torch", place, where=f"line {row.line}", launch=launch))
-    require_gpu(_WHO, path, spec.name, there)
     return found
 
 
@@ -92,11 +85,11 @@ def _launch_of(row: CsvRow, names: dict[str, str], work: Gemm | Softmax, spec: D
 
 def origin_of(path: Path, found: Rows, spec: DeviceSpec, *, run_id: str | None = None) -> Origin:
     """Describes the origin of a table: how it was timed, and how long the launch in its times is."""
-    made = file_origin(path, "neusight", spec.name, run_id, f"NeuSight, {spec.name}, ")
     caveats = ("imported: the mean of the fastest 5 of 25 calls with the launch from Python; clock not recorded",)
-    return replace(
-        made, software={"torch": "not stated"}, mode="events", caveats=caveats, notes=_launch_note(found, spec)
-    )
+    return file_origin(
+        path, "neusight", spec.name, run_id, f"NeuSight, {spec.name}, ", software={"torch": "not stated"},
+        mode="events", caveats=caveats, notes=_launch_note(found, spec),
+    )  # fmt: skip
 
 
 def _launch_note(found: Rows, spec: DeviceSpec) -> tuple[str, ...]:

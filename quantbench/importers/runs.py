@@ -1,7 +1,7 @@
 """Writes imported tables as runs, with one record per workload, provider and kernel.
 
 Entry points: `write_run`, and `summary_lines` for its result, used by the command `import` and by tools; `records_of`,
-used by tools; the types `Row`, `Rows` and `Origin`, the functions `dtype_name`, `file_origin`, `digest`, `require_gpu`,
+used by tools; the types `Row`, `Rows` and `Origin`, the functions `dtype_name`, `file_origin`, `digest`, `rows_of_gpu`,
 `slug_of`, and `UNITS_US`, used by the readers of tables in this package.
 """
 
@@ -10,14 +10,16 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain
 from math import isfinite
 from operator import add
 from pathlib import Path
 from statistics import median
+from typing import Any, TypeVar
 
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec, DeviceState
@@ -31,8 +33,10 @@ from quantbench.store.folder import RunWriter
 from quantbench.store.record import Measured, Place, Record, Skipped, record_key
 from quantbench.store.run import RunInfo, now_text, read_run_info
 from quantbench.timing.options import TimingOptions
-from quantbench.units import latency
+from quantbench.units import counted, latency
 from quantbench.workload import Collective, Workload
+
+_T = TypeVar("_T")
 
 # Bounds of a table's median of time / roofline. The packaged tables have 0.6 to 3.7, small shapes in a cache down to
 # 0.05; with a unit wrong by a factor of 1,000 they have less than 0.004 or more than 500.
@@ -108,7 +112,7 @@ class Origin:
     run_id: name of the run, the same for the same table.
     source: package, version, table and framework in one line.
     options: description of the table in run.json (importer, file, sha256, …).
-    mode, cache: timing mode and cache state, if known.
+    mode: timing mode, if known.
     caveats: reasons stored with the grade of every record.
     notes: what readers of the times must know, shown at the import and stored in run.json.
     """
@@ -118,7 +122,6 @@ class Origin:
     software: dict[str, str]
     options: dict[str, str]
     mode: str = "unknown"
-    cache: str = "unknown"
     caveats: tuple[str, ...] = ("imported: spread, clock and cache state were not recorded",)
     notes: tuple[str, ...] = ()
 
@@ -132,8 +135,22 @@ def slug_of(name: str) -> str:
         return name
 
 
-def require_gpu(operation: str, path: Path, here: str, there: Collection[str]) -> None:
-    """Raises InputError if the GPU `here` is not one of those of the table, `there`."""
+def rows_of_gpu(
+    operation: str, path: Path, rows: Iterable[_T], gpu_of: Callable[[_T], str], here: str, found: Rows
+) -> Iterator[_T]:
+    """Yields the rows of the GPU `here`, and counts the others as left out.
+
+    gpu_of: function from a row to its GPU.
+    Raises InputError after the last row if the table has no row of `here`.
+    """
+    there: set[str] = set()
+    for row in rows:
+        gpu = gpu_of(row)
+        there.add(gpu)
+        if gpu == here:
+            yield row
+        else:
+            found.left_out[f"rows of {gpu}"] += 1
     if there and here not in there:
         raise InputError(operation, f"{path.name} has no row of {here}", "one of " + ", ".join(sorted(there)))
 
@@ -142,15 +159,21 @@ def digest(path: Path) -> str:
     return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
-def file_origin(path: Path, importer: str, table: str, run_id: str | None, what: str = "", **options: str) -> Origin:
-    """Describes the origin of a table in a file of its own. what: prefix of the digest in the source's line."""
+def file_origin(
+    path: Path, importer: str, table: str, run_id: str | None, what: str = "", columns: str = "", **more: Any
+) -> Origin:
+    """Describes the origin of a table in a file of its own.
+
+    what: prefix of the digest in the source's line.
+    columns: mapping of the table's columns, if it was typed.
+    more: other fields of `Origin`.
+    """
     sha256 = digest(path)
+    options = {"importer": importer, "table": table, "file": path.name, "sha256": sha256}
     return Origin(
-        run_id=run_id or f"{importer}-{table}-{sha256[:8]}",
-        source=f"{path.name} ({what}sha256 {sha256[:8]})",
-        software={},
-        options={"importer": importer, "table": table, "file": path.name, "sha256": sha256, **options},
-    )
+        run_id or f"{importer}-{table}-{sha256[:8]}", f"{path.name} ({what}sha256 {sha256[:8]})",
+        options=options | ({"map": columns} if columns else {}), **{"software": {}, **more},
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -196,7 +219,12 @@ def write_run(
     begun = time.perf_counter()
     folder = results / spec.name / origin.run_id
     if os.path.exists(folder):
-        return _existing(folder, origin)
+        info = read_run_info(folder)
+        same = info.source == origin.source and all(info.options.get(k) == v for k, v in origin.options.items())
+        if not same or info.how_ended != "complete":
+            what = "is an import that did not finish" if same else "holds another table"
+            raise StoreError("import", f"{folder} {what}", "another --run-id, or that folder removed")
+        return ImportSummary(folder, origin.source, existed=True)
     if not units_are_right:
         _require_plausible(found.rows, spec)
     records = list(records_of(found.rows, origin, spec))
@@ -207,23 +235,14 @@ def write_run(
         share = "all" if letters["rejected"] == letters.total() else f"{letters['rejected']:,} of"
         fastest = f"{share} {letters.total():,} figures are above the peak of {spec.name}"
         raise InputError("import", fastest, "times that it can reach: the right --gpu, dtype and unit")
-    axes: dict[str, set[int]] = {}
-    for row in found.rows:
-        for name, value in row.place.axes.items():
-            axes.setdefault(name, set()).add(value)
+    axes: dict[str, set[int]] = defaultdict(set)
+    for name, value in chain.from_iterable(row.place.axes.items() for row in found.rows):
+        axes[name].add(value)
     info = RunInfo(
-        run_id=origin.run_id,
-        device=spec,
-        state=_UNKNOWN_STATE,
-        software=origin.software,
-        axes={name: sorted(values) for name, values in axes.items()},
-        options={**origin.options, "left_out": dict(found.left_out), "notes": list(origin.notes)},
-        seed=0,
-        environment={},
-        started=now_text(),
-        origin="imported",
-        source=origin.source,
-    )
+        origin.run_id, spec, _UNKNOWN_STATE, origin.software, {name: sorted(values) for name, values in axes.items()},
+        {**origin.options, "left_out": dict(found.left_out), "notes": list(origin.notes)}, seed=0, environment={},
+        started=now_text(), origin="imported", source=origin.source,
+    )  # fmt: skip
     with RunWriter.create(results, info) as writer:
         writer.extend(records)
         writer.update(replace(info, ended=now_text(), how_ended="complete"))
@@ -231,56 +250,33 @@ def write_run(
     repeated = _repeated(found.rows)
     no_tile = sum(record.launch is not None and record.launch.tile is None for record in records)
     return ImportSummary(
-        folder=folder,
-        source=origin.source,
-        rows=found.total,
-        records=len(records),
-        rejected=letters["rejected"],
-        cached=letters["D"],
-        no_time=len(timeless),
-        repeated=len(repeated),
-        no_tile=no_tile,
-        notes=(*origin.notes, *_notes(timeless, repeated, no_tile)),
-        left_out=dict(found.left_out),
+        folder, origin.source, found.total, len(records), letters["rejected"], letters["D"], len(timeless),
+        len(repeated), no_tile, (*origin.notes, *_notes(timeless, repeated, no_tile)), dict(found.left_out),
         seconds=time.perf_counter() - begun,
-    )
-
-
-def _existing(folder: Path, origin: Origin) -> ImportSummary:
-    info = read_run_info(folder)
-    same = info.source == origin.source and all(info.options.get(k) == v for k, v in origin.options.items())
-    if not same or info.how_ended != "complete":
-        what = "holds another table" if not same else "is an import that did not finish"
-        raise StoreError("import", f"{folder} {what}", "another --run-id, or that folder removed")
-    return ImportSummary(folder, origin.source, existed=True)
+    )  # fmt: skip
 
 
 def records_of(rows: list[Row], origin: Origin, spec: DeviceSpec) -> Iterator[Record]:
     """Yields one record per workload, provider and launch, whose samples are the rows in the table's order."""
     timing = TimingOptions()
-    groups: dict[tuple[Workload, str, Launch | None], list[Row]] = {}
+    groups: dict[tuple[Workload, str, Launch | None], list[Row]] = defaultdict(list)
     for row in rows:
         launch = row.launch or (None if row.kernel is None else _launch(row.kernel))
-        groups.setdefault((row.workload, row.provider, launch), []).append(row)
+        groups[row.workload, row.provider, launch].append(row)
     for (workload, provider, launch), group in groups.items():
         samples = tuple(row.latency_us for row in group if row.has_time)
         outcome: Measured | Skipped
         if samples:
-            outcome = Measured(_measurement(samples, origin), _grade(workload, median(samples), spec, origin))
+            state = _UNKNOWN_STATE
+            measurement = Measurement(samples, (), (), "imported", origin.mode, "unknown", state, state)
+            outcome = Measured(measurement, _grade(workload, median(samples), spec, origin))
         else:
             outcome = Skipped(f"the table gives no time: {group[0].latency_us:g} µs")
         places = {(p.op, *p.axes.items()): p for p in (row.place for row in group)}
         yield Record(
-            run_id=origin.run_id,
-            key=record_key(workload, provider, timing),
-            workload=workload,
-            provider=provider,
-            outcome=outcome,
-            launch=launch,
-            places=tuple(places.values()),
-            origin="imported",
-            source=origin.source,
-        )
+            origin.run_id, record_key(workload, provider, timing), workload, provider, outcome, launch,
+            tuple(places.values()), origin="imported", source=origin.source,
+        )  # fmt: skip
 
 
 @cache
@@ -303,25 +299,17 @@ def _require_plausible(rows: list[Row], spec: DeviceSpec) -> None:
     ratio = median(row.latency_us / roofline_us(row.workload, spec) for row in judged)
     if _FASTEST <= ratio <= _SLOWEST:
         return
-    expected = "times in the unit that was stated, or --units-are-right"
-    example = f"such as {_times(judged[:1])}"
-    if ratio > _SLOWEST:
-        said = f"the median time is {_rounded(ratio)} times what {spec.name} should take, {example}"
-    else:
-        said = f"the median time is 1/{_rounded(1 / ratio)} of what {spec.name} should take, {example}"
-    raise InputError("import", said, expected)
-
-
-def _rounded(ratio: float) -> str:
-    return f"{float(f'{ratio:.2g}'):,.0f}"
+    times = f"{float(f'{ratio:.2g}'):,.0f} times" if ratio > 1 else f"1/{float(f'{1 / ratio:.2g}'):,.0f} of"
+    said = f"the median time is {times} what {spec.name} should take, such as {_times(judged[:1])}"
+    raise InputError("import", said, "times in the unit that was stated, or --units-are-right")
 
 
 def _repeated(rows: list[Row]) -> list[list[Row]]:
     """Groups rows of one workload and provider with different times, those that differ most first."""
-    groups: dict[tuple[Workload, str], list[Row]] = {}
+    groups: dict[tuple[Workload, str], list[Row]] = defaultdict(list)
     for row in rows:
         if row.has_time:
-            groups.setdefault((row.workload, row.provider), []).append(row)
+            groups[row.workload, row.provider].append(row)
     found = [sorted(group, key=lambda row: row.latency_us) for group in groups.values() if len(group) > 1]
     found = [group for group in found if group[0].latency_us < group[-1].latency_us]
     return sorted(found, key=lambda group: group[0].latency_us / group[-1].latency_us)
@@ -338,26 +326,13 @@ def _notes(timeless: Sequence[Row], repeated: Sequence[list[Row]], no_tile: int)
     """Yields one line about each kind of irregular row, with examples."""
     if timeless:
         shown = "; ".join(_times([row]) for row in timeless[:_MOST_NAMED]) + ("; …" * (len(timeless) > _MOST_NAMED))
-        yield f"{_counted(len(timeless), 'row')} without a time above 0: {shown}"
+        yield f"{counted(len(timeless), 'row')} without a time above 0: {shown}"
     if repeated:
         worst = repeated[0]
-        times = f"{_counted(len(repeated), 'shape')} more than once with different times, kept as samples; most apart: "
+        times = f"{counted(len(repeated), 'shape')} more than once with different times, kept as samples; most apart: "
         yield times + _times([worst[0], worst[-1]])
     if no_tile:
-        yield f"{_counted(no_tile, 'record')} with a kernel name that has no tile"
-
-
-def _measurement(samples_us: tuple[float, ...], origin: Origin) -> Measurement:
-    return Measurement(
-        samples_us=samples_us,
-        clocks_mhz=(),
-        discarded=(),
-        stopped_by="imported",
-        mode=origin.mode,
-        cache=origin.cache,
-        state_before=_UNKNOWN_STATE,
-        state_after=_UNKNOWN_STATE,
-    )
+        yield f"{counted(no_tile, 'record')} with a kernel name that has no tile"
 
 
 def _grade(workload: Workload, latency_us: float, spec: DeviceSpec, origin: Origin) -> Grade:
@@ -376,16 +351,12 @@ def _grade(workload: Workload, latency_us: float, spec: DeviceSpec, origin: Orig
     return Grade("C", origin.caveats)
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def summary_lines(summary: ImportSummary) -> list[str]:
     if summary.existed:
         return [f"{summary.source}", f"  imported before, unchanged: {summary.folder}"]
     lines = [
         f"{summary.source}",
-        f"  {_counted(summary.rows, 'row')} read, {_counted(summary.records, 'record')} written in "
+        f"  {counted(summary.rows, 'row')} read, {counted(summary.records, 'record')} written in "
         f"{summary.seconds:.1f} s",
     ]
     if summary.rejected:

@@ -89,21 +89,16 @@ def summarize(name: str, found: Iterations, given: Mapping[str, int] | None = No
     seq = _finite(found.seq)
     interval = median_interval(tokens) if len(tokens) else None
     return TrainingSummary(
-        name=name,
-        **{degree: degrees.get(degree) for degree in ("gpus", "tp", "pp", "dp", "mbs")},
-        gbs=int(found.values["gbs"][-1]),
-        seq=round(float(seq[-1])) if len(seq) else None,
-        iterations=int(found.final.sum()),
-        restarts=int(found.segment[-1]),
-        skipped=int(np.nansum(found.values["skipped"])),
-        nan_losses=len(losses) - len(numbers) if len(numbers) else 0,
+        name=name, **{degree: degrees.get(degree) for degree in ("gpus", "tp", "pp", "dp", "mbs")},
+        gbs=int(found.values["gbs"][-1]), seq=round(float(seq[-1])) if len(seq) else None,
+        iterations=int(found.final.sum()), restarts=int(found.segment[-1]),
+        skipped=int(np.nansum(found.values["skipped"])), nan_losses=len(losses) - len(numbers) if len(numbers) else 0,
         sec_per_it=float(np.median(found.values["elapsed_s"][steady])),
         tokens_per_s=float(np.median(tokens)) if len(tokens) else None,
         tokens_per_s_low=None if interval is None else interval.low,
         tokens_per_s_high=None if interval is None else interval.high,
         tflops=float(np.median(tflops)) if len(tflops) else None,
-        first_loss=float(numbers[0]) if len(numbers) else None,
-        last_loss=float(numbers[-1]) if len(numbers) else None,
+        first_loss=float(numbers[0]) if len(numbers) else None, last_loss=float(numbers[-1]) if len(numbers) else None,
         left_out=dict(found.left_out),
     )  # fmt: skip
 
@@ -127,22 +122,21 @@ def write_training(
 ) -> Path:
     """Writes the folder, or leaves it unchanged if it holds the same log. Raises StoreError if it holds another."""
     folder = results / device / require_name(_WHO, run_id)
-    digest = _sha256(source)
+    try:
+        with open_binary(source, most_bytes=LARGEST_LOG_BYTES) as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+    except OSError as error:
+        raise StoreError(_WHO, f"{source} ({error.strerror})", "a log that can be read") from None
     if os.path.exists(folder):
         if str(_load(folder)["source"]["sha256"]) != digest:
             raise StoreError(_WHO, f"{folder} holds another log", "another --run-id")
         return folder
-    data: dict[str, Any] = {
-        "format": TRAINING_FORMAT,
-        "version": TRAINING_VERSION,
-        "run_id": run_id,
-        "device": device,
+    data = {
+        "format": TRAINING_FORMAT, "version": TRAINING_VERSION, "run_id": run_id, "device": device,
         "source": {"file": source.name, "sha256": digest, "bytes": source.stat().st_size},
-        "arguments": found.arguments,
-        "summary": asdict(summary),
-        "software": installed_versions(),
+        "arguments": found.arguments, "summary": asdict(summary), "software": installed_versions(),
         "environment": relevant_environment(),
-    }
+    }  # fmt: skip
     try:
         folder.mkdir(parents=True)
         _write_iterations(folder / "iterations.csv", found)
@@ -200,14 +194,6 @@ def _cells(values: npt.NDArray[Any]) -> list[str]:
     if len(known) == len(values) and not (values % 1).any() and np.abs(values).max(initial=0) < _EXACT:
         return list(map(str, values.astype(np.int64).tolist()))
     return ["" if value != value else f"{value:.10g}" for value in values.tolist()]
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with open_binary(path, most_bytes=LARGEST_LOG_BYTES) as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
-    except OSError as error:
-        raise StoreError(_WHO, f"{path} ({error.strerror})", "a log that can be read") from None
 
 
 def default_run_id(path: Path) -> str:

@@ -3,16 +3,14 @@
 Entry points: `read_rows`, `origin_of`. Used by the command `import`; the exporter `profile.exporters.vidur` uses
 `GEMM_OPS`.
 
-Times are in milliseconds; each cell of `time_stats.<op>.median` becomes one sample (Vidur itself uses only the
-medians). A row has the sizes of the whole model and the tensor-parallel degree, from which the sizes on one GPU are
-computed. Source: vidur/profiling of https://github.com/microsoft/vidur (mlp_impl.py, attention_wrapper.py,
-collectives_wrapper.py).
+Times are in ms; each cell of `time_stats.<op>.median` becomes one sample. A row has the sizes of the whole model and
+the tensor-parallel degree. Source: vidur/profiling of https://github.com/microsoft/vidur (mlp_impl.py,
+attention_wrapper.py, collectives_wrapper.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from quantbench.errors import InputError
@@ -128,5 +126,5 @@ _KINDS: dict[str, tuple[str, tuple[str, ...], Callable[[CsvRow, str, Rows], None
 
 def origin_of(path: Path, kind: str, *, run_id: str | None = None) -> Origin:
     caveats = ("imported: one median per shape, its spread, clock and cache state not recorded",)
-    made = file_origin(path, "vidur", kind, run_id, f"Vidur {kind} profile, ")
-    return replace(made, software={"vidur": "not stated"}, caveats=caveats)
+    what, software = f"Vidur {kind} profile, ", {"vidur": "not stated"}
+    return file_origin(path, "vidur", kind, run_id, what, software=software, caveats=caveats)

@@ -57,7 +57,7 @@ class ModelTimes:
         self.device = device
         self._gemm_of = cache(gemm or (lambda dtype: best_gemm_model(device, dtype, library)))
         self._experts_of = cache(lambda dtype: MoEModel.best(device, dtype=dtype, library=library))
-        self._softmax = SoftmaxModel.prior(device)
+        self._softmax = SoftmaxModel.best(device)
         self._attention = AttentionModel.best(device)
         self._notes: dict[str, None] = {}
 
@@ -130,7 +130,9 @@ class ModelTimes:
     def _softmaxes(self, works: list[Softmax]) -> list[Estimate]:
         found = self._softmax.predict(works)
         self._notes[found.note] = None
-        why = "" if self._softmax.rows else f"softmax: none measured on {self.device.name}"
+        why = f"softmax: none measured on {self.device.name}"
+        if self._softmax.half_width is not None:
+            why = f"Megatron's softmax: on {self.device.name}, PyTorch's was measured"
         return [replace(one, unmeasured=why) for one in found]
 
 

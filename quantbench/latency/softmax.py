@@ -1,19 +1,27 @@
 """Predicts the time of unfused attention's softmax from its bytes, its waves of row blocks and its launches.
 
-Entry points: `SoftmaxModel`, used by `model_times`, by `profile` and by tools; `fallback_bytes`, used by `op_times`.
+Entry points: `SoftmaxModel`, used by `model_times`, by `profile` and by tools; `SHIPPED`, the file of its packaged
+models, used by `tools.ship_softmax`; `fallback_bytes`, used by `op_times`.
 
 Two libraries differ. Megatron's fused kernel applies scale and mask and reads and writes each element once. When its
 constraints are not met, Megatron falls back to separate kernels in fp32 (cast, mask, softmax, cast), which move 5 to 9
 times the bytes forward and 3 to 4.5 times backward in 16-bit formats. PyTorch's softmax has neither scale nor mask; it
 holds a row of up to 1024 columns in a warp's registers, and reads a wider one, a block per row, once more for each of
-maximum, sum and result (aten/src/ATen/native/cuda/SoftMax.cu, PersistentSoftmax.cuh, 2.1). The public tables that the
-packaged models are fitted to measure PyTorch's; for Megatron's, before `fit`, intervals rest on reported bandwidths.
+maximum, sum and result (aten/src/ATen/native/cuda/SoftMax.cu, PersistentSoftmax.cuh, 2.1).
+
+The packaged models are fitted to measured times of PyTorch's in fp32. Megatron's kernel is its kernel for rows in
+registers, with scale and mask added (scaled_masked_softmax.h: "extended softmax (from native aten pytorch)"). So
+`SoftmaxModel.best` gives it the same share of the bandwidth, and a launch from the prior, because the launch in the
+measured times is that of Python. On other GPUs its intervals rest on reported bandwidths.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +37,9 @@ FloatArray = npt.NDArray[np.float64]
 
 _WHO = "SoftmaxModel"
 MODEL_FORMAT = "quantbench-softmax-model"
-MODEL_VERSION = 2
+MODEL_VERSION = 3
+#: models fitted to published tables (`tools.ship_softmax`), a JSON object by device
+SHIPPED = Path(__file__).parent / "models" / "softmax.json"
 LIBRARIES = ("megatron", "torch")
 
 # A block of 128 threads holds 4 rows of more than 128 columns (Megatron's scaled_masked_softmax.h: a warp per row),
@@ -51,13 +61,18 @@ _PARAMETERS = {
     "log_host_us": np.log((0.1, 0.1, 10.0)),
     # Cost of a byte in rows that PyTorch does not hold in registers; the rereads mostly hit in L2.
     "log_wide": np.log((1.0, 1.0, 2.0)),
+    # What such rows take besides, over the time of as many bytes as L2 holds: seen on four GPUs, up to the size of L2.
+    "log_wide_cached": np.log((1.0, 0.3, 3.0)),
 }
+# What Megatron's kernel shares with PyTorch's.
+_SHARED = ("log_memory_efficiency", "log_wave_us")
 _START, _FAST, _SLOW = (tuple(map(float, column)) for column in zip(*_PARAMETERS.values(), strict=True))
-_HOST = list(_PARAMETERS).index("log_host_us")
+_INDEX = {name: i for i, name in enumerate(_PARAMETERS)}
 _WIDEST_IN_REGISTERS = 1024
 _HOST_NORM = 8.0  # the host's launch hides behind the kernel: close to the larger of the two
 _FEWEST_ROWS = 6
 _NOISE = 0.05
+_NOTHING = -20.0  # logarithm of next to nothing
 
 
 @dataclass(frozen=True)
@@ -66,7 +81,8 @@ class SoftmaxModel:
 
     parameters: logarithms of the parameters, in the order of _PARAMETERS.
     half_width: half-width of the 90 % interval, log time; None before a fit, when the interval spans the times of the
-        optimistic and the pessimistic parameters.
+        optimistic and the pessimistic parameters. Without rows, it is that of a fit to PyTorch's softmax (`best`).
+    rows: measured shapes of this library's kernel that it was fitted to.
     note: source and caveats of predictions.
     library: whose kernel runs, one of LIBRARIES.
 
@@ -88,6 +104,25 @@ class SoftmaxModel:
         """Returns an unfitted model from the spec sheet, with wide intervals."""
         note = f"softmax on {device.name}: from the spec sheet, nothing measured; the interval is a guess"
         return cls(device, _START, None, 0, note, require_choice(_WHO, "library", library, LIBRARIES))
+
+    @classmethod
+    def best(cls, device: DeviceSpec, *, library: str = "megatron") -> SoftmaxModel:
+        """Returns the shipped model of PyTorch's softmax on a device, or of Megatron's kernel what it shares with that
+        (`_SHARED`); the prior if none is shipped. `note` says which."""
+        prior, data = cls.prior(device, library=library), _shipped().get(device.name)
+        if data is None:
+            return prior
+        measured = cls.from_json(data, device)
+        if library == measured.library:
+            return measured
+        parameters = list(prior.parameters)
+        for name in _SHARED:
+            parameters[_INDEX[name]] = measured.parameters[_INDEX[name]]
+        note = (
+            f"softmax on {device.name}: Megatron's kernel is taken to reach the bandwidth of PyTorch's, of which "
+            f"{measured.rows:,} shapes were measured there"
+        )
+        return replace(prior, parameters=tuple(parameters), half_width=measured.half_width, note=note)
 
     @classmethod
     def fit(
@@ -118,7 +153,7 @@ class SoftmaxModel:
             return np.concatenate([error, (parameters - start) / spread])
 
         first = start.copy()
-        first[_HOST] = np.log(times_us.min())  # far below every time, the host's would have no gradient
+        first[_INDEX["log_host_us"]] = np.log(times_us.min())  # far below every time, the host's would have no gradient
         solved = least_squares(residuals, first, loss="soft_l1")
         predicted = _times(device, found, solved.x, fused, library)[0]
         # Corrects for the degrees of freedom used by the parameters.
@@ -135,13 +170,17 @@ class SoftmaxModel:
             raise InputError(_WHO, "no shapes", "at least one Softmax")
         latency_us, launch_us, memory_us, waves_us, waves = self._times(found, self.parameters, fused)
         nothing = np.zeros(len(found))
-        if self.half_width is None:
-            fast, slow = (self._times(found, extreme, fused)[0] for extreme in (_FAST, _SLOW))
-            below, above = np.log(latency_us / fast), np.log(slow / latency_us)
-        else:
-            below = above = np.full(len(found), self.half_width)
+        below = above = np.full(len(found), self.half_width or 0.0)
+        if not self.rows:
+            fast, slow = (self._times(found, self._extreme(of), fused)[0] for of in (_FAST, _SLOW))
+            below, above = below + np.log(latency_us / fast), above + np.log(slow / latency_us)
         bound = name_bound(launch_us + waves_us, nothing, memory_us)
         return Estimates(*bounded(latency_us, below, above, nothing), waves, bound, note=self.note)
+
+    def _extreme(self, of: tuple[float, ...]) -> list[float]:
+        """Returns optimistic or pessimistic parameters, but for those that were measured."""
+        measured = _SHARED if self.half_width is not None else ()
+        return [self.parameters[i] if name in measured else of[i] for name, i in _INDEX.items()]
 
     def _times(self, works: list[Softmax], parameters: Iterable[float], fused: bool) -> tuple[FloatArray, ...]:
         return _times(self.device, works, parameters, fused, self.library)
@@ -159,16 +198,23 @@ class SoftmaxModel:
     def from_json(cls, data: dict[str, Any], device: DeviceSpec) -> SoftmaxModel:
         """Inverse of `to_json`. Raises InputError for another device, format or version.
 
-        Version 1 is read too: it was of Megatron's kernels, and knew neither the host nor wide rows.
+        Older versions are read too: 1 was of Megatron's kernels, and knew neither the host nor wide rows; 2 did not
+        know what wide rows in L2 cost.
         """
-        if data.get("version") == 1:
-            added = {"log_host_us": _START[3], "log_wide": _START[4]}
-            parameters = {**data.get("parameters", {}), **added}
-            data = {**data, "version": MODEL_VERSION, "library": "megatron", "parameters": parameters}
+        if data.get("version") in (1, 2):
+            added = {"log_host_us": _START[_INDEX["log_host_us"]], "log_wide": 0.0, "log_wide_cached": _NOTHING}
+            parameters = {**added, **data.get("parameters", {})}
+            data = {"library": "megatron", **data, "version": MODEL_VERSION, "parameters": parameters}
         require_format(_WHO, data, MODEL_FORMAT, MODEL_VERSION, device)
         values = tuple(float(data["parameters"][name]) for name in _PARAMETERS)
         library = require_choice(_WHO, "library", data["library"], LIBRARIES)
         return cls(device, values, data["half_width"], int(data["rows"]), data["note"], library)
+
+
+@cache
+def _shipped() -> dict[str, Any]:
+    models: dict[str, Any] = json.loads(SHIPPED.read_text(encoding="utf-8"))["models"]
+    return models
 
 
 def fallback_bytes(work: Softmax) -> int:
@@ -188,7 +234,7 @@ def _times(
     device: DeviceSpec, works: list[Softmax], parameters: Iterable[float], fused: bool, library: str
 ) -> tuple[FloatArray, ...]:
     """Returns the latency and its launch, memory and wave parts in µs, and the number of waves; all (n,)."""
-    log_launch, log_efficiency, log_wave, log_host, log_wide = parameters
+    log_launch, log_efficiency, log_wave, log_host, log_wide, log_cached = parameters
     torch = library == "torch"
     one_kernel = fused or torch
     moved = np.array([w.min_bytes if one_kernel else fallback_bytes(w) for w in works], dtype=float)
@@ -199,9 +245,11 @@ def _times(
     waves = np.ceil(rows / per_block / (device.sm_count * _BLOCKS_PER_SM))
     kernels = 1.0 if one_kernel else float(_FALLBACK_KERNELS)
     launch_us = np.full(len(works), kernels * np.exp(log_launch))
-    memory_us = moved / (device.memory_gb_per_s * 1e3 * np.exp(log_efficiency))
+    bytes_per_us = device.memory_gb_per_s * 1e3
+    memory_us = moved / (bytes_per_us * np.exp(log_efficiency))
     if torch:
-        memory_us *= np.where(columns > _WIDEST_IN_REGISTERS, np.exp(log_wide), 1.0)
+        cached_us = np.exp(log_cached) * np.minimum(moved, device.l2_bytes) / bytes_per_us
+        memory_us = np.where(columns > _WIDEST_IN_REGISTERS, np.exp(log_wide) * memory_us + cached_us, memory_us)
     waves_us = kernels * waves * np.exp(log_wave)
     busy_us = (memory_us**3 + waves_us**3) ** (1.0 / 3.0)
     host_us = kernels * np.exp(log_host)

@@ -279,8 +279,17 @@ class LayerTimes:
         cluster = self._job.cluster
         row_bytes = shape.tokens / key.tp * shape.hidden * element_bytes(shape.attention_dtype)
 
-        def others(groups: float) -> float:
-            return (groups - 1) * (1 - (1 - 1 / groups) ** shape.top_k)
+        groups, top = shape.expert_groups, shape.top_groups
+
+        def others(places: float) -> float:
+            """Returns the expected number of other GPUs or nodes that hold experts of a row."""
+            if not groups:
+                share = 1 - (1 - 1 / places) ** shape.top_k
+            elif places <= groups:
+                share = 1 - math.prod((groups - groups / places - i) / (groups - i) for i in range(top))
+            else:
+                share = top / groups * (1 - (1 - groups / places) ** (shape.top_k / top))
+            return (places - 1) * share
 
         nodes = key.ep * key.expert_tp / cluster.gpus_per_node
         inside = min(key.ep, cluster.gpus_per_node)

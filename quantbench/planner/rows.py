@@ -49,7 +49,8 @@ _COLUMNS = {
     "heads": ("nheads",), "seq": ("seq_len",), "zero": ("zero_stage",), "tflops": ("tflops_reported",),
     "precision": ("dtype",), "dp_overlap": ("run_dp_overlap",), "node_gbit_per_s": ("network", "run_node_gbit"),
     "dense_layers": ("first_k_dense_replace",), "q_rank": ("q_lora_rank",), "kv_rank": ("kv_lora_rank",),
-    "rope_dim": ("qk_rope_head_dim",), "value_dim": ("v_head_dim",),
+    "rope_dim": ("qk_rope_head_dim",), "value_dim": ("v_head_dim",), "expert_groups": ("n_group",),
+    "top_groups": ("topk_group",),
 }  # fmt: skip
 # columns that may be 0
 _SHARES = ("dp_overlap", "run_dp_overlap", "offload_activations", "offload_optimizer")
@@ -57,7 +58,7 @@ _BITS_PER_BYTE = 8
 # Sizes of a model that are 0 if unknown: the usual ones, or no such part.
 _MODEL_PARTS = (
     "kv_heads", "head_dim", "ffn", "experts", "top_k", "moe_ffn", "shared_ffn", "dense_layers", "q_rank", "kv_rank",
-    "rope_dim", "value_dim",
+    "rope_dim", "value_dim", "expert_groups", "top_groups",
 )  # fmt: skip
 _LONGEST_STAGE = 1.25
 
@@ -68,8 +69,8 @@ class TableRow:
 
     Every column is optional. tests/data/bloom_tables.csv lacks ffn, kv_heads, head_dim, interleave, recompute,
     optimizer, attention, softmax, cluster, gated, tied, sequence_parallel, dropout, stack, fp8_recipe, cp, ep,
-    expert_tp, experts, top_k, moe_ffn, shared_ffn, dense_layers, q_rank, kv_rank, rope_dim, value_dim, dp_overlap,
-    node_gbit_per_s, offload_activations and offload_optimizer.
+    expert_tp, experts, top_k, moe_ffn, shared_ffn, dense_layers, expert_groups, top_groups, q_rank, kv_rank, rope_dim,
+    value_dim, dp_overlap, node_gbit_per_s, offload_activations and offload_optimizer.
 
     mem_gb: memory as nvidia-smi shows it, GiB.
     status: ok, oom, fail, …
@@ -133,6 +134,8 @@ class TableRow:
     kv_rank: int | None = None
     rope_dim: int | None = None
     value_dim: int | None = None
+    expert_groups: int | None = None
+    top_groups: int | None = None
     recompute_layers: int | None = None
     size_b: float | None = None
     mem_gb: float | None = None

@@ -1,6 +1,6 @@
 """Answers profile queries, for one shape, for arrays of shapes or for a transformer layer.
 
-Entry points: `Asker` for GEMMs, softmax and attention, `ask_collective` for collectives, `layer_of` for a layer; their
+Entry points: `Asker` for GEMMs, softmax and attention, `Experts`, `ask_collective`, `layer_of` for a layer; their
 results `Estimates` and `LayerEstimate`. Used by `profile.profile`; the exporters and `tools` use the results.
 """
 
@@ -16,23 +16,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, UnsupportedError, require_choice, require_int
 from quantbench.latency.estimate import Estimate
 from quantbench.latency.gemm.inputs import LARGEST_SIDE
+from quantbench.latency.libraries import LIBRARIES
 from quantbench.latency.model_times import require_reach
+from quantbench.latency.moe import FEWEST_ROWS, MoEModel
 from quantbench.latency.op_times import CORRELATION, OpEstimate, ShapeEstimate, total
 from quantbench.profile.interpolation import INTERPOLATED, MEASURED, MODELLED, SOURCES
-from quantbench.profile.sources import (
-    ALIKE,
-    SIZES,
-    Chosen,
-    by_provider,
-    choose_gemm,
-    choose_vector,
-    roofline_parts,
-)
+from quantbench.profile.sources import ALIKE, SIZES, Chosen, by_provider, choose_gemm, choose_vector, roofline_parts
 from quantbench.profile.table import LARGEST, Table
-from quantbench.workload import Op
+from quantbench.workload import MoE, Op
 from quantbench.workload.kinds import Compute
 from quantbench.workload.ops import COLLECTIVE_DTYPES, COLLECTIVE_OPS, LARGEST_MESSAGE_BYTES
 
@@ -94,9 +89,8 @@ class Estimates:
         return len(self.latency_us)
 
     def reshape(self, *shape: int) -> Estimates:
-        arrays: dict[str, Any] = {
-            name: value.reshape(shape) for name, value in vars(self).items() if isinstance(value, np.ndarray)
-        }
+        values = ((name, value) for name, value in vars(self).items() if isinstance(value, np.ndarray))
+        arrays: dict[str, Any] = {name: value.reshape(shape) for name, value in values}
         return replace(self, **arrays)
 
     def __getitem__(self, row: int) -> Estimate:
@@ -136,15 +130,10 @@ def layer_of(ops: Sequence[Op], found: Sequence[Estimate]) -> LayerEstimate:
     for one in found:
         by_bound[one.bound] = by_bound.get(one.bound, 0.0) + one.latency_us
     return LayerEstimate(
-        parts.latency_us,
-        parts.low_us,
-        parts.high_us,
-        max((one.source for one in found), key=SOURCES.index),
-        max(by_bound, key=lambda bound: by_bound[bound]),
-        any(one.outside for one in found),
-        "; ".join(parts.notes),
+        parts.latency_us, parts.low_us, parts.high_us, max((one.source for one in found), key=SOURCES.index),
+        max(by_bound, key=lambda bound: by_bound[bound]), any(one.outside for one in found), "; ".join(parts.notes),
         parts=parts,
-    )
+    )  # fmt: skip
 
 
 def broadcast_sizes(
@@ -263,6 +252,64 @@ class Asker:
             what = f"backward {what}"
         found = Estimates(latency, low, high, code, outside, compute_us, memory_us, "; ".join(notes), what)
         return found[0] if shape == () else found.reshape(*shape)
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Times of MoE layers on one device. table: of kind moe. Models are fitted on first use, and kept."""
+
+    device: DeviceSpec
+    table: Table
+    _models: dict[tuple[str, str], MoEModel] = field(default_factory=dict)
+
+    @cached_property
+    def _works(self) -> list[MoE]:
+        return [work for work in self.table.workloads() if isinstance(work, MoE)]
+
+    @cached_property
+    def _row_of(self) -> dict[tuple[MoE, str], int]:
+        return {key: row for row, key in enumerate(zip(self._works, self.table["provider"].tolist(), strict=True))}
+
+    def ask(self, works: Sequence[MoE], provider: str | None = None) -> list[Estimate]:
+        """Returns one estimate per layer. provider: None for the one with most rows of the layer's dtype.
+
+        Raises UnsupportedError if the provider measured no layer of the dtype.
+        """
+        found: dict[int, Estimate] = {}
+        groups: dict[str, list[int]] = {}
+        for i, work in enumerate(works):
+            groups.setdefault(work.dtype, []).append(i)
+        for dtype, places in groups.items():
+            of_dtype = self.table["dtype"] == dtype
+            of = provider or self.table.most("provider", of_dtype) or ""
+            unknown = []
+            for i in places:
+                row = self._row_of.get((works[i], of))
+                if row is None:
+                    unknown.append(i)
+                else:
+                    us, low, high = (float(self.table[name][row]) for name in ("latency_us", "low_us", "high_us"))
+                    found[i] = Estimate(us, low, high, "measured", note=f"measured by {of}")
+            if unknown:
+                said = self._model(dtype, of, provider is not None).predict([works[i] for i in unknown])
+                found.update(zip(unknown, said, strict=True))
+        return [found[i] for i in range(len(works))]
+
+    def _model(self, dtype: str, provider: str, asked: bool) -> MoEModel:
+        key = (dtype, provider)
+        if key not in self._models:
+            rows = np.flatnonzero((self.table["dtype"] == dtype) & (self.table["provider"] == provider))
+            library = provider.partition(".")[0]
+            if asked and not len(rows):
+                raise UnsupportedError("profile.moe", f"no layer of {dtype} by {provider}", "a provider with rows")
+            if len(rows) < FEWEST_ROWS:
+                made = MoEModel.best(self.device, dtype=dtype, library=library if library in LIBRARIES else "")
+            else:
+                library = library if library in LIBRARIES else "torch"
+                times_us = self.table["latency_us"][rows]
+                made = MoEModel.fit(self.device, [self._works[i] for i in rows], times_us, library=library)
+            self._models[key] = made
+        return self._models[key]
 
 
 _WHO = "profile.collective"

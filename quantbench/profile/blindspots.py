@@ -10,10 +10,9 @@ aiconfigurator's engine interpolates the time of a GEMM m×n×k at a known (n, k
 m (tests compare `interpolated_us` with the engine). The time jumps at a tile or wave edge, so the line is wrong on both
 sides of it. The expected time between rows is a latency model's, scaled to match the measured rows.
 
-`choose` selects rows to add: between two rows, the fewest that keep the error at every place within the bound (a
-shortest path). If only the 95th percentile is bounded, gaps are fixed in order of the number of places fixed per row.
-`replay` tests `choose` on a measured table: it keeps the rows at powers of two in m, adds rows, and measures the error
-at the other rows. `choose` then sees only the kept rows and a model fitted to them.
+`choose` adds the fewest rows between two rows that keep the error within the bound (a shortest path); if only the 95th
+percentile is bounded, first where a row fixes most places. `replay` tests it on a measured table, of which `choose`
+sees only the rows at powers of two in m.
 """
 
 from __future__ import annotations
@@ -226,7 +225,7 @@ class MeasuredProducts:
 
 @dataclass(frozen=True)
 class Errors:
-    """Summary of |interpolated / measured - 1| over a set of rows, in percent. rows: their number."""
+    """Summary of |interpolated / measured - 1| over `rows` rows, in percent."""
 
     rows: int
     median_pct: float

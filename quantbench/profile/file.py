@@ -1,7 +1,7 @@
 """Reads and writes profile files: one JSON file, and a Parquet file beside it for each table of more than 2000 rows.
 
-Entry points: `write_document` and `read_document`, used by `Profile` (`profile.profile`); `to_parquet`, used by
-`exporters.flat`; `schema`, the JSON Schema for users.
+Entry points: `write_document` and `read_document`, used by `Profile` (`profile.profile`); `to_parquet` and
+`parquet_bytes`, used by `exporters.flat` and `exporters.aiconfigurator`; `schema`, the JSON Schema for users.
 
 `sha256` in the JSON covers everything else in it, including the digest of each Parquet file, so any change is detected.
 A change that an old reader would misread needs a new version number, and a migration from the old version in
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.errors import InputError, StoreError, UnsupportedError
+from quantbench.errors import InputError, StoreError
 from quantbench.files import read_bytes, reason, write_file
 from quantbench.profile.parts import StoredFile
 from quantbench.profile.schema import PROFILE_FORMAT, PROFILE_VERSION
@@ -151,25 +151,24 @@ def _table_text(table: Json) -> str:
 
 def to_parquet(table: Table) -> bytes:
     """Returns the table as Parquet bytes, which are the same for the same rows."""
-    pa, pq = _arrow("write a large profile")
-    columns = {
-        name: pa.array(values.tolist(), pa.string()) if values.dtype.kind == "U" else pa.array(values)
-        for name, values in table.columns.items()
-    }
+    columns = {name: v.tolist() if v.dtype.kind == "U" else v for name, v in table.columns.items()}
+    return parquet_bytes(columns, compression="zstd", store_schema=False)
+
+
+def parquet_bytes(columns: Mapping[str, Any], **options: Any) -> bytes:
+    """Returns a table as Parquet bytes. options: of pyarrow's `write_table`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), sink, compression="zstd", store_schema=False)
-    content: bytes = sink.getvalue().to_pybytes()
-    return content
+    pq.write_table(pa.table(columns), sink, **options)
+    return bytes(sink.getvalue())
 
 
 def read_document(path: Path) -> tuple[Json, dict[str, Table]]:
     """Returns (parts in the current version, tables). Raises StoreError if a file cannot be read or was changed,
     InputError if its content is invalid."""
-    try:
-        raw = read_bytes(path)
-    except OSError as error:
-        raise StoreError("read profile", f"{path} ({reason(error)})", "a readable file") from None
-    data = parse(raw, str(path))
+    data = parse(_read(path, "a readable file"), str(path))
     data = upgrade(data, f"profile {path}")
     extra = sorted(set(data) ^ {"format", "version", "sha256", *_PARTS})
     if extra:
@@ -178,6 +177,13 @@ def read_document(path: Path) -> tuple[Json, dict[str, Table]]:
         raise InputError(f"profile {path}", "tables of other kinds", ", ".join(LAYOUTS))
     tables = {kind: _table(path, kind, data["tables"][kind]) for kind in LAYOUTS}
     return {name: data[name] for name in _PARTS if name != "tables"}, tables
+
+
+def _read(path: Path, expected: str) -> bytes:
+    try:
+        return read_bytes(path)
+    except OSError as error:
+        raise StoreError("read profile", f"{path} ({reason(error)})", expected) from None
 
 
 def parse(raw: bytes, shown: str) -> Json:
@@ -214,11 +220,7 @@ def _table(path: Path, kind: str, data: Any) -> Table:
     if not name or Path(name).name != name:
         raise InputError(who, f"file {name!r}"[:100], "the name of a file beside the profile")
     beside = path.with_name(name)
-    try:
-        content = read_bytes(beside)
-    except OSError as error:
-        what = f"{beside} ({reason(error)})"
-        raise StoreError("read profile", what, f"the Parquet file beside {path.name}") from None
+    content = _read(beside, f"the Parquet file beside {path.name}")
     if hashlib.sha256(content).hexdigest() != stored.sha256:
         raise StoreError("read profile", f"{beside} was changed or damaged: its sha256 is not what {path.name} says",
                          "the file as it was exported")  # fmt: skip
@@ -244,7 +246,9 @@ def _inline_table(kind: str, stored: _StoredTable, who: str) -> Table:
 
 def from_parquet(kind: str, content: bytes, shown: str) -> Table:
     """Inverse of `to_parquet`. Raises StoreError if it is no Parquet file, InputError for other columns or nulls."""
-    pa, pq = _arrow(f"read {shown}")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     who = f"profile table {kind}"
     names = list(LAYOUTS[kind].names)
     texts = [column.name for column in LAYOUTS[kind].columns if column.kind == TEXT]
@@ -283,12 +287,3 @@ def _plain(values: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     if not len(values):
         return np.zeros(0, dtype=dtype)
     return np.frombuffer(values.buffers()[1], dtype=dtype)[values.offset : values.offset + len(values)]
-
-
-def _arrow(purpose: str) -> tuple[Any, Any]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise UnsupportedError(purpose, "pyarrow is not installed", "pip install pyarrow") from None
-    return pa, pq

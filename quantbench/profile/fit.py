@@ -156,10 +156,11 @@ def product_model(
 def _softmax(device: DeviceSpec, table: Table, fit: bool) -> tuple[SoftmaxModel, bool]:
     table = _most_of(table, "provider", "dtype")
     if not fit or not len(table):
-        return SoftmaxModel.prior(device), True
+        return SoftmaxModel.best(device), True
     fused = table["provider"][0] not in _UNFUSED_PROVIDERS
+    library = "torch" if table["provider"][0] == "torch" else "megatron"
     works: list[Any] = [work for work in table.workloads() if isinstance(work, Softmax)]
-    return SoftmaxModel.fit(device, works, table["latency_us"].tolist(), fused=fused), fused
+    return SoftmaxModel.fit(device, works, table["latency_us"].tolist(), fused=fused, library=library), fused
 
 
 def _attention(device: DeviceSpec, table: Table, fit: bool, seed: int) -> AttentionModel | None:

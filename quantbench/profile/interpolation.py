@@ -4,11 +4,10 @@ Entry points: `Surface`, whose `many` returns the times of many shapes; `Base`, 
 `Sizes`, `Predicted` and `FloatArray`; the sources of a time, `MEASURED`, `INTERPOLATED` and `MODELLED`, with their
 names `SOURCES`. Used by `sources`, which builds surfaces, and `answers`.
 
-A measured shape returns its own row (found by `RowIndex`). Otherwise the model predicts, and its time is multiplied by
-the ratio of measured to modelled time, which is smooth across edges. The ratio is interpolated between the two nearest
-measured shapes on a line (`Lines`: some sizes grow in proportion, the others stay fixed); a shape that is not between
-two measured ones gets the median ratio of all rows. Leave-one-out errors set the fraction of the ratio that is applied
-and the width of the interval (`Surface.trust`).
+A measured shape returns its own row (found by `RowIndex`). Otherwise the model's time is multiplied by the ratio of
+measured to modelled time, which is smooth across edges: interpolated between the two nearest measured shapes on a line
+(`Lines`: some sizes grow in proportion, the others stay fixed), else the median ratio of all rows. Leave-one-out errors
+set the fraction of the ratio that is applied and the width of the interval (`Surface.trust`).
 """
 
 from __future__ import annotations
@@ -37,8 +36,6 @@ MEASURED, INTERPOLATED, MODELLED = range(3)
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xFF51AFD7ED558CCD)
 _SHIFT = np.uint64(32)
-# The table has at least twice as many slots as keys, so that two probes find nearly every key.
-_SPARE_BITS = 1
 
 
 def hashed(sizes: Sizes) -> npt.NDArray[np.uint64]:
@@ -65,41 +62,19 @@ class RowIndex:
 
     def find(self, asked: Sizes) -> IntpArray:
         """Returns the index of the row with exactly these sizes, or -1, (shapes,)."""
-        out = np.full(asked[0].shape, -1, dtype=np.intp)
         if not len(self.sizes[0]):
-            return out
-        slots, mask = self._slots
-        place = (hashed(asked) >> _SHIFT) & mask
-        left = np.arange(out.size)
-        while left.size:
-            row = slots[place]
-            taken = row >= 0
-            if not taken.all():
-                left, place, row = left[taken], place[taken], row[taken]
-            same = np.ones(left.size, dtype=bool)
-            whole = left.size == out.size
-            for have, want in zip(self.sizes, asked, strict=True):
-                same &= have[row] == (want if whole else want[left])
-            out[left[same]] = row[same]
-            other = ~same
-            left, place = left[other], (place[other] + np.uint64(1)) & mask
-        return out
+            return np.full(asked[0].shape, -1, dtype=np.intp)
+        hashes, order = self._sorted
+        row = order[np.minimum(np.searchsorted(hashes, hashed(asked)), len(order) - 1)]
+        same = np.logical_and.reduce([have[row] == want for have, want in zip(self.sizes, asked, strict=True)])
+        return np.where(same, row, -1)
 
     @cached_property
-    def _slots(self) -> tuple[npt.NDArray[np.int32], np.uint64]:
-        """Open-addressed hash table: (row in each slot or -1, bit mask of the table length)."""
-        rows = len(self.sizes[0])
-        length = 1 << (max(rows, 2).bit_length() + _SPARE_BITS)
-        mask = np.uint64(length - 1)
-        slots = np.full(length, -1, dtype=np.int32)
-        place = (hashed(self.sizes) >> _SHIFT) & mask
-        waiting = np.arange(rows, dtype=np.int32)
-        while waiting.size:
-            free = slots[place] < 0
-            slots[place[free]] = waiting[free]  # if several rows share a slot, the last one written stays
-            lost = slots[place] != waiting
-            waiting, place = waiting[lost], (place[lost] + np.uint64(1)) & mask
-        return slots, mask
+    def _sorted(self) -> tuple[npt.NDArray[np.uint64], IntpArray]:
+        """Hashes in ascending order, and the row of each. Different rows do not collide in 64 bits in practice."""
+        hashes = hashed(self.sizes)
+        order = np.argsort(hashes)
+        return hashes[order], order
 
 
 #: largest ratio between two measured shapes to interpolate between

@@ -160,18 +160,13 @@ def models_from_json(data: object, device: DeviceSpec) -> Models:
     """Inverse of `models_to_json`. Raises InputError if the data is invalid or for another device."""
     if not isinstance(data, dict) or set(data) != set(_KINDS) or not all(isinstance(v, list) for v in data.values()):
         raise InputError("profile models", repr(data)[:80], "lists of " + ", ".join(_KINDS))
-    for kind in ("softmax", "attention"):
-        if len(data[kind]) > 1:
-            raise InputError("profile models", f"{len(data[kind])} models of {kind}", "one at most")
+    if len(data["softmax"]) > 1 or len(data["attention"]) > 1:
+        raise InputError("profile models", "several models of softmax or attention", "one at most of each")
     gemm = tuple(ProductModel.from_json(one, device) for one in data["gemm"])
     if len({(model.dtype, model.library) for model in gemm}) < len(gemm):
         raise InputError("profile models", "two models of products of one dtype and library", "one of each")
-    softmax, fused, attention = None, True, None
-    for one in data["softmax"]:
-        softmax, fused = _softmax(one, device)
-    for one in data["attention"]:
-        attention = _attention(one, device)
-    return Models(gemm, softmax, fused, attention)
+    softmax, fused = _softmax(data["softmax"][0], device) if data["softmax"] else (None, True)
+    return Models(gemm, softmax, fused, _attention(data["attention"][0], device) if data["attention"] else None)
 
 
 def _softmax(data: Any, device: DeviceSpec) -> tuple[SoftmaxModel, bool]:

@@ -21,8 +21,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.estimate import Estimate
 from quantbench.profile import file
-from quantbench.profile.answers import Asker, Estimates, LayerEstimate, ask_collective, layer_of
-from quantbench.profile.experts import Experts
+from quantbench.profile.answers import Asker, Estimates, Experts, LayerEstimate, ask_collective, layer_of
 from quantbench.profile.models import Models, models_from_json, models_to_json
 from quantbench.profile.parts import KnownCliff, Provenance
 from quantbench.profile.schema import PROFILE_VERSION

@@ -3,10 +3,7 @@
 Entry points: `choose_gemm` and `choose_vector` (softmax and attention), which return a `Chosen`; `by_provider`,
 `roofline_parts`; the names of columns `SIZES` and `ALIKE`. Used by `answers`.
 
-If there is no exact match, the closest dtype or layout is used, with a wider interval and a note.
-
-A `Base` predicts all sizes: the fitted model of the dtype, the model of another dtype scaled by the roofline, or the
-roofline alone.
+Without an exact match, the closest dtype or layout is used, with a wider interval and a note.
 """
 
 from __future__ import annotations

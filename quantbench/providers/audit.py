@@ -1,16 +1,13 @@
 """Checks a task while it is measured, so that only times of correct results are recorded.
 
 Entry points: `Audit`, `harness_functions` and `require_unchanged`. Used by `sweep.worker` around each timed point.
-Steps, in this order:
 
 1. Before timing: new random inputs, outputs poisoned, one run, check. On CUDA the stream is held first, so that the
    poison overwrites results that were queued on another stream without waiting for this one.
-2. Before every timed sample a random row of each operand changes its sign. A result kept from an earlier run is
-   then wrong in that row, and no provider can tell which rows without reading all of them.
-3. After the last sample: its outputs are checked against the current inputs, and the inputs must be unchanged since
-   the harness wrote them. Some of the rotated copies are checked too.
-4. Then new random inputs and poisoned outputs, one more sample with the same sampler (the same captured graph), and
-   the same checks.
+2. Before every timed sample a random row of each operand changes its sign: a result kept from an earlier run is wrong.
+3. After the last sample: its outputs are checked against the current inputs, which must be unchanged since the harness
+   wrote them. Some of the rotated copies are checked too.
+4. Then new random inputs and poisoned outputs, one more sample with the same sampler, and the same checks.
 
 The seeds come from the operating system. A provider runs in the harness's process and can change the harness itself;
 `require_unchanged` finds replaced functions, not every such change.
@@ -175,10 +172,9 @@ class _Watched:
         self.on_cuda = self._inputs[0].is_cuda
         # Which inputs change between samples: both factors, the scores, the queries; for backward the gradient alone.
         backward = getattr(workload, "direction", "forward") == "backward"
-        self._changing = (
-            (0, 1) if isinstance(workload, Gemm | GroupedGemm) else (len(self._inputs) - 1,) if backward else (0,)
-        )
-        self._refilled = range(len(self._inputs) - 1 if backward else 0, len(self._inputs))
+        last = len(self._inputs) - 1
+        self._changing = (0, 1) if isinstance(workload, Gemm | GroupedGemm) else (last,) if backward else (0,)
+        self._refilled = range(last if backward else 0, last + 1)
         self._flipped: dict[int, set[tuple[int, ...]]] = {}
         self._vectors: list[torch.Tensor] = []
         self._prints: list[torch.Tensor] = []
@@ -220,13 +216,8 @@ class _Watched:
         """Checks the outputs of the last run and returns their relative error."""
         who = f"{self._who} {when}"
         outputs = self.task.outputs()
-        _require_alike(
-            who,
-            "output",
-            outputs,
-            output_templates(self._workload),
-            strides=isinstance(self._workload, Gemm | GroupedGemm),
-        )
+        strides = isinstance(self._workload, Gemm | GroupedGemm)
+        _require_alike(who, "output", outputs, output_templates(self._workload), strides=strides)
         _require_apart(who, self._inputs, outputs)
         if self.on_cuda:
             # Read at once and in the order of this stream: what another stream has yet to write is not waited for.

@@ -43,18 +43,9 @@ _CATALOG: dict[str, tuple[str, str, str]] = {
     "triton.flash": ("attention", "triton_kernels", "TritonFlash"),
 }
 
-_TORCH_EXPERTS = ("torch.grouped_loop", "torch.grouped_mm", "torch.permute")
 #: Variants that a library's name alone selects.
 _DEFAULTS: dict[str, tuple[str, ...]] = {
-    "torch": (
-        "torch.mm",
-        *_TORCH_EXPERTS,
-        "torch.eager",
-        "torch.flash",
-        "torch.cudnn",
-        "torch.efficient",
-        "torch.math",
-    ),
+    "torch": tuple(name for name in _CATALOG if name.startswith("torch.") and name != "torch.addmm"),
     "triton": ("triton.data_parallel", "triton.grouped", "triton.fused", "triton.flash"),
 }
 #: providers of grouped GEMMs that multiply each expert's rows as they are

@@ -97,8 +97,8 @@ class TorchWork:
 
     def _release(self) -> None:
         self._output = torch.zeros(0)
-        self._run: Callable[[], object] = _nothing
-        self._fill: Callable[[], object] = _nothing
+        self._run: Callable[[], object] = lambda: None
+        self._fill: Callable[[], object] = lambda: None
         self._expected: Callable[[], torch.Tensor] = lambda: torch.zeros(0)
 
     def allocate(self, collective: Collective) -> str:
@@ -161,7 +161,8 @@ class TorchWork:
         self._fill()
         try:
             self._run()
-            self._synchronize()
+            if self._ranks.device.type == "cuda":
+                torch.cuda.synchronize()
         except (RuntimeError, ValueError) as error:
             # torch has no type for an op or dtype that a backend lacks: c10d (Backend.hpp) raises a plain RuntimeError
             # that says "does not support". gloo raises the same type for a lost connection, so only the text tells the
@@ -208,10 +209,6 @@ class TorchWork:
         torch.cuda.synchronize()
         return [start.elapsed_time(stop) * 1e3 / runs for start, stop in pairs]
 
-    def _synchronize(self) -> None:
-        if self._ranks.device.type == "cuda":
-            torch.cuda.synchronize()
-
 
 def topology(ranks: TorchRanks) -> dict[str, object]:
     """Returns this rank's host, device, GPUs with peer access and NCCL version."""
@@ -234,7 +231,3 @@ def _exchange(sent: torch.Tensor, received: torch.Tensor, ahead: int, behind: in
 
 def _sum(parts: Iterable[torch.Tensor]) -> torch.Tensor:
     return reduce(torch.add, (part.double() for part in parts))
-
-
-def _nothing() -> None:
-    return None

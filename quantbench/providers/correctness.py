@@ -3,29 +3,22 @@
 Entry points: `check`, `tolerance`, `project`, `fast_format`. Used by `audit` for every measured point;
 `torch_attention` uses `causal_mask`. Shares no code with our kernels.
 
-Errors are compared with a tolerance twice: over a whole output (‖out − ref‖ / ‖ref‖) and row by row, with 3.2
-times the tolerance.
+Errors are compared with a tolerance over a whole output (‖out − ref‖ / ‖ref‖), and row by row with 3.2 times the
+tolerance.
 
 GEMM: Freivalds' check. C·x is compared with A·(B·x), and yᵀ·C with (yᵀ·A)·B, for 8 random normal vectors x and y:
-O(mn + nk + mk) instead of O(mnk). Sums are taken in fp32 where the tolerance is 1e-3 or more, far above their
-rounding, and in float64 elsewhere (fp32 and int8 products).
+O(mn + nk + mk) instead of O(mnk). Sums are taken in fp32 where the tolerance is 1e-3 or more, and in float64 elsewhere
+(fp32 and int8 products). For a row whose error is e, each residual is normal with standard deviation ‖e‖, so the mean
+square over 8 vectors is ‖e‖² · χ²(8) / 8: a correct row fails with probability 2e-14, and a row or column whose error
+is over 32 times the tolerance passes with probability 1e-7, over 13 times with 1e-4. Errors in many rows or columns add
+up: an error over 1.5 times the tolerance in the whole output is found, and so is a tile of 128×128 that was left out of
+a 16384×16384 product. Each expert of a grouped GEMM is checked in this way.
 
-For a row whose error is e, each residual is normal with standard deviation ‖e‖, whatever e is, as long as it was fixed
-before x was drawn. So the mean square over 8 vectors is ‖e‖² · χ²(8) / 8: a correct row fails with probability 2e-14,
-and a row or column whose error is over 32 times the tolerance passes with probability 1e-7, over 13 times with 1e-4.
-Errors in many rows or columns add up: an error over 1.5 times the tolerance in the whole output is found, and so is a
-tile of 128×128 that was left out of a 16384×16384 product. A single wrong element that is no larger than its neighbours
-is below these bounds in a row of thousands. Each expert of a grouped GEMM is checked in this way; weight gradients of
-experts without rows are zeros.
+Permutation and softmax: every row, recomputed in chunks; copies are exact.
 
-Permutation: every row; copies are exact, and sums are recomputed in fp32, or float64 for fp32.
-
-Softmax: every row, recomputed in chunks, in fp32 for 16-bit formats and in float64 for fp32. Deterministic.
-
-Attention: one random query row of every TILE rows of every head, recomputed in full in the same formats; all rows if
-the problem is small. A wrong, aligned block of TILE rows is always found; errors in a share s of the rows are missed
-with probability (1 − s)^rows checked. Backward: the same rows of the gradient of q, and as many rows of those of k and
-v, for which the probabilities of every row are recomputed.
+Attention: one random query row of every TILE rows of every head, recomputed in full; all rows if the problem is small.
+A wrong, aligned block of TILE rows is always found; errors in a share s of the rows are missed with probability
+(1 − s)^rows checked. Backward: the same rows of the gradient of q, and as many rows of those of k and v.
 """
 
 from __future__ import annotations
@@ -89,9 +82,8 @@ def tolerance(workload: Workload) -> Tolerance:
     if isinstance(workload, GroupedGemm):
         return tolerance(workload.gemm(max(workload.tokens_per_expert)))
     if isinstance(workload, Permute):
-        return (
-            Tolerance(0.0, "copies are exact") if workload.direction == "permute" else Tolerance(*_SUMS[workload.dtype])
-        )
+        exact = workload.direction == "permute"
+        return Tolerance(0.0, "copies are exact") if exact else Tolerance(*_SUMS[workload.dtype])
     if isinstance(workload, Gemm):
         if workload.dtype == "fp32":
             # Rounding errors of a sum in any order grow as √k: 0.35 · 2⁻²⁴ · √k measured, and tf32 would be 3e-4.
@@ -252,15 +244,11 @@ def _product(work: Gemm, inputs: Sequence[torch.Tensor], c: torch.Tensor, genera
     c = c if c.dim() == 3 else c.unsqueeze(0)
     compute = _precision(work)
     bias = inputs[2].to(compute) if len(inputs) == 3 else None
-    batch, m, k = a.shape
+    _, m, k = a.shape
     # So many that a chunk holds 64 rows of each.
     together = max(1, _CHUNK_ELEMENTS[a.device.type] // (64 * max(m, k, c.shape[-1])))
-    return _joined(
-        [
-            _freivalds(a[i : i + together], b[i : i + together], c[i : i + together], bias, generator, compute)
-            for i in range(0, batch, together)
-        ]
-    )
+    parts = zip(a.split(together), b.split(together), c.split(together), strict=True)
+    return _joined([_freivalds(*part, bias, generator, compute) for part in parts])
 
 
 def _grouped(
@@ -274,12 +262,12 @@ def _grouped(
         start, end = end, end + rows
         if not rows:
             idle.append(expert)
-        elif work.layout == "tn":
+            continue
+        if work.layout == "tn":
             one = (a[None, :, start:end], b[None, start:end], c[None, expert])
-            parts.append(_freivalds(*one, None, generator, compute))
         else:
             one = (a[None, start:end], b[None, expert], c[None, start:end])
-            parts.append(_freivalds(*one, None, generator, compute))
+        parts.append(_freivalds(*one, None, generator, compute))
     found = _joined(parts)
     if idle and work.layout == "tn":
         zeros = _square(c[idle].to(compute))
@@ -324,14 +312,13 @@ def _freivalds(
         expected_y = expected_y + y.sum(-1, keepdim=True) * bias
         element = element + bias.double().square().mean()
 
-    def mean_square(values: torch.Tensor, dim: int) -> torch.Tensor:
-        return values.double().square_().mean(dim).flatten()
+    def rows(what: str, found: torch.Tensor, expected: torch.Tensor, dim: int, norm: torch.Tensor) -> Rows:
+        error, own = (values.double().square_().mean(dim).flatten() for values in (found - expected, found))
+        return Rows(what, error, torch.maximum(own, norm))
 
     return [
-        Rows("rows", mean_square(of_c.right - expected_x, -1), torch.maximum(mean_square(of_c.right, -1), n * element)),
-        Rows(
-            "columns", mean_square(of_c.left - expected_y, -2), torch.maximum(mean_square(of_c.left, -2), m * element)
-        ),
+        rows("rows", of_c.right, expected_x, -1, n * element),
+        rows("columns", of_c.left, expected_y, -2, m * element),
     ]
 
 
@@ -395,12 +382,9 @@ def _softmax(work: Softmax, inputs: Sequence[torch.Tensor], output: torch.Tensor
 
 
 def _attention(
-    work: Attention,
-    inputs: Sequence[torch.Tensor],
-    outputs: Sequence[torch.Tensor],
-    generator: torch.Generator,
+    work: Attention, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], generator: torch.Generator,
     must_see: tuple[int, ...] | None,
-) -> list[Rows]:
+) -> list[Rows]:  # fmt: skip
     """Checks rows of o, or of the gradients of q, k and v, in one pass for each sample and key head, with all its query
     heads."""
     tile = 1 if work.batch * work.heads * work.seq_q * work.seq_k <= _WHOLE_PAIRS else TILE

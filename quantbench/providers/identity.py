@@ -2,11 +2,7 @@
 
 Entry points: `identify`, used by `sweep.naming`; `versions`, used by `sweep.worker` and the command `comm`;
 `trace_events` and `kernel_events`, used by `tools.evidence`; `KernelEvent` and `launch_of`, used by
-`importers.neusight` and `tools.evidence`.
-
-A kernel's name, grid, block, registers, shared memory and blocks per SM come from one profiled run per point, in a
-process that times nothing. Pure functions without torch turn the trace's events into `KernelEvent`s and those into a
-`Launch`.
+`importers.neusight` and `tools.evidence`. Each point is profiled once, in a process that times nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +22,7 @@ from quantbench import __version__
 from quantbench.launch import Launch, Tile
 from quantbench.providers.kernel_names import KernelName, parse
 from quantbench.quantization import cdiv, resident_blocks
-from quantbench.workload import Attention, Gemm, GroupedGemm, Permute
+from quantbench.workload import Gemm
 
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
@@ -101,9 +97,7 @@ def trace_events(run: Callable[[], None]) -> list[TraceEvent]:
 
 def read_trace(path: Path) -> list[TraceEvent]:
     """Reads the events of a Chrome trace, replacing invalid bytes in kernel names."""
-    trace = json.loads(path.read_text(encoding="utf-8", errors="replace"), strict=False)
-    events: list[TraceEvent] = trace["traceEvents"]
-    return events
+    return list(json.loads(path.read_text(encoding="utf-8", errors="replace"), strict=False)["traceEvents"])
 
 
 def kernel_events(events: Sequence[TraceEvent]) -> tuple[KernelEvent, ...]:
@@ -119,21 +113,14 @@ def _kernel_event(event: TraceEvent) -> KernelEvent:
     # than 48 KiB of it (pytorch/kineto, CudaDeviceProperties.cpp). "blocks per SM" is grid size / SM count.
     active = args.get("occupancy", {}).get("activeBlocksPerMultiprocessor")
     return KernelEvent(
-        name=str(event["name"]),
-        duration_us=float(event.get("dur", 0.0)),
-        grid=_three(args.get("grid")),
-        block=_three(args.get("block")),
-        registers=args.get("registers per thread"),
-        shared_memory_bytes=args.get("shared memory"),
-        active_blocks=active if active else None,
-    )
+        name=str(event["name"]), duration_us=float(event.get("dur", 0.0)), grid=_three(args.get("grid")),
+        block=_three(args.get("block")), registers=args.get("registers per thread"),
+        shared_memory_bytes=args.get("shared memory"), active_blocks=active or None,
+    )  # fmt: skip
 
 
 def _three(value: Any) -> tuple[int, int, int] | None:
-    if value is None:
-        return None
-    x, y, z = value
-    return (int(x), int(y), int(z))
+    return None if value is None else (int(value[0]), int(value[1]), int(value[2]))
 
 
 def launch_of(kernels: Sequence[KernelEvent], workload: Workload, device: DeviceSpec) -> Launch | None:
@@ -145,25 +132,16 @@ def launch_of(kernels: Sequence[KernelEvent], workload: Workload, device: Device
         return None
     named = [(kernel, parse(kernel.name)) for kernel in kernels]
     splitting = any(name.role == "splitk_reduce" for _, name in named)
-    working = [pair for pair in named if pair[1].role == _role(workload)]
+    role = {"grouped_gemm": "gemm", "permute": "other"}.get(workload.kind, workload.kind)
+    working = [pair for pair in named if pair[1].role == role]
     if not working:
         working = [pair for pair in named if pair[1].role != "splitk_reduce"] or named
     kernel, name = max(working, key=lambda pair: pair[0].duration_us)
     return Launch(
-        kernel=kernel.name,
-        grid=kernel.grid,
-        block=kernel.block,
-        registers=kernel.registers,
-        shared_memory_bytes=kernel.shared_memory_bytes,
-        blocks_per_sm=blocks_per_sm(kernel, device),
+        kernel=kernel.name, grid=kernel.grid, block=kernel.block, registers=kernel.registers,
+        shared_memory_bytes=kernel.shared_memory_bytes, blocks_per_sm=blocks_per_sm(kernel, device),
         tile=_tile(kernel, name, workload, device.warp_threads, splitting=splitting),
-    )
-
-
-def _role(workload: Workload) -> str:
-    if isinstance(workload, GroupedGemm | Permute):
-        return "gemm" if isinstance(workload, GroupedGemm) else "other"
-    return workload.kind if isinstance(workload, Gemm | Attention) else "softmax"
+    )  # fmt: skip
 
 
 def blocks_per_sm(kernel: KernelEvent, device: DeviceSpec) -> int | None:

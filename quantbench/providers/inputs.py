@@ -9,15 +9,11 @@ Distributions (recorded with every run, because the power a GPU draws depends on
   uniform   between −1 and 1, as CUTLASS advises for measuring
   integers  whole numbers from −4 to 4, CUTLASS' profiler's default
   zeros     all zero: unrealistic, and fastest on a GPU
-fp8 and int8 scale normal and uniform values to the dtype's range, like quantised tensors (see `quantum`). GEMMs
-multiply the stored values, without a scale.
+fp8 and int8 scale normal and uniform values to the dtype's range, like quantised tensors (see `quantum`).
 
-Numbers of 16 and 32 bits are drawn in place. fp8 and int8 (except integers) are drawn in fp32 and converted in chunks,
-so that making a tensor never needs a second one of its size.
-
-A CPU draws 50 to 100 million numbers a second, which takes longer than many runs. There, a tensor of more than 2¹⁶
-numbers is assembled from pieces of 64, each copied from a random place among 2¹⁶ drawn numbers. The seed determines all
-of it.
+Numbers of 16 and 32 bits are drawn in place, narrower ones in fp32 and converted in chunks. A CPU draws only 50 to 100
+million numbers a second, so there a large tensor is assembled from pieces of 64, each copied from a random place among
+2¹⁶ drawn numbers.
 """
 
 from __future__ import annotations
@@ -98,11 +94,6 @@ class Inputs:
             found.append(torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=self.device))
             self.fill(found[-1])
         return tuple(found)
-
-    def gemm_operands(self, gemm: Gemm) -> tuple[torch.Tensor, torch.Tensor]:
-        """Creates a[m, k] and b[k, n], with a leading batch dimension if batch > 1, stored in the GEMM's layout."""
-        a, b = self.operands(gemm)
-        return a, b
 
     def fill(self, tensor: torch.Tensor) -> None:
         """Writes new values into a tensor stored like those of `operands`; a boolean tensor is a padding mask, and one
@@ -188,20 +179,17 @@ def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
         a = _template(*batch, workload.m, workload.k, dtype=workload.dtype, transposed=a_transposed)
         return a, _template(*batch, workload.k, workload.n, dtype=workload.dtype, transposed=b_transposed)
     if isinstance(workload, GroupedGemm):
-        rows, dtype = workload.rows, workload.dtype
+        rows, dtype, depth, n = workload.rows, workload.dtype, workload.k, workload.n
         if workload.layout == "tn":
-            a = _template(workload.k, rows, dtype=dtype, transposed=True)
-            return a, _template(rows, workload.n, dtype=dtype)
-        weights = (workload.num_experts, workload.k, workload.n)
-        return _template(rows, workload.k, dtype=dtype), _template(
-            *weights, dtype=dtype, transposed=workload.layout == "nt"
-        )
+            return _template(depth, rows, dtype=dtype, transposed=True), _template(rows, n, dtype=dtype)
+        weights = _template(workload.num_experts, depth, n, dtype=dtype, transposed=workload.layout == "nt")
+        return _template(rows, depth, dtype=dtype), weights
     if isinstance(workload, Permute):
         order = torch.empty(workload.rows, dtype=torch.int64, device="meta")
+        tokens, hidden, dtype = workload.tokens, workload.hidden, workload.dtype
         if workload.direction == "permute":
-            return _template(workload.tokens, workload.hidden, dtype=workload.dtype), order
-        weights_of = _template(workload.tokens, workload.top_k, dtype=workload.dtype)
-        return _template(workload.rows, workload.hidden, dtype=workload.dtype), weights_of, order
+            return _template(tokens, hidden, dtype=dtype), order
+        return _template(workload.rows, hidden, dtype=dtype), _template(tokens, workload.top_k, dtype=dtype), order
     if isinstance(workload, Softmax):
         heads = workload.batch // workload.mask_batch
         x = _template(workload.mask_batch, heads, workload.rows, workload.cols, dtype=workload.dtype)

@@ -4,20 +4,15 @@ Entry points: `parse`, and its result `KernelName`. Used by `identity`, `importe
 quantbench's own kernels state their tile themselves and are not parsed.
 
 Names of library kernels are not documented. The grammars here were derived from names seen in practice and checked
-against the grids that were launched with them; tests/providers/test_kernel_names.py holds both, with their sources. A
-name that no grammar fits is kept whole and marked as not understood; nothing is guessed from it.
+against the grids that were launched with them; tests/providers/test_kernel_names.py holds both, with their sources.
+From a name that no grammar fits nothing is guessed.
 
 Orientation of the tile. The libraries are column-major. torch passes them row-major tensors as the transposed problem
-cᵀ = bᵀ·aᵀ, so the library's m is our n and its n is our m. Names print the tile as the library's m × n, whatever
-layout letters follow: `block_n` is the first number and `block_m` the second. The launches that show it:
+cᵀ = bᵀ·aᵀ, so the library's m is our n: names print `block_n` first and `block_m` second. The launches that show it:
   - nvjet, H100, 128 rows of x·Wᵀ with W 12352×2560: `nvjet_sm90_tst_96x128_64x7_2x1_v_bz_TNN` ran 130 blocks. That is
     ⌈12352/96⌉ = 129 rounded up to a cluster of 2 along n, times ⌈128/128⌉; the other order would give 194.
   - CUTLASS, sm_86, m rows by n = 6144: `cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8` ran
     grids of 256×3 for m = 4096 and 264×3 for m = 4107: ⌈m/128⌉·8 and 6144/256 = 8·3.
-The last layout letter of nvjet names is T or N. With N the kernel runs the transposed product inside, so that the
-instruction's m lies along the name's second number (the one that is then a multiple of 64). In the instruction's shape
-tile and cluster are swapped; the part of the output that a block computes is printed the same way.
-
 AMD. Tensile (rocBLAS, hipBLASLt) is column-major too: MI300X, 512 rows, n = 768, k = 3072, `Cijk_…_MT64x48x128_…` ran
 264 blocks: ⌈768/64⌉·⌈512/48⌉·2, a split-k of two. Composable Kernel, CK Tile, FlyDSL and aiter's assembly are row-major
 and print block_m first: aiter's instance lists name the fields, and f4gemm 256x256 runs ⌈n/256⌉×⌈m/256⌉ blocks.
@@ -76,6 +71,9 @@ def parse(name: str) -> KernelName:
     Tile(block_m=256, block_n=128, block_k=64, split_k=1, stages=3, num_warps=None)
     """
     bare = name.removeprefix("void ").strip()
+    # xmma's `execute_split_k_kernel` is the pass that adds the parts up, not the product.
+    if re.search(r"splitKreduce_kernel|execute_split_k_kernel|ReduceSplitK", bare):
+        return KernelName(name, "splitk_reduce", "splitk_reduce")
     for grammar in _GRAMMARS:
         try:
             found = grammar(name, bare)
@@ -87,20 +85,13 @@ def parse(name: str) -> KernelName:
     return KernelName(name, role=role, understood=False)
 
 
-def _splitk_reduce(name: str, bare: str) -> KernelName | None:
-    # xmma's `execute_split_k_kernel` is the pass that adds the parts up, not the product.
-    if re.search(r"splitKreduce_kernel|execute_split_k_kernel|ReduceSplitK", bare):
-        return KernelName(name, "splitk_reduce", "splitk_reduce")
-    return None
-
-
 _NVJET_HEAD = r"^nvjet_(?:sm\d+_)?[a-z]+_(?:tf32_)?"
 _NVJET = re.compile(
-    _NVJET_HEAD + r"(?P<first>\d+)x(?P<second>\d+)_(?P<k>\d+)x(?P<stages>\d+)"
-    r"_(?P<cluster_first>\d+)x(?P<cluster_second>\d+)_(?P<options>\w+)_[NT]{3}$"
+    _NVJET_HEAD + r"(?P<n>\d+)x(?P<m>\d+)_(?P<k>\d+)x(?P<stages>\d+)"
+    r"_(?P<cluster_n>\d+)x(?P<cluster_m>\d+)_(?P<options>\w+)_[NT]{3}$"
 )
 _NVJET_MMA = re.compile(
-    _NVJET_HEAD + r"mma_(?P<first>\d+)x(?P<second>\d+)x(?P<k>\d+)_(?P<stages>\d+)_(?P<warp>\d+x\d+x\d+)"
+    _NVJET_HEAD + r"mma_(?P<n>\d+)x(?P<m>\d+)x(?P<k>\d+)_(?P<stages>\d+)_(?P<warp>\d+x\d+x\d+)"
     r"_(?P<options>\w+)_[NT]{4}$"
 )
 
@@ -111,23 +102,19 @@ def _nvjet(name: str, bare: str) -> KernelName | None:
     match = _NVJET.match(bare) or _NVJET_MMA.match(bare)
     if match is None:
         return KernelName(name, "nvjet", "gemm", persistent=True, understood=False)
-    parts = match.groupdict()
-    cluster = None
-    if "cluster_first" in parts:
-        cluster = (int(parts["cluster_second"]), int(parts["cluster_first"]))
     # `2cta` blocks work in pairs, and the tile is still that of one block: 128x256x64 in 6 stages of 16 bits fits the
     # shared memory only when each block of the pair stages half of the 256.
-    split = "splitK" in parts["options"].split("_")
-    return KernelName(name, "nvjet", "gemm", _tile(match), cluster, split_k_unknown=split, persistent=True)
+    split = "splitK" in match["options"].split("_")
+    return KernelName(name, "nvjet", "gemm", _tile(match), _cluster(match), split_k_unknown=split, persistent=True)
 
 
 _CUTLASS_2 = re.compile(
-    r"cutlass_\d+_(?:wmma_)?(?:tensorop|simt)_\w*?gemm(?:_[a-z]\w*?)?_(?P<first>\d+)x(?P<second>\d+)"
+    r"cutlass_\d+_(?:wmma_)?(?:tensorop|simt)_\w*?gemm(?:_[a-z]\w*?)?_(?P<n>\d+)x(?P<m>\d+)"
     r"(?:_(?P<k>\d+)x(?P<stages>\d+))?_[nt]{2}_align\d+"
 )
 _CUTLASS_3 = re.compile(
-    r"cutlass3x_sm\d+_tensorop_\w*?gemm_\w+?_(?P<first>\d+)x(?P<second>\d+)x(?P<k>\d+)"
-    r"(?:_(?P<cluster_first>\d+)x(?P<cluster_second>\d+)x\d+)?_\d+_[nt]{3}_align\d+(?P<options>\w*)"
+    r"cutlass3x_sm\d+_tensorop_\w*?gemm_\w+?_(?P<n>\d+)x(?P<m>\d+)x(?P<k>\d+)"
+    r"(?:_(?P<cluster_n>\d+)x(?P<cluster_m>\d+)x\d+)?_\d+_[nt]{3}_align\d+(?P<options>\w*)"
 )
 
 
@@ -145,14 +132,12 @@ def _cutlass(name: str, bare: str) -> KernelName | None:
     if "2sm" in options:
         # Here the printed tile is the pair's: 256x256x64 ran 16x32 blocks on 4096x4096 (one B200, cuBLAS 13).
         tile = Tile(tile.block_m, tile.block_n // 2, block_k=tile.block_k, stages=tile.stages)
-    cluster = None
-    if match["cluster_first"] is not None and int(match["cluster_first"]) > 0:  # 0x0: chosen when launched
-        cluster = (int(match["cluster_second"]), int(match["cluster_first"]))
-    return KernelName(name, "cutlass", "gemm", tile, cluster, split_k_unknown="stream_k" in match["options"])
+    streamed = "stream_k" in match["options"]
+    return KernelName(name, "cutlass", "gemm", tile, _cluster(match), split_k_unknown=streamed)
 
 
 _XMMA = re.compile(
-    r"^sm\d+_xmma_gemm_[a-z0-9]+_[a-z0-9]+_[a-z0-9]+_[nt]{2}_[nt]_tilesize(?P<first>\d+)x(?P<second>\d+)x(?P<k>\d+)"
+    r"^sm\d+_xmma_gemm_[a-z0-9]+_[a-z0-9]+_[a-z0-9]+_[nt]{2}_[nt]_tilesize(?P<n>\d+)x(?P<m>\d+)x(?P<k>\d+)"
     r"(?:_stage(?P<stages>\d+))?(?:_warpsize(?P<warps>\d+x\d+x\d+))?(?P<options>\w*)$"
 )
 
@@ -168,11 +153,11 @@ def _xmma(name: str, bare: str) -> KernelName | None:
 
 _NATIVE = re.compile(
     r"^(?P<family>maxwell|pascal|volta|turing|ampere)_(?:[a-z]+\d*_)?[a-z]{1,2}\d*(?:tf32)?gemm_(?:[a-z]+\d+_)?"
-    r"(?P<first>\d+)x(?P<second>\d+)(?P<options>(?:_\w+?)*?)_[nt]{2}(?:_v\d+)?$"
+    r"(?P<n>\d+)x(?P<m>\d+)(?P<options>(?:_\w+?)*?)_[nt]{2}(?:_v\d+)?$"
 )
 
 
-_SMALL_SGEMM = re.compile(r"^[sdch]gemm_(?P<first>\d+)x(?P<second>\d+)x(?P<k>\d+)_[NT]{2}(?:_vec)?$", re.IGNORECASE)
+_SMALL_SGEMM = re.compile(r"^[sdch]gemm_(?P<n>\d+)x(?P<m>\d+)x(?P<k>\d+)_[NT]{2}(?:_vec)?$", re.IGNORECASE)
 
 
 def _native(name: str, bare: str) -> KernelName | None:
@@ -183,41 +168,29 @@ def _native(name: str, bare: str) -> KernelName | None:
     match = _NATIVE.match(bare)
     if match is None:
         return None
-    options = match["options"]
-    stages = re.search(r"_stages_(\d+)x(\d+)", options)
+    stages = re.search(r"_stages_(?P<k>\d+)x(?P<stages>\d+)", match["options"])
     # `sliced1x4` is no split-k: four warps of one block share the reduction and add up in shared memory.
-    return KernelName(
-        name,
-        match["family"],
-        "gemm",
-        Tile(
-            block_m=int(match["second"]),
-            block_n=int(match["first"]),
-            block_k=None if stages is None else int(stages[1]),
-            stages=None if stages is None else int(stages[2]),
-        ),
-        split_k_unknown="splitk" in options.lower(),
-    )
+    split = "splitk" in match["options"].lower()
+    return KernelName(name, match["family"], "gemm", _tile(match, stages), split_k_unknown=split)
 
 
-def _tile(match: re.Match[str]) -> Tile:
-    """The tile from a match's `first` (library m, our n), `second`, `k`, `stages` and `warps`."""
-    parts = match.groupdict()
-    warps = None
-    if parts.get("warps"):
-        along_m, along_n, along_k = (int(count) for count in parts["warps"].split("x"))
-        warps = along_m * along_n * along_k
-    return Tile(
-        block_m=int(parts["second"]),
-        block_n=int(parts["first"]),
-        block_k=None if parts["k"] is None else int(parts["k"]),
-        stages=None if parts.get("stages") is None else int(parts["stages"]),
-        num_warps=warps,
-    )
+def _tile(*matches: re.Match[str] | None) -> Tile:
+    """The tile from the groups `m`, `n` (ours), `k`, `split`, `stages`, and `warps` or `threads` of the matches."""
+    parts = {name: text for match in matches if match for name, text in match.groupdict().items() if text is not None}
+    sizes = {name: int(text) for name, text in parts.items() if text.isdigit()}
+    warps = sizes["threads"] // _WAVEFRONT if "threads" in sizes else None
+    if "warps" in parts:
+        warps = math.prod(map(int, parts["warps"].split("x")))
+    return Tile(sizes["m"], sizes["n"], sizes.get("k"), sizes.get("split", 1), sizes.get("stages"), warps)
+
+
+def _cluster(match: re.Match[str]) -> tuple[int, int] | None:
+    along_m, along_n = (int(match.groupdict().get(f"cluster_{side}") or 0) for side in "mn")
+    return (along_m, along_n) if along_n else None  # 0x0: chosen when launched
 
 
 _TENSILE = re.compile(
-    r"^(?:Custom\d*_)?C[a-z]{3}_A[a-z]{3}_B[a-z]{3}_\w*?_?MT(?P<first>\d+)x(?P<second>\d+)x(?P<k>\d+)(?P<options>\w*)"
+    r"^(?:Custom\d*_)?C[a-z]{3}_A[a-z]{3}_B[a-z]{3}_\w*?_?MT(?P<n>\d+)x(?P<m>\d+)x(?P<k>\d+)(?P<options>\w*)"
 )
 
 
@@ -264,23 +237,9 @@ def _row_major(name: str, bare: str) -> KernelName | None:
         match = grammar.match(bare)
         if match is None:
             continue
-        parts = match.groupdict()
-        warps = None
-        if parts.get("warps"):
-            warps = math.prod(int(count) for count in parts["warps"].split("x"))
-        elif parts.get("threads"):
-            warps = int(parts["threads"]) // _WAVEFRONT
-        tile = Tile(
-            block_m=int(parts["m"]),
-            block_n=int(parts["n"]),
-            block_k=int(parts["k"]) if parts.get("k") else None,
-            split_k=int(parts.get("split") or 1),
-            num_warps=warps,
-        )
-        options = parts.get("options") or ""
-        return KernelName(
-            name, family, "gemm", tile, split_k_unknown="splitk" in options, persistent="persistent" in options
-        )
+        options = match.groupdict().get("options") or ""
+        split, persistent = "splitk" in options, "persistent" in options
+        return KernelName(name, family, "gemm", _tile(match), split_k_unknown=split, persistent=persistent)
     return None
 
 
@@ -319,4 +278,4 @@ def _plain(name: str, bare: str) -> KernelName | None:
     return None
 
 
-_GRAMMARS = (_splitk_reduce, _nvjet, _attention, _plain, _cutlass, _xmma, _native, _tensile, _row_major)
+_GRAMMARS = (_nvjet, _attention, _plain, _cutlass, _xmma, _native, _tensile, _row_major)

@@ -4,9 +4,8 @@ Entry points: `BuiltInProvider`, `LaunchTask`, `ForwardTask`, `BackwardTask`. Us
 `torch_moe`, `triton_kernels` and `sweep.compiling`.
 
 `LaunchTask` runs kernels that write into given tensors. `ForwardTask` and `BackwardTask` run torch operations that
-return new tensors. Each of their runs first releases the previous results, so that torch's caching allocator returns
-the same memory again: no cudaMalloc after the first run, and the addresses stay. In a CUDA graph the results live in
-the graph's own pool.
+return new tensors: each run first releases the previous results, so that torch's caching allocator returns the same
+memory again.
 """
 
 from __future__ import annotations

@@ -77,30 +77,26 @@ class TorchAttention(BuiltInProvider[Attention]):
 class TorchFlash(TorchAttention):
     """`torch.flash`: FlashAttention-2 on CUDA, torch's own flash kernel on a CPU."""
 
-    id = "torch.flash"
-    backend = SDPBackend.FLASH_ATTENTION
+    id, backend = "torch.flash", SDPBackend.FLASH_ATTENTION
     cpu = True
 
 
 class TorchCudnn(TorchAttention):
     """`torch.cudnn`: cuDNN's graph-generated attention."""
 
-    id = "torch.cudnn"
-    backend = SDPBackend.CUDNN_ATTENTION
+    id, backend = "torch.cudnn", SDPBackend.CUDNN_ATTENTION
 
 
 class TorchEfficient(TorchAttention):
     """`torch.efficient`: the memory-efficient kernel from xFormers, built on CUTLASS."""
 
-    id = "torch.efficient"
-    backend = SDPBackend.EFFICIENT_ATTENTION
+    id, backend = "torch.efficient", SDPBackend.EFFICIENT_ATTENTION
 
 
 class TorchMath(TorchAttention):
     """`torch.math`: two batched products and a softmax, the whole score matrix in memory."""
 
-    id = "torch.math"
-    backend = SDPBackend.MATH
+    id, backend = "torch.math", SDPBackend.MATH
     cpu = True
 
 
@@ -150,8 +146,7 @@ class TorchEagerSoftmax(BuiltInProvider[Softmax]):
     causal mask is made once and kept, as there. Backward is autograd's through the same operations.
     """
 
-    id = "torch.eager"
-    kind = "softmax"
+    id, kind = "torch.eager", "softmax"
 
     def refusal(self, work: Softmax, device: DeviceSpec) -> str | None:
         return None

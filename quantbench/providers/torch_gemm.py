@@ -33,14 +33,13 @@ class TorchMm(BuiltInProvider[Gemm]):
     fp32 (`use_fast_accum` is off), with a scale of 1 per tensor, so the stored values are the operands.
     """
 
-    id = "torch.mm"
-    kind = "gemm"
+    id, kind = "torch.mm", "gemm"
 
     def refusal(self, work: Gemm, device: DeviceSpec) -> str | None:
         return no_product(work, device)
 
     def task(self, work: Gemm, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
-        a, b = inputs.gemm_operands(work)
+        a, b = inputs.operands(work)
         c = torch.empty_like(output_templates(work)[0], device=a.device)
         return LaunchTask(product_call(work, a, b, c), (a, b), (c,))
 
@@ -66,8 +65,7 @@ class TorchAddmm(BuiltInProvider[Gemm]):
     """`torch.addmm`: one GEMM plus a bias of n numbers, as a linear layer with bias runs it; the bias is not counted in
     FLOPs and bytes."""
 
-    id = "torch.addmm"
-    kind = "gemm"
+    id, kind = "torch.addmm", "gemm"
 
     def refusal(self, work: Gemm, device: DeviceSpec) -> str | None:
         """Like `torch.mm`, but only unbatched floating-point GEMMs."""
@@ -78,7 +76,7 @@ class TorchAddmm(BuiltInProvider[Gemm]):
         return _no_format(work, device)
 
     def task(self, work: Gemm, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
-        a, b = inputs.gemm_operands(work)
+        a, b = inputs.operands(work)
         bias = inputs.tensor(work.n, dtype=work.dtype)
         c = torch.empty_like(output_templates(work)[0], device=a.device)
         return LaunchTask(with_tf32(partial(torch.addmm, bias, a, b, out=c), _tf32(work, c)), (a, b, bias), (c,))

@@ -15,12 +15,12 @@ from quantbench.kernels import attention, gemm, softmax
 from quantbench.kernels.attention.menu import MAX_HEAD_DIM, MIN_HEAD_DIM
 from quantbench.kernels.attention.operands import too_old
 from quantbench.kernels.gemm import grouped
-from quantbench.kernels.gemm.host import missing_format
 from quantbench.kernels.launching import (
     INTERPRETER,
     TORCH_DTYPES,
     Plan,
     badly_compiled,
+    missing_format,
     unsupported_architecture,
     wrong_in_interpreter,
 )
@@ -41,13 +41,11 @@ Reason = Callable[[tuple[int, int]], str | None]
 class _TritonProvider(BuiltInProvider[_W]):
     """Base of the Triton providers.
 
-    tile: tile for every workload; None selects one from the kernel's menu. autotune: whether that choice is timed
-    instead of estimated.
+    tile: tile for every workload; None selects one from the kernel's menu.
     """
 
-    def __init__(self, tile: Tile | None = None, *, autotune: bool = False) -> None:
+    def __init__(self, tile: Tile | None = None) -> None:
         self._tile = tile
-        self._autotune = autotune
 
     def _no_gpu(self, device: DeviceSpec, interpreter: str | None, *reasons: Reason) -> str | None:
         """Returns why the device is not supported, or None. reasons: checks of a GPU's compute capability."""
@@ -68,13 +66,8 @@ class _TritonProvider(BuiltInProvider[_W]):
 
 def _task(work: Plan, inputs: tuple[torch.Tensor, ...], forward: Plan | None = None, outputs: int = 3) -> LaunchTask:
     """Builds a task. forward: plan whose result a backward plan needs. outputs: maximum number of results."""
-    return LaunchTask(
-        work.run,
-        inputs,
-        work.outputs[:outputs],
-        launch=None if INTERPRETER else work.launch,
-        before=None if forward is None else forward.run,
-    )
+    launch, before = None if INTERPRETER else work.launch, None if forward is None else forward.run
+    return LaunchTask(work.run, inputs, work.outputs[:outputs], launch=launch, before=before)
 
 
 class _TritonGemm(_TritonProvider[Gemm]):
@@ -88,39 +81,33 @@ class _TritonGemm(_TritonProvider[Gemm]):
         return self._no_product(work.dtype, device, lambda c: badly_compiled(self.schedule))
 
     def task(self, work: Gemm, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
-        a, b = inputs.gemm_operands(work)
+        a, b = inputs.operands(work)
         tf32 = work.dtype == "tf32"
-        return _task(
-            gemm.plan(a, b, tile=self._tile, schedule=self.schedule, tf32=tf32, autotune=self._autotune), (a, b)
-        )
+        return _task(gemm.plan(a, b, tile=self._tile, schedule=self.schedule, tf32=tf32), (a, b))
 
 
 class TritonDataParallel(_TritonGemm):
     """`triton.data_parallel`: one block per tile, with the full effect of wave quantization."""
 
-    id = "triton.data_parallel"
-    schedule = "data_parallel"
+    id, schedule = "triton.data_parallel", "data_parallel"
 
 
 class TritonSplitK(_TritonGemm):
     """`triton.split_k`: several blocks per tile, along the reduction, and a second kernel that adds up their parts."""
 
-    id = "triton.split_k"
-    schedule = "split_k"
+    id, schedule = "triton.split_k", "split_k"
 
 
 class TritonStreamK(_TritonGemm):
     """`triton.stream_k`: one wave of blocks that share the last tiles evenly by reduction steps."""
 
-    id = "triton.stream_k"
-    schedule = "stream_k"
+    id, schedule = "triton.stream_k", "stream_k"
 
 
 class TritonPersistent(_TritonGemm):
     """`triton.persistent`: one wave of blocks that compute tile after tile."""
 
-    id = "triton.persistent"
-    schedule = "persistent"
+    id, schedule = "triton.persistent", "persistent"
 
 
 class TritonGrouped(_TritonProvider[GroupedGemm]):
@@ -129,9 +116,7 @@ class TritonGrouped(_TritonProvider[GroupedGemm]):
     The table of tiles is made when the task is, since the routing is part of the workload.
     """
 
-    id = "triton.grouped"
-    kind = "grouped_gemm"
-    schedule = "data_parallel"
+    id, kind, schedule = "triton.grouped", "grouped_gemm", "data_parallel"
 
     def refusal(self, work: GroupedGemm, device: DeviceSpec) -> str | None:
         return self._no_product(work.dtype, device)
@@ -146,24 +131,20 @@ class TritonGrouped(_TritonProvider[GroupedGemm]):
 class TritonGroupedPersistent(TritonGrouped):
     """`triton.grouped_persistent`: one wave of blocks that compute tile after tile of all experts."""
 
-    id = "triton.grouped_persistent"
-    schedule = "persistent"
+    id, schedule = "triton.grouped_persistent", "persistent"
 
 
 class TritonFusedSoftmax(_TritonProvider[Softmax]):
     """`triton.fused`: scale, mask and softmax in one pass, with Megatron-LM's semantics and none of its conditions on
     shapes."""
 
-    id = "triton.fused"
-    kind = "softmax"
+    id, kind = "triton.fused", "softmax"
 
     def refusal(self, work: Softmax, device: DeviceSpec) -> str | None:
         if work.cols > softmax.MAX_COLS:
             return f"{self.id} takes rows of up to {softmax.MAX_COLS} columns, not {work.cols}"
         interpreter = "triton's interpreter truncates to bf16" if work.dtype == "bf16" else None
-        return self._no_gpu(
-            device, interpreter, unsupported_architecture, lambda c: softmax.missing_bf16(work.dtype, c)
-        )
+        return self._no_gpu(device, interpreter, unsupported_architecture, lambda c: missing_format(work.dtype, c))
 
     def task(self, work: Softmax, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
         given = inputs.operands(work)
@@ -181,15 +162,10 @@ class TritonFusedSoftmax(_TritonProvider[Softmax]):
 class TritonFlash(_TritonProvider[Attention]):
     """`triton.flash`: flash attention with any head_dim from 8 to 256 and deterministic gradients.
 
-    tile, schedule, autotune: options of forward. A backward task reports the launch of the kernel for dk and dv.
+    tile: of forward. A backward task reports the launch of the kernel for dk and dv.
     """
 
-    id = "triton.flash"
-    kind = "attention"
-
-    def __init__(self, tile: Tile | None = None, *, schedule: str | None = None, autotune: bool = False) -> None:
-        super().__init__(tile, autotune=autotune)
-        self._schedule = schedule
+    id, kind = "triton.flash", "attention"
 
     def refusal(self, work: Attention, device: DeviceSpec) -> str | None:
         if not MIN_HEAD_DIM <= work.head_dim <= MAX_HEAD_DIM:
@@ -203,9 +179,7 @@ class TritonFlash(_TritonProvider[Attention]):
     def task(self, work: Attention, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
         given = inputs.operands(work)
         q, k, v = given[:3]
-        forward = attention.plan_forward(
-            q, k, v, causal=work.causal, tile=self._tile, schedule=self._schedule, autotune=self._autotune
-        )
+        forward = attention.plan_forward(q, k, v, causal=work.causal, tile=self._tile)
         if work.direction == "forward":
             return _task(forward, given, outputs=1)
         return _task(attention.plan_backward(q, k, v, *forward.outputs, given[3], causal=work.causal), given, forward)

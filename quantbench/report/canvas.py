@@ -83,18 +83,13 @@ def figure(
                 width = int(_LETTERS_PER_IN * size_in[0])
                 below = wrap(plain(caption, 4 * width), width, break_on_hyphens=False)
                 drawn.suptitle("\n".join([plain(title, width), *below]), x=0.01, ha="left", fontsize=9)
-            _save(drawn, path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Without matplotlib's version in the file, equal data gives equal files.
+            drawn.savefig(path, dpi=_DPI, metadata={"Software": None})
+        except OSError as error:
+            raise StoreError("write picture", f"{path} ({error.strerror})", "a folder that can be written") from None
         finally:
             plt.close(drawn)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Without matplotlib's version in the file, equal data gives equal files.
-        figure.savefig(path, dpi=_DPI, metadata={"Software": None})
-    except OSError as error:
-        raise StoreError("write picture", f"{path} ({error.strerror})", "a folder that can be written") from None
 
 
 def _legend_below(figure: Figure, panels: Iterable[Axes]) -> None:

@@ -136,13 +136,9 @@ def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
         "differences": [asdict(difference) for difference in comparison.differences],
         "method": _method(comparison),
         "margin": comparison.options.margin,
-        "tolerance": comparison.tolerance,
+        **{name: getattr(comparison, name) for name in ("tolerance", "counts", "regressions", "only_a", "only_b")},
         "reference": asdict(comparison.wander),
-        "counts": comparison.counts,
-        "regressions": comparison.regressions,
         "median_ratio": comparison.median_ratio if comparison.points else None,
-        "only_a": comparison.only_a,
-        "only_b": comparison.only_b,
         "points": [
             {
                 "op": point.place.op, "axes": point.place.axes, "workload": str(point.b.workload),
@@ -225,14 +221,11 @@ def _draw_points(panel: Any, points: Sequence[Compared], axis: str) -> None:
 
 def _ratio_ticks(panel: Any) -> None:
     """Sets plain-number ticks on the logarithmic axis, at steps that suit its span."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
     low, high = panel.get_ylim()
     step = next((s for s in _TICK_STEPS if (high - low) / s <= _MOST_TICKS), _TICK_STEPS[-1])
     ticks = [1 + i * step for i in range(-round(1 / step) + 1, round(_RIM / step)) if low <= 1 + i * step <= high]
-    panel.yaxis.set_major_locator(FixedLocator(ticks))
-    panel.yaxis.set_minor_locator(NullLocator())
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    panel.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    panel.set_yticks([], minor=True)
 
 
 def write_junit(comparison: Comparison, path: Path) -> None:

@@ -103,10 +103,7 @@ def forecast_to_json(
     return [
         {
             "axes": row.axes,
-            "latency_us": row.estimate.latency_us,
-            "low_us": row.estimate.low_us,
-            "high_us": row.estimate.high_us,
-            "tflops": row.estimate.tflops,
+            **{name: getattr(row.estimate, name) for name in ("latency_us", "low_us", "high_us", "tflops")},
             "logits_us": None if row.logits is None else row.logits.latency_us,
             "peak_share": row.peak_share,
             "worst_op": row.worst.op.label,
@@ -121,19 +118,15 @@ def forecast_to_json(
 def _op_to_json(op: OpEstimate, spec: DeviceSpec) -> dict[str, Any]:
     launch = op.estimate.launch
     tile = None if launch is None else launch.tile
+    names = ("latency_us", "low_us", "high_us", "source", "bound", "waves")
     return {
         "op": op.op.label,
         "count": op.op.count,
         "workload": str(op.op.workload),
-        "latency_us": op.estimate.latency_us,
-        "low_us": op.estimate.low_us,
-        "high_us": op.estimate.high_us,
-        "source": op.estimate.source,
-        "bound": op.estimate.bound,
+        **{name: getattr(op.estimate, name) for name in names},
         "peak_share": peak_share(op.op.workload, op.estimate.latency_us, spec),
         "tile": None if tile is None else [tile.block_m, tile.block_n],
         "split_k": None if tile is None else tile.split_k,
-        "waves": op.estimate.waves,
     }
 
 

@@ -130,6 +130,10 @@ def row_words(row: Row, check: Check, spec: DeviceSpec) -> str:
     return "; ".join(lacks + said)
 
 
+# Of a whole row.
+_SUMS = ("latency_us", "floor_us", "tflops", "gb_per_s", "peak_share")
+
+
 def rows_to_json(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> list[dict[str, Any]]:
     """Converts the table to JSON objects, with units in the names. A row with missing_ops has null times and rates."""
     return [
@@ -138,13 +142,9 @@ def rows_to_json(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> list[di
             "provider": row.provider,
             "ops": [point.op for point in row.points],
             "missing_ops": list(row.missing),
-            "latency_us": None if row.missing else row.latency_us,
             "logits_us": row.logits_us,
-            "floor_us": None if row.missing else row.floor_us,
             "relative_half_width": None if row.missing else row.half_width,
-            "tflops": None if row.missing else row.tflops,
-            "gb_per_s": None if row.missing else row.gb_per_s,
-            "peak_share": None if row.missing else row.peak_share,
+            **{name: None if row.missing else getattr(row, name) for name in _SUMS},
             "grade": asdict(row.grade),
             "words": row_words(row, check, spec),
         }
@@ -153,13 +153,10 @@ def rows_to_json(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> list[di
 
 
 def cliff_to_json(cliff: Cliff) -> dict[str, Any]:
-    return {
-        "axis": cliff.axis, "at": cliff.at, "next": cliff.next, "ratio": cliff.ratio, "low": cliff.low,
-        "high": cliff.high, "cause": cliff.cause.kind, "why": cliff.cause.words, "evidence": cliff.cause.evidence,
-        "op": cliff.op, "provider": cliff.provider, "variant": cliff.variant, "held": dict(cliff.held),
-        "first": cliff.first, "last": cliff.last, "rate_ratio": cliff.rate_ratio,
-        "keys": [cliff.before.key, cliff.after.key],
-    }  # fmt: skip
+    names = ["axis", "at", "next", "ratio", "low", "high", "op", "provider", "variant", "first", "last", "rate_ratio"]
+    cause = {"cause": cliff.cause.kind, "why": cliff.cause.words, "evidence": cliff.cause.evidence}
+    keys = [cliff.before.key, cliff.after.key]
+    return {**{name: getattr(cliff, name) for name in names}, **cause, "held": dict(cliff.held), "keys": keys}
 
 
 # Maximum number of wave edges per curve (the first ones are the large steps), and of curves drawn with edges, because

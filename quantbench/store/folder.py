@@ -4,9 +4,8 @@ Entry points: `RunWriter`, used by all that measure or import; `read_run`, which
 `sweep`, `cluster`, `importers`, `analysis`, `report`, `profile`, tools and the commands `check`, `comm` and `sweep`.
 
 Each record is one line, flushed to disk before the next point starts, so a crash loses at most the point in flight.
-`read_run` tolerates and reports an incomplete last line, missing lines and repeated lines; a resumed run measures the
-missing points again. A point that failed may have a second record, which replaces the first. An unreadable line before
-the last raises an error, because it means a damaged file.
+`read_run` tolerates and reports an incomplete last line, missing lines and repeated lines. A point that failed may have
+a second record, which replaces the first.
 """
 
 from __future__ import annotations
@@ -19,10 +18,9 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 
 from quantbench.errors import InputError, StoreError
-from quantbench.files import folders_with, open_binary, read_bytes, reason
+from quantbench.files import folders_with, open_binary, reason
 from quantbench.store.record import Failed, Record, record_from_json, record_to_json
 from quantbench.store.run import RunInfo, read_run_info, require_name, write_run_info
 
@@ -48,9 +46,15 @@ class Run:
 
 def read_run(folder: Path) -> Run:
     """Reads a run. Raises StoreError that names the file, and for a broken record the line."""
+    return _read(folder)[0]
+
+
+def _read(folder: Path) -> tuple[Run, int]:
+    """Returns a run, and the number of bytes in an incomplete last line of its records."""
     info = read_run_info(folder)
     found = _read_records(folder / "records.jsonl", origin=info.origin)
-    return Run(folder, info, tuple(found.records), _warnings(folder, info, found), frozenset(found.retried))
+    run = Run(folder, info, tuple(found.records), _warnings(folder, info, found), frozenset(found.retried))
+    return run, found.torn
 
 
 @dataclass
@@ -60,7 +64,7 @@ class _Found:
     missing."""
 
     records: list[Record]
-    torn: int | None = None
+    torn: int = 0
     repeats: list[int] = field(default_factory=list)
     retried: set[str] = field(default_factory=set)
     absent: bool = False
@@ -110,7 +114,7 @@ def _warnings(folder: Path, info: RunInfo, found: _Found) -> tuple[str, ...]:
     said = []
     if found.absent:
         said.append(f"{path} is missing, and with it every record")
-    if found.torn is not None:
+    if found.torn:
         said.append(f"{path}: the last line is torn ({found.torn} bytes); its point was not kept")
     if found.repeats:
         named = ", ".join(map(str, found.repeats[:_MOST_NAMED])) + (", …" if len(found.repeats) > _MOST_NAMED else "")
@@ -172,8 +176,8 @@ class RunWriter:
         read_run_info(folder)  # raises before a file is created in a folder without a run
         records = _open_alone(folder)
         try:
-            run = read_run(folder)
-            _end_at_a_line(folder / "records.jsonl")
+            run, torn = _read(folder)
+            _end_at_a_line(folder / "records.jsonl", torn)
         except StoreError:
             records.close()
             raise
@@ -221,9 +225,7 @@ class RunWriter:
     def __enter__(self) -> RunWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -248,24 +250,15 @@ def _open_without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
-def _end_at_a_line(path: Path) -> None:
-    """Removes an incomplete last line, or adds the newline to a complete one."""
-    data = read_bytes(path, most_bytes=_LARGEST_RECORDS_BYTES)
-    if not data or data.endswith(b"\n"):
-        return
-    start = data.rfind(b"\n") + 1
-    try:
-        record_from_json(json.loads(data[start:]))
-    except (InputError, ValueError, RecursionError):
-        whole = False
-    else:
-        whole = True
+def _end_at_a_line(path: Path, torn: int) -> None:
+    """Removes the `torn` bytes of an incomplete last line, or adds the newline to a complete one."""
     with path.open("r+b") as file:
-        if not whole:
-            file.truncate(start)
-        else:
-            file.seek(0, os.SEEK_END)
-            file.write(b"\n")
+        size = file.seek(0, os.SEEK_END)
+        if torn:
+            file.truncate(size - torn)
+        elif size:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"" if file.read(1) == b"\n" else b"\n")
 
 
 def find_runs(results: Path) -> Iterator[Path]:

@@ -241,15 +241,11 @@ def record_from_json(data: object) -> Record:
     if not isinstance(places, list):
         raise InputError("record", f"places = {places!r}"[:80], "a list")
     return Record(
-        workload=workload_from_json(data.get("workload")),
-        outcome=_outcome_from_json(data),
-        launch=_launch_from_json(data.get("launch")),
-        places=tuple(decode(Place, p) for p in places),
-        elapsed_s=float(elapsed_s),
-        check=decode(Check, data["check"]) if data.get("check") is not None else None,
-        phases_s=_decode_phases(data.get("phases_s", {})),
-        **texts,
-    )
+        workload=workload_from_json(data.get("workload")), outcome=_outcome_from_json(data),
+        launch=_launch_from_json(data.get("launch")), places=tuple(decode(Place, p) for p in places),
+        elapsed_s=float(elapsed_s), check=decode(Check, data["check"]) if data.get("check") is not None else None,
+        phases_s=_decode_phases(data.get("phases_s", {})), **texts,
+    )  # fmt: skip
 
 
 def _decode_phases(data: object) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Converts dataclasses to JSON objects and back, with field names and types checked against the dataclass.
 
 Entry points: `decode`, `encode`, `json_schema`, `is_number`, and the type `Json`. Used by the rest of `store`, by
-`profile`, by `importers.training_run`, and by `sweep` (messages, options, shape files).
+`profile`, by `importers.training_run`, by `sweep` (messages, options, shape files) and by `cluster`.
 """
 
 from __future__ import annotations
@@ -42,14 +42,6 @@ class _Field:
     expected: str
 
 
-@dataclass(frozen=True)
-class _Fields:
-    """Decoders of a dataclass's fields by name. needed: names of the required fields."""
-
-    by_name: Mapping[str, _Field]
-    needed: frozenset[str]
-
-
 def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) -> _T:
     """Decodes a JSON object into dataclass `kind`; unknown fields are errors.
 
@@ -59,10 +51,12 @@ def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) 
     """
     if not isinstance(data, dict):
         raise InputError(who or kind.__name__, repr(data)[:80], "a JSON object")
-    known = _fields(kind, whole)  # type: ignore[arg-type]
-    by_name = known.by_name
-    if not known.needed <= data.keys() <= by_name.keys():
-        raise _wrong_names(known, data, who or kind.__name__)
+    by_name, needed = _fields(kind, whole)  # type: ignore[arg-type]
+    if not needed <= data.keys() <= by_name.keys():
+        name = min((data.keys() - by_name.keys()) | (needed - data.keys()))
+        problem, expected = ("unknown", "no field but") if name in data else ("missing", "all of")
+        what = f"field {name[:60]!r} is {problem}"
+        raise InputError(who or kind.__name__, what, f"{expected} {', '.join(by_name)}")
     values = {}
     for name, value in data.items():
         field = by_name[name]
@@ -95,23 +89,13 @@ def _kind_of(option: Any) -> str | None:
     return kind if isinstance(kind, str) and "kind" not in option.__dataclass_fields__ else None
 
 
-def _wrong_names(known: _Fields, data: Json, who: str) -> InputError:
-    allowed = known.by_name.keys()
-    name = min((data.keys() - allowed) | (known.needed - data.keys()))
-    if name in data:
-        return InputError(who, f"field {name[:60]!r} is unknown", "no field but " + ", ".join(allowed))
-    return InputError(who, f"field {name!r} is missing", "all of " + ", ".join(allowed))
-
-
 @cache
-def _fields(kind: Any, whole: bool = False) -> _Fields:
+def _fields(kind: Any, whole: bool = False) -> tuple[Mapping[str, _Field], frozenset[str]]:
+    """Returns the decoders of a dataclass's fields by name, and the names of the required fields."""
     hints = get_type_hints(kind)
-    return _Fields(
-        {one.name: _field(hints[one.name], whole) for one in fields(kind)},
-        frozenset(
-            one.name for one in fields(kind) if whole or (one.default is MISSING and one.default_factory is MISSING)
-        ),
-    )
+    by_name = {one.name: _field(hints[one.name], whole) for one in fields(kind)}
+    bare = (one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING)
+    return by_name, frozenset(by_name if whole else bare)
 
 
 def _field(hint: Any, whole: bool) -> _Field:
@@ -248,7 +232,7 @@ def json_schema(hint: Any, limits: Mapping[tuple[type, str], Json] | None = None
             one.name: json_schema(hints[one.name], limits) | (limits or {}).get((hint, one.name), {})
             for one in fields(hint)
         },
-        "required": [one.name for one in fields(hint) if one.name in _fields(hint).needed],
+        "required": [one.name for one in fields(hint) if one.name in _fields(hint)[1]],
         "additionalProperties": False,
     }
 

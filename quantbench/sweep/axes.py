@@ -1,10 +1,10 @@
 """Parses the axes of a sweep and lists the ops at each point.
 
 Entry points: `parse_axis` (`hidden=1024:4096:64`, `tp=1,2,4,8`, `n=3072:8192@edges`), which returns an `Axis`;
-`check_axes`, `with_defaults`, `grain_of` (step of the search for edges), `ops_at`; `Held`, the sizes and options that
-no axis varies; the names of axes `DIMS`, `GEMM_DIMS`, `MOE_DIMS`, `MODEL_DIMS`, `SHAPE_DIM` and of ops `LINEAR_OPS`,
-`UNFUSED_OPS`, `EXPERT_OPS`; `MOST_VALUES` of an axis. Used by the other modules of this package, by `analysis` and
-`report`, by `cli.model_options`, and by the commands `sweep` and `predict`.
+`check_axes`, `with_defaults`, `grain_of` (step of the search for edges), `ops_at`, `places_of`; `Held`, the sizes and
+options that no axis varies; the names of axes `DIMS`, `GEMM_DIMS`, `MOE_DIMS`, `MODEL_DIMS`, `SHAPE_DIM` and of ops
+`LINEAR_OPS`, `UNFUSED_OPS`, `EXPERT_OPS`; `MOST_VALUES` of an axis. Used by the other modules of this package, by
+`analysis` and `report`, by `cli.model_options`, and by the commands `sweep` and `predict`.
 
 Grammar of an axis: items separated by commas, each an integer or `start:stop[:step]` (stop included if the step reaches
 it), and `@edges` at the end to add both sides of every predicted edge between the smallest and the largest value.
@@ -13,8 +13,9 @@ it), and `@edges` at the end to add both sides of every predicted edge between t
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from math import isqrt, prod
 from typing import Any
 
@@ -296,6 +297,26 @@ def ops_at(
     return tuple(found)
 
 
+def places_of(
+    axes: Sequence[Axis], held: Held, who: str = "sweep", *, skip_impossible: bool = False, modelled: bool = False
+) -> tuple[list[tuple[dict[str, int], tuple[Op, ...]]], tuple[str, ...]]:
+    """Returns the ops at each place of a grid, and why impossible places are left out.
+
+    skip_impossible: whether to leave them out; otherwise the first raises InputError. Others: as of `ops_at`.
+    """
+    places, impossible = [], []
+    for values in product(*(axis.values for axis in axes)):
+        try:
+            ops = ops_at(tuple(axes), values, held, who, modelled=modelled)
+        except InputError as error:
+            if not skip_impossible:
+                raise
+            impossible.append(str(error))
+            continue
+        places.append(({axis.field: value for axis, value in zip(axes, values, strict=True)}, ops))
+    return places, tuple(impossible)
+
+
 def _default_ops(axes: tuple[Axis, ...], attention: str) -> tuple[str, ...]:
     """Returns the ops that the axes change most, with this kind of attention."""
     other = {"flash": UNFUSED_OPS, "unfused": ("attention",)}.get(attention, ())
@@ -308,22 +329,15 @@ def _shape(point: dict[str, int], held: Held, who: str, attention: str) -> Trans
     values: dict[str, Any] = {name: point.get(name, getattr(held, name)) for name in names - {"attention"}}
     if values["heads"] == 0:
         values["heads"] = _heads_for(values["hidden"], values["head_dim"], values["tp"], who)
-    values |= _expert_values(point, held) if values["experts"] else dict.fromkeys(("top_k", "moe_ffn", "shared_ffn"), 0)
+    if values["experts"]:
+        values["gated"] = True  # as in all published models with experts
+        if tokens := point.get("tokens", held.tokens):
+            values |= {"seq": tokens, "mbs": 1}
+        if skew := point.get("skew", held.skew):
+            values["routing"] = f"power_law_{skew / 100:g}"
+    else:
+        values |= dict.fromkeys(("top_k", "moe_ffn", "shared_ffn"), 0)
     return TransformerShape(**values, attention=attention)
-
-
-def _expert_values(point: dict[str, int], held: Held) -> dict[str, Any]:
-    """Returns the fields of a shape with experts that follow from axes and options of other names.
-
-    Experts are gated, as those of all published models are.
-    """
-    values: dict[str, Any] = {"gated": True}
-    tokens, skew = point.get("tokens", held.tokens), point.get("skew", held.skew)
-    if tokens:
-        values |= {"seq": tokens, "mbs": 1}
-    if skew:
-        values["routing"] = f"power_law_{skew / 100:g}"
-    return values
 
 
 def _heads_for(hidden: int, head_dim: int, tp: int, who: str) -> int:

@@ -1,7 +1,7 @@
 """Runs Python modules as child processes that answer requests over pipes.
 
 Entry points: `WorkerProcess` in the parent, used by `cluster.ray_pool` and by the commands `sweep` and `check`; its
-base `ChildProcess`, its protocol `Asked` and `WorkerLostError`; `parent_pipes`, `first_line`, `context_lost` and
+base `ChildProcess`, its protocol `Asked` and `WorkerLostError`; `parent_pipe`, `first_line`, `context_lost` and
 `refusal` in the child. Used by `worker`, `naming`, `compiling`, `runner`, `session`, `cluster.lane` and tools.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import selectors
 import signal
 import subprocess
 import sys
@@ -17,20 +16,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from types import TracebackType
+from contextlib import contextmanager, suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any, Protocol, Self
 
 from quantbench.errors import InputError, MeasurementError
-from quantbench.sweep.messages import (
-    Hello,
-    Reply,
-    Request,
-    hello_from_json,
-    reply_from_json,
-    request_to_json,
-    timing_to_json,
-)
+from quantbench.store.typed import decode, encode
+from quantbench.sweep.messages import Hello, Reply, Request, reply_from_json
 from quantbench.timing.options import TimingOptions
 
 # Importing torch from a cold network disk and making a CUDA context can take a minute.
@@ -76,34 +69,29 @@ class Asked(Protocol):
 
 
 class ChildProcess:
-    """Python module in its own process that answers each line of JSON with a line of JSON.
+    """Python module in its own process that answers each message of JSON with a message of JSON.
 
-    module, words: run as `python -m MODULE READ_FD WRITE_FD WORDS…`, in a process group of its own, so that Ctrl-C
-    reaches only the sweep, which then ends the child.
+    module, words: run as `python -m MODULE FD WORDS…`, in a process group of its own, so that Ctrl-C reaches only the
+    sweep, which then ends the child.
     """
 
     def __init__(self, module: str, words: Sequence[str] = ()) -> None:
-        request_read, request_write = os.pipe()
-        reply_read, reply_write = os.pipe()
+        self._pipe, theirs = Pipe()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - read after the process has ended
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, str(request_read), str(reply_write), *words],
-            pass_fds=(request_read, reply_write),
+            [sys.executable, "-m", module, str(theirs.fileno()), *words],
+            pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=self._errors,
             stderr=self._errors,
             start_new_session=True,
         )
-        os.close(request_read)
-        os.close(reply_write)
-        self._request_fd = request_write
-        self._reply_fd = reply_read
-        self._buffer = b""
+        theirs.close()
 
     def ask(self, request: Request, limit_s: float, tick: Callable[[], None]) -> Reply:
         """Runs one point. Raises WorkerLostError if the process dies or exceeds limit_s; close it then."""
-        self._send(request_to_json(request))
-        data = self._receive(limit_s, tick)
+        self.send(encode(request))
+        data = self.receive(limit_s, tick)
         try:
             return reply_from_json(data)
         except InputError as error:
@@ -113,44 +101,37 @@ class ChildProcess:
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        if not self._errors.closed:
-            os.close(self._request_fd)
-            os.close(self._reply_fd)
-            self._errors.close()
+        self._pipe.close()
+        self._errors.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _send(self, data: dict[str, Any]) -> None:
+    def send(self, data: dict[str, Any]) -> None:
+        """Sends a message. Raises WorkerLostError if the process has died."""
         try:
-            os.write(self._request_fd, (json.dumps(data) + "\n").encode())  # under the pipe's 64 KiB: never partial
+            self._pipe.send_bytes(json.dumps(data).encode())
         except BrokenPipeError:
             raise self._lost() from None
 
-    def _receive(self, limit_s: float, tick: Callable[[], None]) -> dict[str, Any]:
+    def receive(self, limit_s: float, tick: Callable[[], None] = lambda: None) -> dict[str, Any]:
+        """Returns the next message. Raises WorkerLostError if the process dies or exceeds limit_s."""
         deadline_s = time.monotonic() + limit_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._reply_fd, selectors.EVENT_READ)
-            while b"\n" not in self._buffer:
-                if time.monotonic() > deadline_s:
-                    raise WorkerLostError("timeout", f"no answer within {limit_s:.0f} s")
-                if not selector.select(timeout=0.1):
-                    tick()
-                    continue
-                chunk = os.read(self._reply_fd, 1 << 16)
-                if not chunk:
-                    raise self._lost()
-                self._buffer += chunk
-        line, _, self._buffer = self._buffer.partition(b"\n")
+        while not self._pipe.poll(0.1):
+            tick()
+            if time.monotonic() > deadline_s:
+                raise WorkerLostError("timeout", f"no answer within {limit_s:.0f} s")
         try:
-            data: dict[str, Any] = json.loads(line)
+            answer = self._pipe.recv_bytes()
+        except (EOFError, ConnectionResetError):
+            raise self._lost() from None
+        try:
+            data: dict[str, Any] = json.loads(answer)
         except (ValueError, RecursionError):
-            raise WorkerLostError("crash", f"answered with {line[:80]!r}") from None
+            raise WorkerLostError("crash", f"answered with {answer[:80]!r}") from None
         return data
 
     def _lost(self) -> WorkerLostError:
@@ -171,20 +152,20 @@ class WorkerProcess(ChildProcess):
     def __init__(self, providers: Sequence[str] = ()) -> None:
         super().__init__("quantbench.sweep.worker", providers)
         try:
-            data = self._receive(_START_LIMIT_S, lambda: None)
+            data = self.receive(_START_LIMIT_S)
             if "refused" in data:
                 raise refusal("worker", data["refused"])
-            self.hello = hello_from_json(data)
+            self.hello = decode(Hello, data)
         except BaseException:
             self.close()
             raise
 
     def begin(self, timing: TimingOptions) -> None:
-        self._send(timing_to_json(timing))
+        self.send(encode(timing))
 
 
 @contextmanager
-def parent_pipes() -> Iterator[tuple[Iterator[Any], Callable[[dict[str, Any]], None]]]:
+def parent_pipe() -> Iterator[tuple[Iterator[Any], Callable[[dict[str, Any]], None]]]:
     """Yields, inside a `ChildProcess`, the parent's messages and a function that sends one to it.
 
     A watchdog thread ends this process soon after its parent, however that ends and whatever a kernel is doing.
@@ -196,15 +177,14 @@ def parent_pipes() -> Iterator[tuple[Iterator[Any], Callable[[dict[str, Any]], N
             time.sleep(0.5)
         os._exit(1)
 
+    def messages() -> Iterator[Any]:
+        with suppress(EOFError, ConnectionResetError):
+            while True:
+                yield json.loads(pipe.recv_bytes())
+
     threading.Thread(target=watch, daemon=True).start()
-    read_fd, write_fd = int(sys.argv[1]), int(sys.argv[2])
-    with os.fdopen(read_fd, encoding="utf-8") as requests, os.fdopen(write_fd, "w", encoding="utf-8") as replies:
-
-        def send(data: dict[str, Any]) -> None:
-            replies.write(json.dumps(data) + "\n")
-            replies.flush()
-
-        yield map(json.loads, requests), send
+    with Connection(int(sys.argv[1])) as pipe:
+        yield messages(), lambda data: pipe.send_bytes(json.dumps(data).encode())
 
 
 def context_lost(error: BaseException) -> bool:

@@ -1,9 +1,8 @@
 """Compiles the Triton kernels of a plan in parallel processes, before timing starts.
 
 Entry points: `compile_kernels`, used by the command `sweep`. `main` is the process that it starts, `python
--m quantbench.sweep.compiling READ_FD WRITE_FD`. That process lists the kernels on tensors without memory, and
-forks one process for each core to compile them into triton's cache on disk, where the worker finds them. None of them
-uses the GPU. A kernel that fails here is compiled by the worker, whose point gets the error.
+-m quantbench.sweep.compiling FD`. That process lists the kernels on tensors without memory, and forks one process for
+each core to compile them into triton's cache on disk, where the worker finds them. None of them uses the GPU.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import QuantbenchError
 from quantbench.store.environment import relevant_environment
 from quantbench.store.typed import decode, encode
-from quantbench.sweep.child import ChildProcess, WorkerLostError, parent_pipes
-from quantbench.sweep.messages import Request, request_from_json, request_to_json
+from quantbench.sweep.child import ChildProcess, WorkerLostError, parent_pipe
+from quantbench.sweep.messages import Request
 from quantbench.sweep.plan import PlanPoint
 from quantbench.units import duration
 
@@ -28,24 +27,6 @@ _MOST_PROCESSES = 12
 _FEWEST_POINTS = 4
 # Most seconds for listing the kernels, and for the next one to be compiled; then the worker compiles the rest.
 _LIMIT_S = 120.0
-
-
-class _Compiler(ChildProcess):
-    """The process that compiles."""
-
-    def __init__(self) -> None:
-        super().__init__("quantbench.sweep.compiling")
-
-    def begin(self, spec: DeviceSpec, requests: Sequence[Request]) -> None:
-        """Sends the points."""
-        self._send(dict(encode(spec)))
-        for request in requests:
-            self._send(request_to_json(request))
-        self._send({})
-
-    def numbers(self) -> dict[str, int]:
-        """Returns the next message: kernels and processes, and how many kernels are compiled."""
-        return self._receive(_LIMIT_S, lambda: None)
 
 
 def compile_kernels(points: Sequence[PlanPoint], spec: DeviceSpec, show: Callable[[int, int, str], None]) -> str:
@@ -61,13 +42,15 @@ def compile_kernels(points: Sequence[PlanPoint], spec: DeviceSpec, show: Callabl
     show(0, 0, "listing the kernels to compile")
     start_s = time.monotonic()
     compiled, kernels, processes = 0, 0, 0
-    with suppress(WorkerLostError), _Compiler() as compiler:
-        compiler.begin(spec, [Request(workload, provider) for workload, provider in wanted])
-        numbers = compiler.numbers()
+    with suppress(WorkerLostError), ChildProcess("quantbench.sweep.compiling") as compiler:
+        for message in (spec, *(Request(workload, provider) for workload, provider in wanted)):
+            compiler.send(encode(message))
+        compiler.send({})
+        numbers = compiler.receive(_LIMIT_S)
         kernels, processes = numbers["kernels"], numbers["processes"]
         while compiled < kernels:
             show(compiled, kernels, f"compiling {kernels} kernels in {processes} processes")
-            compiled = compiler.numbers()["compiled"]
+            compiled = compiler.receive(_LIMIT_S)["compiled"]
     if not kernels:
         return ""
     rest = "" if compiled == kernels else "; the rest is compiled while measuring"
@@ -108,9 +91,9 @@ def list_kernels(requests: Sequence[Request], spec: DeviceSpec) -> dict[str, Cal
 
 def main() -> None:
     """Receives the points, and compiles their kernels in as many processes as there are cores."""
-    with parent_pipes() as (messages, send):
+    with parent_pipe() as (messages, send):
         spec = decode(DeviceSpec, next(messages))
-        requests = [request_from_json(message) for message in iter(lambda: next(messages), {})]
+        requests = [decode(Request, message) for message in iter(lambda: next(messages), {})]
         _kernels.extend(list_kernels(requests, spec).values())
         processes = min(_MOST_PROCESSES, len(os.sched_getaffinity(0)), max(1, len(_kernels)))
         send({"kernels": len(_kernels), "processes": processes})

@@ -40,18 +40,15 @@ def parse_grid(dims: tuple[str, ...], held: Held, spec: DeviceSpec, who: str = "
     """
     axes = tuple(parse_axis(text, spec.torch_kind) for text in dims)
     check_axes(axes, who)
-    edged = tuple(_with_edges(axes, i, held, spec) if axis.edges else axis for i, axis in enumerate(axes))
+    edged = axes
+    for i, axis in enumerate(axes):
+        if axis.edges:
+            edges = predicted_edges(axes, i, held, spec)
+            both = {side for edge in edges for side in (edge, edge + grain_of(axis.dim))}
+            inside = {value for value in both if axis.values[0] <= value <= axis.values[-1]}
+            edged = (*edged[:i], replace(axis, values=tuple(sorted({*axis.values, *inside}))), *edged[i + 1 :])
     check_axes(edged, who)
     return Grid(edged, any(axis.edges for axis in edged) or not all("=" in text for text in dims))
-
-
-def _with_edges(axes: tuple[Axis, ...], index: int, held: Held, spec: DeviceSpec) -> Axis:
-    """Returns an axis with both sides of every predicted edge added to its values."""
-    axis = axes[index]
-    edges = predicted_edges(axes, index, held, spec)
-    both = {side for edge in edges for side in (edge, edge + grain_of(axis.dim))}
-    inside = {v for v in both if axis.values[0] <= v <= axis.values[-1]}
-    return replace(axis, values=tuple(sorted({*axis.values, *inside})))
 
 
 def predicted_edges(axes: tuple[Axis, ...], index: int, held: Held, spec: DeviceSpec) -> list[int]:

@@ -1,7 +1,7 @@
 """Identifies the kernel that a point ran, by default with torch.profiler in a second process.
 
 Entry points: `NamesApart`, `chosen_way` and `answer`, used by `worker`; `LIMIT_S`, used by `runner`; `main` of the
-second process, `python -m quantbench.sweep.naming READ_FD WRITE_FD`.
+second process, `python -m quantbench.sweep.naming FD`.
 
 QUANTBENCH_KERNEL_NAMES selects where the profiler runs: `apart` (default, the second process), `here` (in the worker,
 if only one process may use the device: compute mode EXCLUSIVE_PROCESS) or `off` (nowhere). A point never fails because
@@ -9,8 +9,7 @@ its kernel could not be identified.
 
 torch.profiler attaches CUPTI to its process for good, which slowed programs by 10 to 20 % after profiling had ended
 (pytorch/pytorch issue 144455), and detaching it crashed CUDA graphs before CUDA 12.6 (pull request 112507). So the
-worker, which times and captures graphs, does not profile but sends the request here and waits. While the worker times,
-this process holds only a context on the device.
+worker, which times and captures graphs, sends the request here and waits.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ from typing import TYPE_CHECKING
 
 from quantbench.errors import QuantbenchError, require_choice
 from quantbench.launch import Launch
-from quantbench.sweep.child import ChildProcess, WorkerLostError, context_lost, first_line, parent_pipes
-from quantbench.sweep.messages import Reply, Request, reply_to_json, request_from_json
+from quantbench.store.typed import decode, encode
+from quantbench.sweep.child import ChildProcess, WorkerLostError, context_lost, first_line, parent_pipe
+from quantbench.sweep.messages import Reply, Request
 
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
@@ -105,14 +105,14 @@ def main() -> None:
     import torch  # noqa: F401
 
     spec: DeviceSpec | None = None
-    with parent_pipes() as (requests, send):
+    with parent_pipe() as (requests, send):
         for request in requests:
             if spec is None:
                 from quantbench import device
 
                 spec = device.current()
-            reply = answer(request_from_json(request), spec)
-            send(reply_to_json(reply))
+            reply = answer(decode(Request, request), spec)
+            send(encode(reply))
             if reply.broken:
                 return
 

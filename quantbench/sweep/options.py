@@ -7,7 +7,7 @@ Entry points: `SweepOptions` (stored in run.json), `plan_sweep`, `whole_plan`, `
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -124,22 +124,15 @@ def plan_sweep(options: SweepOptions, spec: DeviceSpec, done: Collection[str] = 
     # All parts are measured at the same time, so the whole plan may take `parts` budgets. Parts do not depend on the
     # budget, so that a resumed part has the same groups.
     in_budget = {id(group) for group in plan.within(budget_s and budget_s * parts).groups}
-    own = _part_of(plan.groups, part, parts)
-    fit = tuple(group for group in own if id(group) in in_budget)
-    rest = tuple(group for group in own if id(group) not in in_budget)
-    return axes, replace(plan, groups=fit, left_out=rest).without(done)
-
-
-def _part_of(groups: Sequence[Group], part: int, parts: int) -> list[Group]:
-    """Returns part number `part` (from 1) of `parts` parts of the groups with about equally many points."""
-    sizes = [0] * parts
-    own = []
-    for group in groups:
+    own, sizes = [], [0] * parts  # the groups of this part, and the number of points of each part so far
+    for group in plan.groups:
         smallest = sizes.index(min(sizes))
         sizes[smallest] += len(group.points)
         if smallest == part - 1:
             own.append(group)
-    return own
+    fit = tuple(group for group in own if id(group) in in_budget)
+    rest = tuple(group for group in own if id(group) not in in_budget)
+    return axes, replace(plan, groups=fit, left_out=rest).without(done)
 
 
 def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Plan]:
@@ -165,12 +158,7 @@ def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...
         return axes, lay_out(placed, providers, options.timing, spec)
     grid = parse_grid(options.dims, held, spec)
     plan = build_plan(
-        grid.axes,
-        held,
-        providers,
-        options.timing,
-        spec,
-        skip_impossible=options.skip_impossible or grid.loose,
-        neighbours=not options.points,
-    )
+        grid.axes, held, providers, options.timing, spec,
+        skip_impossible=options.skip_impossible or grid.loose, neighbours=not options.points,
+    )  # fmt: skip
     return grid.axes, plan

@@ -5,11 +5,10 @@ of `PlanPoint` objects; `fitting`, which selects groups for a budget; `Pace` (ti
 by `options`, `refine`, `runner`, `session`, `compiling`, `cluster` and the command `sweep`.
 
 A place is one combination of axis values; a workload at several places is measured once. Points are planned in groups:
-all ops of one direction (forward or backward) of a place by all providers and, along the longest axis, both sides of a
-predicted edge. A short budget shortens the longest axis, and drops backward ops first, so that the sizes that are kept
-have all of their neighbours. Groups run in order of rank, coarse grid first, and within a rank in seeded random order,
-so that drift of the device does not look like a trend along an axis. A reference point, repeated every few points,
-shows the drift. Times are estimated from the data sheet and corrected by the points measured so far.
+all ops of one direction of a place by all providers and, along the longest axis, both sides of a predicted edge. A
+short budget drops backward ops first and shortens the longest axis, so that the sizes kept have all of their
+neighbours. Groups run in order of rank, coarse grid first, and within a rank in seeded random order, so that drift of
+the device does not look like a trend along an axis; a reference point, repeated every few points, shows the drift.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import random
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import pairwise
 from statistics import median
 
 from quantbench.device.spec import DeviceSpec
@@ -26,7 +25,7 @@ from quantbench.errors import InputError
 from quantbench.latency.op_times import roofline_us
 from quantbench.providers.catalog import runs_kind
 from quantbench.store.record import Place, record_key
-from quantbench.sweep.axes import Axis, Held, check_axes, ops_at
+from quantbench.sweep.axes import Axis, Held, check_axes, places_of
 from quantbench.sweep.edges import edge_indices, neighbour_groups, predicted_jump
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import COLD_L2_MULTIPLE
@@ -245,15 +244,9 @@ class Placed:
 
 
 def build_plan(
-    axes: tuple[Axis, ...],
-    held: Held,
-    providers: Sequence[str],
-    timing: TimingOptions,
-    spec: DeviceSpec,
-    *,
-    skip_impossible: bool = False,
-    neighbours: bool = True,
-) -> Plan:
+    axes: tuple[Axis, ...], held: Held, providers: Sequence[str], timing: TimingOptions, spec: DeviceSpec, *,
+    skip_impossible: bool = False, neighbours: bool = True,
+) -> Plan:  # fmt: skip
     """Builds the plan of a sweep over a grid of axes.
 
     axes: axes with their edges added.
@@ -263,20 +256,11 @@ def build_plan(
     Raises InputError for an impossible point, unless skip_impossible, and if no points remain.
     """
     check_axes(axes)
-    placed: list[Placed] = []
-    impossible: list[str] = []
-    for values in product(*(axis.values for axis in axes)):
-        try:
-            ops = ops_at(axes, values, held)
-        except InputError as error:
-            if not skip_impossible:
-                raise
-            impossible.append(str(error))
-            continue
-        placed.append(Placed({axis.field: value for axis, value in zip(axes, values, strict=True)}, ops))
+    places, impossible = places_of(axes, held, skip_impossible=skip_impossible)
+    placed = [Placed(at, ops) for at, ops in places]
     if neighbours and placed:
         placed = _in_groups(placed, axes, spec)
-    return lay_out(placed, providers, timing, spec, impossible=tuple(impossible))
+    return lay_out(placed, providers, timing, spec, impossible=impossible)
 
 
 def _in_groups(placed: Sequence[Placed], axes: tuple[Axis, ...], spec: DeviceSpec) -> list[Placed]:
@@ -309,13 +293,9 @@ def _in_groups(placed: Sequence[Placed], axes: tuple[Axis, ...], spec: DeviceSpe
 
 
 def lay_out(
-    placed: Sequence[Placed],
-    providers: Sequence[str],
-    timing: TimingOptions,
-    spec: DeviceSpec,
-    *,
+    placed: Sequence[Placed], providers: Sequence[str], timing: TimingOptions, spec: DeviceSpec, *,
     impossible: tuple[str, ...] = (),
-) -> Plan:
+) -> Plan:  # fmt: skip
     """Builds the plan of a list of places: one point per op and provider that runs it, deduplicated, in groups shuffled
     within their rank, with a reference point. Raises InputError if there are no points."""
     points: dict[str, PlanPoint] = {}
@@ -353,20 +333,14 @@ def _points_of(place: Placed, providers: Sequence[str], timing: TimingOptions, s
         for provider in providers:
             if runs_kind(provider, op.workload.kind):
                 yield PlanPoint(
-                    key=record_key(op.workload, provider, timing),
-                    workload=op.workload,
-                    provider=provider,
-                    places=(Place(place.axes, op.label, op.count),),
-                    estimate_s=point_estimate_s(op.workload, timing, spec),
-                    named=place.named,
-                )
+                    record_key(op.workload, provider, timing), op.workload, provider,
+                    (Place(place.axes, op.label, op.count),), point_estimate_s(op.workload, timing, spec), place.named,
+                )  # fmt: skip
 
 
 def _reference(points: Sequence[PlanPoint]) -> PlanPoint | None:
-    """Returns the GEMM with the median expected time: long enough for little noise, short enough to repeat.
-
-    Of grouped GEMMs, those of the first provider, since another may not run on the device.
-    """
+    """Returns the GEMM with the median expected time: long enough for little noise, short enough to repeat. Of grouped
+    GEMMs, those of the first provider, since another may not run on the device."""
     grouped = next((p.provider for p in points if isinstance(p.workload, GroupedGemm)), "")
     fit = [p for p in points if p.workload.kind == "gemm" or (p.workload.kind, p.provider) == ("grouped_gemm", grouped)]
     gemms = sorted(fit, key=lambda p: (p.estimate_s, p.key))

@@ -4,18 +4,17 @@ Entry points: `Refine`, used by `analysis.check`; `LeastSure`, used by `session`
 `PlacedGap`. Used by the command `sweep` too.
 
 `Refine` and `LeastSure` are functions from all records so far to the points to measure next (`more` of `runner.Sweep`).
-`Refine` runs one `EdgeSearch` per gap of the coarse pass. A gap of g sizes takes log2(g) points for one edge; both
-halves of an interval are searched if each holds a part of the jump.
+`Refine` runs one `EdgeSearch` per gap of the coarse pass, which takes log2(g) points for one edge in a gap of g sizes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil, exp, log, sqrt
 
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError, require_int
+from quantbench.errors import InputError
 from quantbench.providers.catalog import expand
 from quantbench.stats import typical_us
 from quantbench.store.record import Measured, Record
@@ -52,14 +51,6 @@ class Gap:
     noise: float = 0.0
     grain: int = 1
 
-    def __post_init__(self) -> None:
-        require_int("Gap", "low", self.low)
-        require_int("Gap", "high", self.high, low=self.low + 1)
-        require_int("Gap", "grain", self.grain)
-        for name in ("low_us", "high_us"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise InputError("Gap", f"{name} = {getattr(self, name)!r}", "a finite time above 0")
-
 
 @dataclass(frozen=True)
 class Edge:
@@ -71,18 +62,14 @@ class Edge:
     exact: bool
 
 
-@dataclass
 class EdgeSearch:
     """Bisection of one gap. Measure the size `wanted`, then call `tell` with the samples, or `give_up` on failure."""
 
-    gap: Gap
-    _times_us: dict[int, float] = field(default_factory=dict)
-    _open: list[tuple[int, int]] = field(default_factory=list)
-    _found: list[tuple[int, int]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._times_us = {self.gap.low: self.gap.low_us, self.gap.high: self.gap.high_us}
-        self._open = [(self.gap.low, self.gap.high)]
+    def __init__(self, gap: Gap) -> None:
+        self.gap = gap
+        self._times_us = {gap.low: gap.low_us, gap.high: gap.high_us}
+        self._open = [(gap.low, gap.high)]
+        self._found: list[tuple[int, int]] = []
         self._settle()
 
     @property
@@ -92,24 +79,22 @@ class EdgeSearch:
 
     def tell(self, samples_us: Sequence[float]) -> None:
         """Adds the samples in microseconds at the wanted size."""
-        size = self._expect_wanted()
+        low, high = self._open[0]
+        size = self._middle(low, high)
+        assert size is not None
         self._times_us[size] = typical_us(samples_us)
-        low, high = self._open.pop(0)
         halves = [(low, size), (size, high)]
-        jumps = [self._jump(*half) for half in halves]
         # The jump may be up or down; count the parts in its direction.
         whole = self._jump(low, high)
-        parts = [jump if whole > 0 else -jump for jump in jumps]
+        parts = [self._jump(*half) if whole > 0 else -self._jump(*half) for half in halves]
         least = max(_SMALLEST_JUMP, _SURE * sqrt(2) * self.gap.noise, _WORTH_FOLLOWING * abs(whole))
         larger = 0 if parts[0] >= parts[1] else 1
-        for i, half in enumerate(halves):
-            if i == larger or parts[i] >= least:
-                self._open.append(half)
+        followed = [half for i, half in enumerate(halves) if i == larger or parts[i] >= least]
+        self._open = [*self._open[1:], *followed]
         self._settle()
 
     def give_up(self) -> None:
         """Ends the search of the interval whose middle cannot be measured; its edge stays inexact."""
-        self._expect_wanted()
         self._found.append(self._open.pop(0))
 
     def edges(self) -> tuple[Edge, ...]:
@@ -134,26 +119,6 @@ class EdgeSearch:
         """Returns the rise of the log time from low to high beyond the growth without a step."""
         return log(self._times_us[high] / self._times_us[low]) - self.gap.elasticity * log(high / low)
 
-    def _expect_wanted(self) -> int:
-        if self.wanted is None:
-            raise InputError("EdgeSearch", "a measurement", "none: every edge is found")
-        return self.wanted
-
-
-def find_edges(gap: Gap, measure: Callable[[int], Sequence[float]]) -> tuple[Edge, ...]:
-    """Runs a search to its end. measure: function from a size to samples in microseconds.
-
-    >>> calls = []
-    >>> find_edges(Gap(1024, 2048, 10.0, 20.0), lambda n: calls.append(n) or [10.0 if n <= 1536 else 20.0])
-    (Edge(low=1536, high=1537, ratio=2.0, exact=True),)
-    >>> len(calls)
-    10
-    """
-    search = EdgeSearch(gap)
-    while (size := search.wanted) is not None:
-        search.tell(measure(size))
-    return search.edges()
-
 
 @dataclass(frozen=True)
 class PlacedGap:
@@ -166,16 +131,13 @@ class PlacedGap:
     provider: str
 
 
-#: function from the records of a coarse pass to the gaps with a jump, the largest first
-FindGaps = Callable[[Sequence[Record]], Sequence[PlacedGap]]
-
-
 @dataclass
 class Refine:
     """Selects the next points of a sweep with --refine (`runner.Sweep.more`): bisects to all edges of the plan at once.
 
     axes: axes with the values of the coarse pass.
-    find: function that finds the gaps; injected, because `quantbench.analysis` is a layer above.
+    find: function from the records of the coarse pass to the gaps with a jump, the largest first; injected, because
+        `quantbench.analysis` is a layer above.
 
     The searches are rebuilt from the records at each call, so that a stopped sweep can be resumed.
     """
@@ -183,7 +145,7 @@ class Refine:
     options: SweepOptions
     axes: tuple[Axis, ...]
     spec: DeviceSpec
-    find: FindGaps
+    find: Callable[[Sequence[Record]], Sequence[PlacedGap]]
     _gaps: tuple[PlacedGap, ...] | None = None
 
     def __call__(self, records: Sequence[Record]) -> Sequence[PlanPoint]:
@@ -273,16 +235,11 @@ class LeastSure:
             return ()
         known = [(_sizes(r.workload), us, r.launch) for r in records if (us := _time_us(r)) is not None]
         sizes = np.array([shape for shape, _, _ in known], dtype=np.int64).reshape(-1, 3)
+        m, n, k = sizes.T
         model = GemmModel.fit(
-            self._spec,
-            sizes[:, 0],
-            sizes[:, 1],
-            sizes[:, 2],
-            np.array([us for _, us, _ in known]),
-            dtype=self._candidates[0].workload.dtype,
-            launches=[launch for _, _, launch in known],
-            seed=self._options.timing.seed,
-        )
+            self._spec, m, n, k, np.array([us for _, us, _ in known]), dtype=self._candidates[0].workload.dtype,
+            launches=[launch for _, _, launch in known], seed=self._options.timing.seed,
+        )  # fmt: skip
         shapes = np.array([_sizes(p.workload) for p in left], dtype=np.int64)
         chosen = next_points(model, (shapes[:, 0], shapes[:, 1], shapes[:, 2]), count)
         return [left[i] for i in chosen]

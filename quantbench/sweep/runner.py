@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import MeasurementError
@@ -40,13 +39,6 @@ _MOST_NAMING = 0.5
 _NAMING_POINTS = 5
 # The groups that fit are reselected after every such share of the budget.
 _CHOOSE_EVERY = 0.02
-
-
-class Writer(Protocol):
-    """Destination of the records: a run's folder, or a lane of a cluster sweep."""
-
-    def append(self, record: Record) -> None:
-        """Stores one record."""
 
 
 @dataclass
@@ -89,6 +81,7 @@ class _NoWorkerError(Exception):
 class Sweep:
     """Measures points of a plan not in `done`, those of `more`, then the rest of the plan.
 
+    append: function that stores a record.
     budget_s: wall seconds from the worker's first answer, so that its start is not counted; None for no limit. Groups
         of the plan run while their expected time at the pace so far fits; at least one group runs. If `more` is set,
         the plan's first part gets 60 % of the budget. The point in progress at 1.2 budgets is ended.
@@ -106,7 +99,7 @@ class Sweep:
     timing: TimingOptions
     done: frozenset[str]
     connect: Callable[[], Asked]
-    writer: Writer
+    append: Callable[[Record], None]
     clock: Callable[[], float]
     on_progress: Callable[[Progress], None] = lambda progress: None
     budget_s: float | None = None
@@ -224,43 +217,40 @@ class Sweep:
 
     def _measure_references(self) -> None:
         """Measures the plan's reference and `more_references`."""
-        if self.plan.reference is not None:
-            self._repeat_reference(self.plan.reference)
-        for point in self.more_references:
-            self._progress.current = f"reference {point.workload}"
-            reply = self._ask(point)
-            self._append(point, self._outcome(reply, point), reply, role="reference")
+        for point in filter(None, (self.plan.reference, *self.more_references)):
+            self._measure_reference(point)
 
     def _measure(self, point: PlanPoint) -> None:
         done = self._progress.done
         if self.plan.reference is not None and done and done % REFERENCE_EVERY == 0:
-            self._repeat_reference(self.plan.reference)
+            self._measure_reference(self.plan.reference)
         self._progress.current = f"{point.provider} {point.workload}"
         self._tick()
-        reply = self._ask(point, name=point.named or not self._naming_takes_long())
+        shares = self._naming_shares
+        naming_takes_long = len(shares) >= _NAMING_POINTS and median(shares) > _MOST_NAMING
+        reply = self._ask(point, name=point.named or not naming_takes_long)
         outcome = self._outcome(reply, point)
         self._append(point, outcome, reply, role="point")
         self._seen.add(point.key)
-        self._count(outcome)
-        self._progress.done += 1
+        progress = self._progress
+        progress.measured += isinstance(outcome, Measured)
+        progress.skipped += isinstance(outcome, Skipped)
+        progress.failed += isinstance(outcome, Failed)
+        progress.done += 1
         self._ahead_s -= point.estimate_s
         self._done_s += point.estimate_s
         self._tick()
         if self._lost_in_a_row >= _MAX_LOST_IN_A_ROW:
             raise _NoWorkerError(f"{_MAX_LOST_IN_A_ROW} workers in a row were lost")
 
-    def _repeat_reference(self, point: PlanPoint) -> None:
-        """Measures the reference point; its time relative to its first time is the drift that grades use."""
+    def _measure_reference(self, point: PlanPoint) -> None:
+        """Measures a reference. The time of the plan's relative to its first time is the drift that grades use."""
         self._progress.current = f"reference {point.workload}"
         reply = self._ask(point)
-        if reply.measurement is not None:
+        if reply.measurement is not None and point is self.plan.reference:
             self._last_reference_us = typical_us(reply.measurement.samples_us)
             self.first_reference_us = self.first_reference_us or self._last_reference_us
         self._append(point, self._outcome(reply, point), reply, role="reference")
-
-    def _naming_takes_long(self) -> bool:
-        shares = self._naming_shares
-        return len(shares) >= _NAMING_POINTS and median(shares) > _MOST_NAMING
 
     def _ask(self, point: PlanPoint, *, name: bool = False) -> Reply:
         """Sends a point to the worker, which is started if there is none. name: whether to identify the kernel."""
@@ -312,16 +302,10 @@ class Sweep:
                 drift_ratio = self._last_reference_us / self.first_reference_us
             work = point.workload
             verdict = grade(
-                reply.measurement,
-                flops=work.flops,
-                min_bytes=work.min_bytes,
-                spec=self.spec,
-                dtype=work.dtype,
-                drift_ratio=drift_ratio,
-                options=self.timing,
+                reply.measurement, flops=work.flops, min_bytes=work.min_bytes, spec=self.spec, dtype=work.dtype,
+                drift_ratio=drift_ratio, options=self.timing, unchecked="" if reply.checked else NO_CHECK,
                 interpreted=self.interpreter and point.provider.startswith("triton."),
-                unchecked="" if reply.checked else NO_CHECK,
-            )
+            )  # fmt: skip
             return Measured(reply.measurement, verdict)
         if reply.skipped is not None:
             return Skipped(reply.skipped)
@@ -330,26 +314,12 @@ class Sweep:
 
     def _append(self, point: PlanPoint, outcome: Outcome, reply: Reply, *, role: str) -> None:
         record = Record(
-            run_id=self.run_id,
-            key=point.key,
-            workload=point.workload,
-            provider=point.provider,
-            outcome=outcome,
-            launch=reply.launch,
-            check=reply.checked,
-            places=point.places if role == "point" else (),
-            role=role,
-            elapsed_s=self._elapsed_s(),
-            phases_s=reply.phases_s,
-        )
-        self.writer.append(record)
+            run_id=self.run_id, key=point.key, workload=point.workload, provider=point.provider, outcome=outcome,
+            launch=reply.launch, check=reply.checked, places=point.places if role == "point" else (), role=role,
+            elapsed_s=self._elapsed_s(), phases_s=reply.phases_s,
+        )  # fmt: skip
+        self.append(record)
         self.records.append(record)
-
-    def _count(self, outcome: Outcome) -> None:
-        progress = self._progress
-        progress.measured += isinstance(outcome, Measured)
-        progress.skipped += isinstance(outcome, Skipped)
-        progress.failed += isinstance(outcome, Failed)
 
     def _tick(self) -> None:
         """Reports progress. The time left is the estimate of the rest, scaled by the error of the estimates so far."""

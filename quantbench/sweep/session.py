@@ -130,22 +130,13 @@ class SweepSession:
         more: function that selects points beyond the plan, such as a bisection to its edges.
         """
         sweep = Sweep(
-            plan=self.plan,
-            run_id=self._writer.info.run_id,
-            spec=self.hello.device,
-            timing=self.options.timing,
-            done=self.done,
-            connect=self._next_worker,
-            writer=self._writer,
-            clock=clock,
-            on_progress=on_progress,
-            budget_s=self.options.budget_s,
-            limit_s=self.options.limit_s,
+            plan=self.plan, run_id=self._writer.info.run_id, spec=self.hello.device, timing=self.options.timing,
+            done=self.done, connect=self._next_worker, append=self._writer.append, clock=clock, on_progress=on_progress,
+            budget_s=self.options.budget_s, limit_s=self.options.limit_s,
             first_reference_us=first_reference_us(self._records, self.plan),
-            more=more or adaptive_more(self.options, self.hello.device),
-            records=list(self._records),
+            more=more or adaptive_more(self.options, self.hello.device), records=list(self._records),
             interpreter=self.interpreted,
-        )
+        )  # fmt: skip
         try:
             self.finished = sweep.run()
         except BaseException:
@@ -184,40 +175,18 @@ class SweepSession:
 
 
 def begun(hello: Hello, options: SweepOptions, axes: tuple[Axis, ...], results: Path) -> RunInfo:
-    """Builds the `RunInfo` of a sweep that starts now, with a new run id.
-
-    axes: axes with the values to measure.
-    results: folder of all runs.
-    """
+    """Builds the `RunInfo` of a sweep that starts now, with an id such as `2026-11-20T134500-hidden`; a number follows
+    if the folder of all runs, `results`, has a run of that name. axes: axes with the values to measure."""
     device = hello.device
-    return RunInfo(
-        run_id=new_run_id(_run_name(options), datetime.now(UTC), results / device.name),
-        device=device,
-        state=hello.state,
-        software=hello.software,
-        axes={axis.dim: list(axis.values) for axis in axes},
-        options=options_to_json(options),
-        seed=options.timing.seed,
-        environment=relevant_environment(),
-        started=now_text(),
-    )
-
-
-def _run_name(options: SweepOptions) -> str:
-    """Returns the last part of a run id: the dimensions varied, or `shapes`."""
-    return "-".join(text.partition("=")[0] for text in options.dims) or "shapes"
-
-
-def new_run_id(name: str, now: datetime, folder: Path) -> str:
-    """Returns `2026-11-20T134500-hidden`, with a number appended if the folder has a run of that name.
-
-    >>> from datetime import datetime
-    >>> new_run_id("tp", datetime(2026, 11, 20, 13, 45), Path("/nonexistent"))
-    '2026-11-20T134500-tp'
-    """
-    base = f"{now:%Y-%m-%dT%H%M%S}-{name}"
+    what = "-".join(text.partition("=")[0] for text in options.dims) or "shapes"
+    base = f"{datetime.now(UTC):%Y-%m-%dT%H%M%S}-{what}"
     names = (base if number == 1 else f"{base}-{number}" for number in count(1))
-    return next(name for name in names if not os.path.exists(folder / name))
+    return RunInfo(
+        run_id=next(name for name in names if not os.path.exists(results / device.name / name)), device=device,
+        state=hello.state, software=hello.software, axes={axis.dim: list(axis.values) for axis in axes},
+        options=options_to_json(options), seed=options.timing.seed, environment=relevant_environment(),
+        started=now_text(),
+    )  # fmt: skip
 
 
 def resumed_options(folder: Path, budget_s: float | None) -> SweepOptions:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from quantbench.errors import InputError
-from quantbench.files import open_text, read_text, reason, write_file
+from quantbench.files import open_text, read_json, reason, write_file
 from quantbench.store.typed import decode
 from quantbench.units import signed_percent
 from quantbench.workload import TransformerShape
@@ -72,13 +72,9 @@ def write_shape_file(path: Path, shapes: Sequence[NamedShape]) -> None:
 def read_shape_file(path: Path) -> tuple[NamedShape, ...]:
     """Reads a JSON file of transformer shapes. Raises InputError if it is not one."""
     try:
-        text = read_text(path, most_bytes=_MOST_BYTES)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(_WHO, f"{path} ({reason(error)})", "a JSON file of shapes that can be read") from None
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(_WHO, f"{path} ({str(error)[:80]})", "a JSON file of shapes") from None
+        data = read_json(path, most_bytes=_MOST_BYTES)
+    except (OSError, ValueError) as error:
+        raise InputError(_WHO, f"{path} ({reason(error)[:80]})", "a JSON file of shapes that can be read") from None
     if not isinstance(data, dict) or data.get("format") != _SHAPES_FORMAT:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise InputError(_WHO, f"{path} of format {str(found)[:60]!r}", f"a JSON file of format {_SHAPES_FORMAT!r}")

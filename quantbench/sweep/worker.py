@@ -1,11 +1,10 @@
-"""Measures points in a process of its own: `python -m quantbench.sweep.worker READ_FD WRITE_FD [PROVIDER…]`.
+"""Measures points in a process of its own: `python -m quantbench.sweep.worker FD [PROVIDER…]`.
 
 Entry points: the process, started by `child`; `measure`, used by `pytest_plugin`; `copies_of`, used by
 `tools.evidence`.
 
-Each line of input is a request in JSON, answered by one reply. Errors that torch, CUDA or a provider raise become the
-point's outcome. An unexpected error ends this process, and the sweep records the last line of the traceback. After a
-crash, a hang or a lost CUDA context the sweep starts a new process.
+Errors that torch, CUDA or a provider raise become the point's outcome. After an unexpected error, a hang or a lost CUDA
+context the sweep starts a new process.
 """
 
 from __future__ import annotations
@@ -17,17 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quantbench.errors import MeasurementError, QuantbenchError, UnsupportedError
+from quantbench.store.typed import decode, encode
 from quantbench.sweep import naming
-from quantbench.sweep.child import context_lost, first_line, parent_pipes
-from quantbench.sweep.messages import (
-    Hello,
-    Reply,
-    Request,
-    hello_to_json,
-    reply_to_json,
-    request_from_json,
-    timing_from_json,
-)
+from quantbench.sweep.child import context_lost, first_line, parent_pipe
+from quantbench.sweep.messages import Hello, Reply, Request
+from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import LazyRuns, Run, cold_copies
 from quantbench.units import size
 from quantbench.workload import Workload
@@ -38,7 +31,6 @@ if TYPE_CHECKING:
     from quantbench.measurement import Check, Measurement
     from quantbench.providers.audit import Audit
     from quantbench.providers.base import Provider
-    from quantbench.timing.options import TimingOptions
     from quantbench.timing.session import Timer
 
 # Work that needs more copies than this to fill the cache cannot be timed in cold graphs: making them takes seconds.
@@ -166,9 +158,9 @@ def main() -> None:
     from quantbench.providers.identity import versions
     from quantbench.timing import make_timer
 
-    with parent_pipes() as (messages, send):
+    with parent_pipe() as (messages, send):
         try:
-            for provider in sys.argv[3:]:
+            for provider in sys.argv[2:]:
                 catalog.make(provider)
             way = naming.chosen_way()
             spec = device.current()
@@ -176,15 +168,15 @@ def main() -> None:
             send({"refused": str(error)})
             return
         state = device.monitor(spec)
-        send(hello_to_json(Hello(spec, state(), versions())))
+        send(encode(Hello(spec, state(), versions())))
         first = next(messages, None)
         if first is None:  # the parent only needed the device
             return
-        timing = timing_from_json(first)
+        timing = decode(TimingOptions, first)
         worker = Worker(spec, make_timer(spec, timing, state=state), timing, _namer(way, spec))
         for request in messages:
-            reply = worker.run(request_from_json(request))
-            send(reply_to_json(reply))
+            reply = worker.run(decode(Request, request))
+            send(encode(reply))
             if reply.broken:
                 return
 

@@ -71,14 +71,12 @@ class CpuClocks:
 class CpuSampler:
     """Sampler that reads the wall clock before and after each run.
 
-    buffer: read before each run, one word per cache line, to make the cache cold; None for a hot cache. It is read and
-    not written because evicting a clean line costs the run nothing, while writing back a modified one would be timed.
+    buffer: read before each run, one word per cache line, to make the cache cold; None for a hot cache. Reading leaves
+        clean lines, which cost the run nothing.
     before: function called before each sample.
 
-    A run during which the thread lost its core is marked as preempted; its time is the thread's CPU time, which is
-    closer to the truth than the wall clock. After it, the thread naps between flush and run, since the scheduler gives
-    a waking thread a whole time slice. A run helped by other threads of the process is invalid too, because the timer
-    measures one core.
+    A run during which the thread lost its core is preempted: its time is the thread's CPU time, and the next run
+    follows a nap, since a waking thread gets a whole time slice. A run helped by other threads is invalid too.
     """
 
     def __init__(

@@ -8,15 +8,12 @@ defines the order of launches of each method, `cuda_device` makes the CUDA calls
 - graph (mode `graph`): a sample is the mean of many runs in one graph, without that part. With a cold cache the graph
   rotates over copies (see `rotation`).
 
-The method never depends on how long a run takes: a sweep that changed method on the way would show a step of 5-12 %
-there. Events tick at 0.5 µs or more, which `quantbench.stats` takes out of the samples.
+The method never depends on how long a run takes: changing it within a sweep would show a step of 5-12 %.
 
 Cold means that neither input nor output is in L2 and that L2 holds nothing that must be written back first. The flush
-therefore *reads* a buffer of COLD_L2_MULTIPLE times L2. Reading evicts everything, dirty lines of earlier outputs
-included, and leaves clean lines that cost nothing to replace. Writing the buffer, as a memset does, would leave dirty
-lines, and the timed kernel would pay for writing them back: up to L2 size / bandwidth, 15 µs on an H100. If L2 has two
-halves (A100, H100), each may hold a copy of a line; the buffer is large enough for both. The flush does not evict lines
-that a kernel asked to keep (evict_last, persisting windows); rotating over copies does.
+therefore *reads* a buffer of COLD_L2_MULTIPLE times L2: it evicts everything and leaves clean lines. A memset would
+leave dirty lines, for whose writing back the timed kernel would pay (up to 15 µs on an H100). The flush does not evict
+lines that a kernel asked to keep (evict_last, persisting windows); rotating over copies does.
 """
 
 from collections.abc import Callable, Sequence

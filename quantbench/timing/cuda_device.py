@@ -45,16 +45,11 @@ _UPPER = 0.75
 class HostFlagHold:
     """Stream hold by a kernel that spins on a flag in pinned host memory.
 
-    Use: `hold()`, queue the work to be timed, `release()`, synchronise, then ask `was_held()`.
-
-    Timeout: the kernel ends after half a second in any case. Queued work that waits for the device while it is held
-    would otherwise wait for ever. After a timeout `was_held()` is False and the batch does not count.
-
-    Work that waits for the device: a synchronisation or a copy to pageable memory in the run itself; the first launch
-    of a kernel, which may load its module (run everything once before); cudaFree, so an exhausted allocator too; more
-    launches than the driver queues, about 1024 (`MAX_QUEUED` samples fit); profilers that serialise launches. The
-    device draws little power while it is held, so long holds between short samples keep the card cooler than steady
-    work would.
+    Use: `hold()`, queue the work to be timed, `release()`, synchronise, then ask `was_held()`. The kernel ends after
+    half a second in any case; then `was_held()` is False and the batch does not count. That happens if queued work
+    waits for the device: a synchronisation or a copy to pageable memory in the run itself; the first launch of a
+    kernel; cudaFree, so an exhausted allocator too; more than about 1024 launches (`MAX_QUEUED` samples fit);
+    profilers that serialise launches.
     """
 
     def __init__(self, kernel: Any) -> None:

@@ -5,13 +5,9 @@ injected, implemented in `cuda_device`. A batch has one synchronisation:
 
     hold the stream · stamp · [audit · flush · start event · run · stop event · stamp] × count · release · wait
 
-- Hold: an event pair around a launch into an empty stream measures the host (Python, the driver, 5-40 µs) and not the
-  kernel. A one-thread kernel spins on a flag in host memory while everything queues up behind it; after the release the
-  device runs it back to back.
-- Audit: changes some of the inputs (`session.Audit`), so that no run can repeat an earlier result. With a graph of
-  many runs, the audit comes before the replay.
-- Flush: precedes the start event in the same stream, so it has ended when the clock starts.
-- The state (clocks, power, throttle reasons) is read between release and wait, while the device works.
+An event pair around a launch into an empty stream measures the host (Python, the driver, 5-40 µs) and not the kernel.
+So a one-thread kernel spins on a flag in host memory while everything queues up behind it. The audit changes some of
+the inputs (`session.Audit`). The state (clocks, power, throttle reasons) is read between release and wait.
 """
 
 from collections.abc import Callable, Sequence
@@ -102,8 +98,9 @@ class EventSampler:
     def sample(self, count: int) -> Batch:
         """Takes up to MAX_QUEUED samples; fewer after a batch whose hold timed out."""
         pairs = self._pairs[: min(count, self._limit)]
-
-        def queue() -> None:
+        self._ops.hold()
+        try:
+            self._ops.stamp(0)
             for index, pair in enumerate(pairs):
                 self._before()
                 if self._flush:
@@ -112,14 +109,21 @@ class EventSampler:
                 self._run()
                 pair.stop()
                 self._ops.stamp(index + 1)
-
-        def times() -> list[float]:
-            return [pair.elapsed_us() / self.runs_per_sample for pair in pairs]
-
-        batch = _held(self._ops, queue, stamps=len(pairs) + 1, times=times)
-        if batch.invalid:
-            self._limit = max(1, self._limit // 2)
-        return batch
+        finally:  # also if queueing fails
+            self._ops.release()
+        state = self._ops.state()
+        self._ops.synchronize()
+        samples_us = tuple(pair.elapsed_us() / self.runs_per_sample for pair in pairs)
+        clocks = self._ops.clocks_mhz(len(pairs) + 1)
+        if not clocks and state.sm_clock_mhz is not None:
+            clocks = (state.sm_clock_mhz,)
+        if len(clocks) == 1:
+            clocks *= len(samples_us)
+        if self._ops.was_held():
+            return Batch(samples_us, clocks, state)
+        self._limit = max(1, self._limit // 2)
+        reason = f"{LAUNCH_GAP}: the device had to wait for the host"
+        return Batch(samples_us, clocks, state, (reason,) * len(samples_us))
 
 
 def replay_sampler(ops: CudaOps, runs: Sequence[Run], before: Run = lambda: None) -> EventSampler:
@@ -137,23 +141,3 @@ def replay_sampler(ops: CudaOps, runs: Sequence[Run], before: Run = lambda: None
     replay()  # the first launch of a graph uploads it, which must not happen behind a hold
     ops.synchronize()
     return EventSampler(ops, replay, flush=False, before=before, runs_per_sample=len(runs))
-
-
-def _held(ops: CudaOps, queue: Callable[[], None], *, stamps: int, times: Callable[[], list[float]]) -> Batch:
-    """Queue behind a hold, release, wait, read. The stream is also released if queueing fails."""
-    ops.hold()
-    try:
-        ops.stamp(0)
-        queue()
-    finally:
-        ops.release()
-    state = ops.state()
-    ops.synchronize()
-    samples_us = times()
-    clocks = ops.clocks_mhz(stamps)
-    if not clocks and state.sm_clock_mhz is not None:
-        clocks = (state.sm_clock_mhz,)
-    if len(clocks) == 1:
-        clocks *= len(samples_us)
-    invalid = () if ops.was_held() else (f"{LAUNCH_GAP}: the device had to wait for the host",) * len(samples_us)
-    return Batch(tuple(samples_us), clocks, state, invalid)

@@ -85,12 +85,9 @@ def grade(
         return Grade("rejected", impossible)
     options = options or TimingOptions()
     found = [
-        *_precision(measurement, options),
-        *_samples(measurement),
-        *_discards(measurement),
-        *_clock(measurement, spec),
-        *_surroundings(measurement, options, drift_ratio),
-    ]
+        *_precision(measurement, options), *_samples(measurement), *_discards(measurement),
+        *_clock(measurement, spec), *_surroundings(measurement, options, drift_ratio),
+    ]  # fmt: skip
     if unchecked:
         found.insert(0, (_WORTHLESS, unchecked))
     if interpreted:

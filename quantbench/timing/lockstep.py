@@ -4,9 +4,8 @@ Entry points: `Leader` and `LeaderSampler`, used on rank 0 by `comm.session`; `f
 command `comm`. `providers.collectives` implements the protocols `Ranks` and `Work`, and uses `COMMAND_LENGTH` and
 `OUT_OF_MEMORY`.
 
-Only rank 0 warms up, stops and discards (`LeaderSampler`). It broadcasts each command as a few integers, every rank
-performs it, and rank 0 gathers the results. A sample is the time of the slowest rank: a collective ends when the last
-rank has its result.
+Only rank 0 warms up, stops and discards. It broadcasts each command as a few integers and gathers the results. A sample
+is the time of the slowest rank.
 """
 
 from __future__ import annotations

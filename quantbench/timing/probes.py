@@ -11,27 +11,26 @@ import triton
 import triton.language as tl
 
 
-def _now_ns():
+@triton.jit
+def now_ns():
     """Nanoseconds of the device's global timer."""
     return tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
 
 
-def _cycles():
+@triton.jit
+def cycles():
     """Cycles of this SM's clock."""
     return tl.inline_asm_elementwise("mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
 
 
-def _sm():
+@triton.jit
+def sm():
     """Number of the SM that this block runs on."""
     return tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
-now_ns = triton.jit(_now_ns)
-cycles = triton.jit(_cycles)
-sm = triton.jit(_sm)
-
-
-def _hold(release_ptr, timed_out_ptr, timeout_ns):
+@triton.jit
+def hold(release_ptr, timed_out_ptr, timeout_ns):
     """Hold the stream: return when *release_ptr is no longer 0, or after timeout_ns with *timed_out_ptr set to 1.
 
     Both pointers are to pinned host memory. The loads must be volatile, or the compiler keeps the first value.
@@ -45,7 +44,8 @@ def _hold(release_ptr, timed_out_ptr, timeout_ns):
         waiting = (tl.load(release_ptr, volatile=True) == 0) & (late == 0)
 
 
-def _stamp(stamps_ptr, max_sms):
+@triton.jit
+def stamp(stamps_ptr, max_sms):
     """Write (global timer in ns, clock64 in cycles) of this block's SM to row smid of int64 stamps[max_sms, 2].
 
     Launch twice as many blocks as there are SMs, so that every SM gets one. It does not matter which block of an SM
@@ -55,7 +55,3 @@ def _stamp(stamps_ptr, max_sms):
     if index < max_sms:
         tl.store(stamps_ptr + 2 * index, now_ns())
         tl.store(stamps_ptr + 2 * index + 1, cycles())
-
-
-hold = triton.jit(_hold)
-stamp = triton.jit(_stamp)

@@ -3,10 +3,8 @@
 Entry points: `cold_copies` (how many, from `COLD_L2_MULTIPLE`), `LazyRuns` (makes them on demand), `Run`. Used by the
 other modules of `timing`, by `sweep.worker`, `sweep.plan` and tools.
 
-The cold time of a kernel of a few microseconds cannot be measured in a graph with flushes in between (the flush is
-timed too), nor by replaying one run (it is warm from the second on; flashinfer issue 4468 is a "cold" graph that was
-warm, by 36 %, at some shapes only). Copies with inputs and outputs of their own, together several times the cache, are
-cold by construction when they run in turn, without a flush.
+In a graph, a flush would be timed too, and replaying one run is warm from the second on (flashinfer issue 4468 is a
+"cold" graph that was warm). Copies with inputs and outputs of their own, together several times the cache, stay cold.
 """
 
 from collections.abc import Callable, Sequence

@@ -3,10 +3,7 @@
 Entry points: `Timer`, the base of `CpuTimer` and `CudaTimer`; `warm_up` and `sample_point`, also used by
 `comm.session`; `Batch` and `Audit`; why a sample was discarded: `LAUNCH_GAP`, `PREEMPTED`, `OTHER_THREADS`,
 `THROTTLED`, `NOT_A_TIME`; `KEPT`, `HARD_THROTTLES`. Used by the other modules of `timing`, by `sweep.worker`,
-`pytest_plugin` and tools.
-
-`Sampler` hides the device, and clock and sleep are injected, so tests cover warm-up, discarding and backing off without
-a GPU.
+`pytest_plugin` and tools. Device, clock and sleep are injected.
 """
 
 import gc
@@ -109,31 +106,15 @@ class WarmUp:
     light: bool = False
 
 
-@dataclass(frozen=True)
-class Collected:
-    """Result of sampling. stopped_by: the stopping rule's reason, or `discards` after too many bad batches."""
-
-    samples_us: tuple[float, ...]
-    clocks_mhz: tuple[float, ...]
-    discarded: tuple[Discarded, ...]
-    stopped_by: str
-    state: DeviceState
-
-
 def batch_size(typical_us: float, limit: int) -> int:
     """Returns the number of samples that fill a batch, from 1 to `limit`."""
     return max(1, min(limit, int(_BATCH_US / typical_us)))
 
 
 def warm_up(
-    sampler: Sampler,
-    *,
-    window_s: float,
-    limit_s: float,
-    batch_limit: int,
-    now: Callable[[], float],
+    sampler: Sampler, *, window_s: float, limit_s: float, batch_limit: int, now: Callable[[], float],
     known_mhz: float | None = None,
-) -> WarmUp:
+) -> WarmUp:  # fmt: skip
     """Samples until times and clock are steady over two windows of window_s seconds, for at most limit_s seconds.
 
     Takes samples exactly as when measuring (flushes included) and discards them: other work would settle at another
@@ -160,8 +141,9 @@ def warm_up(
 
 def collect(
     sampler: Sampler, rule: StoppingRule, warm: WarmUp, *, batch_limit: int, sleep: Callable[[float], None]
-) -> Collected:
-    """Samples until `rule` is satisfied. Discards throttled samples and pauses after them.
+) -> Measurement:
+    """Samples until `rule` is satisfied, or too many batches are bad (stopped by `discards`). Discards throttled
+    samples and pauses after them.
 
     If every sample was bad, all are kept except the one with the lowest clock, whose reason ends with `KEPT`. Raises
     MeasurementError if then fewer than two are finite positive times.
@@ -197,27 +179,17 @@ def collect(
     if not good:
         good, bad = _keep(bad)
     clocks = tuple(s.clock_mhz for s in good if s.clock_mhz is not None)
-    return Collected(
-        samples_us=tuple(s.time_us for s in good),
-        clocks_mhz=clocks if len(clocks) == len(good) else (),
-        discarded=tuple(Discarded(s.time_us, s.reason, s.clock_mhz) for s in bad),
-        stopped_by=stopped_by,
-        state=batch.state,
-    )
+    discarded = tuple(Discarded(s.time_us, s.reason, s.clock_mhz) for s in bad)
+    return Measurement(
+        tuple(s.time_us for s in good), clocks if len(clocks) == len(good) else (), discarded, stopped_by,
+        mode="unknown", cache="unknown", state_before=warm.state, state_after=batch.state,
+    )  # fmt: skip
 
 
 def sample_point(
-    sampler: Sampler,
-    options: TimingOptions,
-    warm: WarmUp,
-    *,
-    mode: str,
-    runs_per_sample: int,
-    batch_limit: int,
-    tick_us: float,
-    now: Callable[[], float],
-    pause: Callable[[float], None],
-) -> Measurement:
+    sampler: Sampler, options: TimingOptions, warm: WarmUp, *, mode: str, runs_per_sample: int, batch_limit: int,
+    tick_us: float, now: Callable[[], float], pause: Callable[[float], None],
+) -> Measurement:  # fmt: skip
     """Samples a warmed-up point with `options` and returns its measurement.
 
     mode, runs_per_sample: stored in the `Measurement`.
@@ -226,26 +198,12 @@ def sample_point(
     pause: function that sleeps for a number of seconds.
     """
     rule = StoppingRule(
-        half_width=options.half_width,
-        min_samples=options.min_samples,
-        max_samples=options.max_samples,
-        max_time_s=options.max_time_s,
-        now=now,
-        tick_us=tick_us,
-    )
+        half_width=options.half_width, min_samples=options.min_samples, max_samples=options.max_samples,
+        max_time_s=options.max_time_s, now=now, tick_us=tick_us,
+    )  # fmt: skip
     with _no_garbage_collection():
-        got = collect(sampler, rule, warm, batch_limit=batch_limit, sleep=pause)
-    return Measurement(
-        samples_us=got.samples_us,
-        clocks_mhz=got.clocks_mhz,
-        discarded=got.discarded,
-        stopped_by=got.stopped_by,
-        mode=mode,
-        cache=options.cache,
-        state_before=warm.state,
-        state_after=got.state,
-        kernels_per_sample=runs_per_sample,
-    )
+        found = collect(sampler, rule, warm, batch_limit=batch_limit, sleep=pause)
+    return replace(found, mode=mode, cache=options.cache, kernels_per_sample=runs_per_sample)
 
 
 @contextmanager
@@ -298,13 +256,9 @@ class Timer:
 
     def _warm_up(self, sampler: Sampler) -> WarmUp:
         warm = warm_up(
-            sampler,
-            window_s=self._warm_up_window_s,
-            limit_s=min(self._warm_up_limit_s, self._options.max_time_s),
-            batch_limit=self._batch_limit,
-            now=self._now,
-            known_mhz=self._known_mhz,
-        )
+            sampler, window_s=self._warm_up_window_s, limit_s=min(self._warm_up_limit_s, self._options.max_time_s),
+            batch_limit=self._batch_limit, now=self._now, known_mhz=self._known_mhz,
+        )  # fmt: skip
         # Only whole windows change the known clock, by more than 1 %: it cannot creep along with a slow ramp.
         if warm.steady and warm.light and warm.clock_mhz and not same_clock(warm.clock_mhz, self._known_mhz):
             self._known_mhz = warm.clock_mhz
@@ -318,16 +272,9 @@ class Timer:
         self.warmup_s += warm_s - start_s
         try:
             measurement = sample_point(
-                sampler,
-                self._options,
-                warm,
-                mode=mode,
-                runs_per_sample=runs,
-                batch_limit=self._batch_limit,
-                tick_us=tick_us,
-                now=self._now,
-                pause=self._pause,
-            )
+                sampler, self._options, warm, mode=mode, runs_per_sample=runs, batch_limit=self._batch_limit,
+                tick_us=tick_us, now=self._now, pause=self._pause,
+            )  # fmt: skip
         finally:
             self.measuring_s += self._now() - warm_s
         if audit is not None:

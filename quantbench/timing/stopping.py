@@ -64,10 +64,8 @@ class Steadiness:
     """Comparison of the last window of window_s seconds (or 3 samples, if that is longer) with the window before.
 
     The work is steady if the median times agree within 1 % plus noise, and the median clocks, if known, within 1 %.
-
     known_mhz: clock at which earlier light work was steady. Light work needs only windows of 5 ms that end at this
-    clock: a clock that climbs from idle passes it only in the end, while work at the power limit settles at a clock of
-    its own after tens of milliseconds.
+        clock: a clock that climbs from idle passes it only in the end, and work at the power limit settles elsewhere.
 
     >>> steadiness = Steadiness(window_s=0.1)
     >>> for at_s in (0.05, 0.10, 0.15, 0.20):

@@ -10,17 +10,6 @@ from quantbench.workload.ops import Attention, Collective, Gemm, Softmax
 from quantbench.workload.transformer import Op, TransformerShape
 
 __all__ = [
-    "Attention",
-    "Collective",
-    "Compute",
-    "Gemm",
-    "GroupedGemm",
-    "MoE",
-    "Op",
-    "Permute",
-    "Softmax",
-    "TransformerShape",
-    "Workload",
-    "workload_from_json",
-    "workload_to_json",
-]
+    "Attention", "Collective", "Compute", "Gemm", "GroupedGemm", "MoE", "Op", "Permute", "Softmax",
+    "TransformerShape", "Workload", "workload_from_json", "workload_to_json",
+]  # fmt: skip

@@ -333,7 +333,11 @@ def _experts(config: _Config, family: _Family) -> dict[str, Any]:
     shared = config.get("shared_expert_intermediate_size") or width * (config.get("n_shared_experts") or 0)
     if config.model_type == "llama4_text":  # one expert of the same width runs for every token
         shared = width
+    groups, top = config.optional(("n_group",)) or 0, config.optional(("topk_group",)) or 0
+    if top == groups:
+        groups = top = 0
     return {
+        "expert_groups": groups, "top_groups": top,
         "experts": experts, "top_k": config.integer(_TOP_K), "moe_ffn": width, "shared_ffn": shared,
         "dense_layers": layers - len(sparse), "dense_spread": sparse != list(range(layers - len(sparse), layers)),
     }  # fmt: skip

@@ -3,11 +3,9 @@
 Entry points: `RECIPES`, each a `Recipe`; `casts_of`, the casts of one linear layer. Used by `workload.transformer`,
 `planner` and `cli.model_options`.
 
-A recipe quantizes three tensors of a linear layer y = x·Wᵀ: x for the forward product and for the weight gradient, W
-for the forward product and for the data gradient, and dy for both gradients. Tensor cores read 8-bit inputs along the
-reduction, which differs between the two uses of a tensor, so each tensor is written twice: by rows, and by columns or
-transposed. On Blackwell the scales per tensor need no second copy; this is not modelled. Casts are counted as kernels
-of their own that read bf16; a library that fuses them into the kernel before reads less. Weights are cast once per
+A recipe quantizes x, W and dy of a linear layer y = x·Wᵀ. Tensor cores read 8-bit inputs along the reduction, which
+differs between the two uses of a tensor, so each is written twice. On Blackwell the scales per tensor need no second
+copy; this is not modelled. Casts are counted as kernels of their own that read bf16. Weights are cast once per
 micro-batch. Scores, norms, embedding and logits stay in 16 bits.
 
 Sources: Transformer Engine documentation, "Performance considerations: handling transposes" and the pages of its

@@ -62,6 +62,8 @@ class TransformerShape:
     experts: routed experts of a layer instead of the MLP, each `moe_ffn` wide, top_k per token; 0 for an MLP.
     dense_layers: layers that have the MLP instead, of a model with experts: its first ones, or if `dense_spread`, at
         even distances.
+    expert_groups, top_groups: a token's experts are in `top_groups` of so many groups of neighbours (node-limited
+        routing of DeepSeek-V3, arXiv:2412.19437, section 2.1.2); 0: anywhere.
     shared_ffn: width of the experts that every token passes, together; their products are those of an MLP.
     ep: GPUs that share out the experts, each with its own micro-batch.
     expert_tp: GPUs that share each expert, 0 for `tp`; with fewer, the others have their own tokens.
@@ -104,6 +106,8 @@ class TransformerShape:
     dense_layers: int = 0
     dense_spread: bool = False
     shared_ffn: int = 0
+    expert_groups: int = 0
+    top_groups: int = 0
     q_rank: int = 0
     kv_rank: int = 0
     rope_dim: int = 0
@@ -124,8 +128,9 @@ class TransformerShape:
             object.__setattr__(self, "ffn", 4 * self.hidden)
         for name in ("kv_heads", "head_dim", "ffn", "seq", "vocab", "layers", "mbs", "tp"):
             require_int(who, name, getattr(self, name))
-        for name in ("sliding_window", "shared_ffn", "q_rank", "kv_rank", "rope_dim", "value_dim"):
+        for name in ("sliding_window", "shared_ffn", "expert_groups", "q_rank", "kv_rank", "rope_dim", "value_dim"):
             require_int(who, name, getattr(self, name), low=0)
+        require_int(who, "top_groups", self.top_groups, low=min(1, self.expert_groups), high=self.expert_groups)
         require_int(who, "dense_layers", self.dense_layers, low=0, high=self.layers - 1)
         require_choice(who, "dtype", self.dtype, GEMM_DTYPES)
         require_choice(who, "attention", self.attention, ATTENTIONS)

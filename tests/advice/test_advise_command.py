@@ -318,7 +318,6 @@ def test_a_good_shape_says_so() -> None:
         ((*WIDE, "--fail-over", "-1%"), "--fail-over: '-1%'; expected a percentage"),
         ((*WIDE, "--tolerance", "80%"), "--tolerance: '80%'; expected a percentage from 0% to 50%, such as 3%"),
         ((*WIDE, "--tolerance", "100%"), "--tolerance: '100%'; expected a percentage from 0% to 50%, such as 3%"),
-        ((*WIDE, "--top", "-1"), "--top: '-1'; expected an integer of at least 0"),
         ((*WIDE, "--attention", "paged"), "advise: --attention = 'paged'; expected one of flash, unfused"),
         ((*WIDE, "--dtype", "fp8"), "advise: --dtype fp8 on a100-sxm4-80gb; expected one of bf16, fp16"),
         ((*WIDE, "--dtype", "bf61"), "advise: --dtype bf61 on a100-sxm4-80gb; expected one of bf16, fp16"),

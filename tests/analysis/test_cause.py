@@ -37,8 +37,7 @@ def launched(kernel: str, tile: Tile | None, per_sm: int = 1) -> Launch:
 
 
 def cause(before: Point, after: Point, jump: float, spec: DeviceSpec = A100, *more: Point) -> Cause:
-    family = ("gemm", "torch.mm", "gemm bf16 nn")
-    return cause_of(CurveStep((before, after, *more), 0, jump), spec, tile_finder(spec, ())(family))
+    return cause_of(CurveStep((before, after, *more), 0, jump), spec, tile_finder(spec, ()))
 
 
 def test_a_wave_edge_by_the_kernel_that_ran() -> None:
@@ -66,7 +65,7 @@ def test_a_side_without_a_kernel_takes_that_of_both_its_neighbours_or_none(
         point(Gemm(m, 1024, 4096), us, launched(kernel, Tile(64, 64), per_sm=4) if kernel else None)
         for m, us, kernel in zip((1720, 1728, 1736, 1744), (99, 100, 140, 141), kernels, strict=True)
     ]
-    found = cause_of(CurveStep(points, 1, 0.3), A100, tile_finder(A100, ())(("gemm", "torch.mm", "gemm bf16 nn")))
+    found = cause_of(CurveStep(points, 1, 0.3), A100, tile_finder(A100, ()))
     assert (found.kind, found.evidence) == (kind, "arithmetic")
 
 
@@ -157,12 +156,11 @@ def test_an_assumed_tile_is_dropped_where_the_steps_speak_against_it() -> None:
     records = records_of(gpu, along("n", range(1024, 4097, 64), Gemm(2048, 1, 4096)), noise=0.01, seed=4)
     fitted = fit_all(points_of(records, gpu.spec()), LEAST_ERROR)
     (period,) = find_periods(fitted, gpu.spec())
-    family = period.family
     (first, *_) = points_of(records, gpu.spec())
 
     def believed(plausible: frozenset[Explanation]) -> TileInUse | None:
         recovered = replace(period.recovered, verdict="unclear", plausible=plausible)
-        return tile_finder(gpu.spec(), [replace(period, recovered=recovered, chosen=None)])(family)(first)
+        return tile_finder(gpu.spec(), [replace(period, recovered=recovered, chosen=None)])(first)
 
     assert Explanation(64, 64, 108) in period.recovered.plausible
     assert believed(period.recovered.plausible) is None

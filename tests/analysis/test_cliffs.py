@@ -18,7 +18,7 @@ from quantbench.analysis.cliffs import Cliff, common_cliffs, find_cliffs
 from quantbench.analysis.curves import LEAST_ERROR, curves_of, fit_curves
 from quantbench.analysis.periods import Period, find_periods
 from quantbench.analysis.staircase import Explanation, candidates
-from quantbench.analysis.step_detection import fit_pieces
+from quantbench.analysis.step_detection import describe, find_pieces
 from quantbench.analysis.summary import points_of
 from quantbench.launch import Tile
 from quantbench.store.record import Record
@@ -135,7 +135,7 @@ def test_no_steps_no_cliffs() -> None:
         size = np.arange(16, 116) * 64.0
         form = (10 + size / 100, 5 + (size / 2000) ** 2 * 20, np.full_like(size, 20.0))[seed % 3]
         log_time = np.log(form) + rng.normal(0, 0.004, size.size)
-        (fit,) = fit_pieces(np.log(size), log_time[None], np.full((1, size.size), 0.004))
+        (fit,) = describe(find_pieces(np.log(size), log_time[None], np.full((1, size.size), 0.004)))
         false += sum(abs(b.log_jump) > max(np.log(1.03), 4 * b.standard_error) for b in fit.breaks)
     assert false < 0.05 * 100
 

@@ -106,8 +106,8 @@ def test_json_has_every_point(runs: Path) -> None:
     [
         (("a", "nowhere"), "read run: nowhere; expected a folder with run.json in it"),
         (("a", "."), "read run: . holds 4 runs; expected one of them: a, fails, same, …"),
-        (("a", "same", "--margin", "much"), "--margin: 'much'; expected a share such as 1% or 0.01"),
-        (("a", "same", "--margin", "150%"), "--margin 1.5; expected a share below 1"),
+        (("a", "same", "--margin", "much"), "--margin: 'much'; expected a percentage from 0% to 100%"),
+        (("a", "same", "--margin", "150%"), "--margin: '150%'; expected a percentage from 0% to 100%"),
         (("a", "same", "--by", "name"), "by = 'name'; expected one of key, workload"),
         (("a", "same", "-o", "/dev/null/x"), "expected a folder that can be written"),
         (("a", "same", "--junit", "/dev/null/x"), "expected a file that can be written"),

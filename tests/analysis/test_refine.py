@@ -15,7 +15,7 @@ from quantbench.launch import Tile
 from quantbench.store.folder import read_run
 from quantbench.sweep.axes import Held
 from quantbench.sweep.options import SweepOptions
-from quantbench.sweep.refine import EdgeSearch, Gap, find_edges
+from quantbench.sweep.refine import Edge, EdgeSearch, Gap
 from quantbench.sweep.session import SweepSession
 from quantbench.workload import Gemm
 
@@ -38,6 +38,13 @@ class Measure:
 
     def gap(self, low: int, high: int, **more: float) -> Gap:
         return Gap(low, high, self.time_us(low), self.time_us(high), self.elasticity, **more)  # type: ignore[arg-type]
+
+
+def find_edges(gap: Gap, measure: Measure) -> tuple[Edge, ...]:
+    search = EdgeSearch(gap)
+    while (size := search.wanted) is not None:
+        search.tell(measure(size))
+    return search.edges()
 
 
 @pytest.mark.parametrize("last", [1024, 1025, 1536, 1999, 2046, 2047])
@@ -92,8 +99,6 @@ def test_neighbours_need_no_measurement() -> None:
     search = EdgeSearch(Gap(256, 257, 10.0, 13.0))
     assert search.wanted is None
     assert [(edge.low, edge.high, edge.exact) for edge in search.edges()] == [(256, 257, True)]
-    with pytest.raises(InputError, match=r"^EdgeSearch: a measurement; expected none: every edge is found$"):
-        search.tell([1.0])
 
 
 def test_where_nothing_can_be_measured_the_edge_stays_between_its_sides() -> None:
@@ -102,19 +107,6 @@ def test_where_nothing_can_be_measured_the_edge_stays_between_its_sides() -> Non
     search.give_up()
     assert search.wanted is None
     assert [(edge.low, edge.high, edge.exact) for edge in search.edges()] == [(256, 512, False)]
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ((512, 512, 1.0, 2.0), "Gap: high = 512; expected an integer from 513 to 2147483647"),
-        ((256, 512, float("nan"), 2.0), "Gap: low_us = nan; expected a finite time above 0"),
-    ],
-)
-def test_gaps_that_are_none(values: tuple[int, int, float, float], message: str) -> None:
-    with pytest.raises(InputError) as error:
-        Gap(*values)
-    assert str(error.value) == message
 
 
 # A whole sweep: 4096 × n × 4096 with 128×128 tiles on 108 SMs ends waves at n = 128 · ⌊108 w / 32⌋.

@@ -6,10 +6,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from quantbench.analysis.step_detection import find_pieces, fit_pieces, join
+from quantbench.analysis.step_detection import PiecewiseFit, describe, find_pieces, join
 
 Floats = npt.NDArray[np.float64]
 SIGMA = 0.01
+
+
+def fit_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> tuple[PiecewiseFit, ...]:
+    return describe(find_pieces(log_size, log_time, sigma))
 
 
 def stairs(*runs: tuple[int, float]) -> Floats:

@@ -60,7 +60,7 @@ def test_json(table: Path) -> None:
 def test_errors(table: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--rows 200 of mine.csv; expected at most \d+ for sites"):
         run("--table", str(table), "--gpu", "a100-sxm4-80gb")
-    with pytest.raises(InputError, match=r"--seeds '0,x'; expected integers, comma separated"):
+    with pytest.raises(InputError, match=r"--seeds: '0,x'; expected integers of at least 0, comma separated"):
         run("--table", str(table), "--gpu", "a100-sxm4-80gb", "--seeds", "0,x")
     with pytest.raises(StoreError, match=r"gone.csv \(No such file or directory\)"):
         run("--table", str(tmp_path / "gone.csv"), "--gpu", "a100-sxm4-80gb")

@@ -43,10 +43,6 @@ CSV = ("--gpu", "a100-sxm4-80gb", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype"
             ("profile", "export", PROFILE, "--format", "csv", "--provider", "me"),
             "profile export: --provider me: no row has this provider; expected a profile with rows",
         ),
-        (
-            ("advise", "--hidden", "64", "--heads", "1", "--gpu", "a100", "--top", "²"),
-            "--top: '²'; expected",
-        ),
         ((*PLAN, "--tp", "²"), "--tp: '²'; expected integers of at least 1, comma separated"),
         ((*PLAN, "--zero", "9"), "--zero: '9'; expected integers from 0 to 3, comma separated"),
         ((*PLAN, "--shape-search", "--head-dim", "64:inf"), "--head-dim: '64:inf'; expected from:to, both above 0"),

@@ -14,13 +14,14 @@ from sweep_doubles import Clock as FakeClock
 from quantbench.cluster import ray_pool as module
 from quantbench.cluster.ray_pool import DeviceAgent, introduction_from_text, reply_from_text
 from quantbench.errors import MeasurementError
+from quantbench.store.typed import encode
 from quantbench.sweep.child import WorkerLostError
-from quantbench.sweep.messages import Hello, Reply, Request, request_to_json, timing_to_json
+from quantbench.sweep.messages import Hello, Reply, Request
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm
 
-TIMING = json.dumps(timing_to_json(TimingOptions(seed=7)))
-ASK = json.dumps(request_to_json(Request(Gemm(64, 64, 64), "torch.mm")))
+TIMING = json.dumps(encode(TimingOptions(seed=7)))
+ASK = json.dumps(encode(Request(Gemm(64, 64, 64), "torch.mm")))
 
 
 class Worker(FakeWorker):

@@ -132,8 +132,6 @@ def test_a_card_that_answers_nothing_still_gives_a_state() -> None:
         "no power: Not Supported", "no SM clock: Not Supported", "no memory clock: Not Supported",
         "no temperature: Not Supported", "no throttle reasons: Not Supported", "no process list: Not Supported",
     ]  # fmt: skip
-    assert nvml.sm_clock_mhz() is None
-    assert nvml.throttle_reasons() == ()
 
 
 def test_nvml_failing_half_way_is_a_note() -> None:
@@ -148,7 +146,7 @@ def test_a_library_from_before_the_renaming() -> None:
     library = FakeLibrary(reasons=0x20)
     library.missing = frozenset({"nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetMemoryBusWidth"})
     nvml = opened(library)
-    assert nvml.throttle_reasons() == ("sw_thermal",)
+    assert nvml.state().throttle_reasons == ("sw_thermal",)
     limits = nvml.limits()
     assert limits.memory_bus_bits is None
     assert limits.note == "no memory bus width: no nvmlDeviceGetMemoryBusWidth"
@@ -156,7 +154,7 @@ def test_a_library_from_before_the_renaming() -> None:
 
 def test_a_driver_from_before_the_renaming() -> None:
     library = FakeLibrary("nvmlDeviceGetCurrentClocksEventReasons", reasons=0x80)
-    assert opened(library).throttle_reasons() == ("hw_power_brake",)
+    assert opened(library).state().throttle_reasons == ("hw_power_brake",)
 
 
 def test_the_gpu_is_found_by_uuid_never_by_index() -> None:

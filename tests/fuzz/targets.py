@@ -32,8 +32,9 @@ from quantbench.profile.profile import Profile
 from quantbench.store.folder import read_run
 from quantbench.store.record import Failed, Skipped, record_to_json
 from quantbench.store.schema import schema
+from quantbench.store.typed import encode
 from quantbench.sweep.axes import Held
-from quantbench.sweep.messages import Reply, reply_from_json, reply_to_json
+from quantbench.sweep.messages import Reply, reply_from_json
 from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json, plan_sweep
 from quantbench.sweep.shape_file import read_shape_file, read_shapes
 from quantbench.workload import Attention, Gemm, Softmax
@@ -207,7 +208,7 @@ TARGETS = (
     Target(
         "worker-reply",
         lambda b, d: reply_from_json(_json(b)),
-        lambda: (json.dumps(reply_to_json(Reply(measurement=made_runs.measurement([10.0] * 8)))).encode(),),
+        lambda: (json.dumps(encode(Reply(measurement=made_runs.measurement([10.0] * 8)))).encode(),),
         "json",
     ),
     Target("csv", lambda b, d: csv_table.read_rows(_at(d, "t.csv", b), CSV_MAP, dtype="bf16"), lambda: (CSV,), "text"),

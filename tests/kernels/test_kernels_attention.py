@@ -299,7 +299,7 @@ LSE = torch.zeros(1, 4, 20)
         ),
         (
             lambda: plan_backward(Q, K, V, Q, LSE.double(), DO),
-            "attention: lse of shape (1, 4, 20) in torch.float64 on cpu; expected what forward wrote for this q",
+            "attention: lse of shape (1, 4, 20) in float64 on cpu; expected (1, 4, 20) in float32 on cpu",
         ),
     ],
 )
@@ -314,10 +314,7 @@ def test_what_does_not_fit_is_refused_in_one_line(call: Callable[[], Any], text:
 def test_bf16_is_refused_in_the_interpreter() -> None:
     with pytest.raises(UnsupportedError) as told:
         attention(Q.bfloat16(), K.bfloat16(), V.bfloat16())
-    assert (
-        str(told.value)
-        == "attention: triton's interpreter multiplies the bit patterns of bf16; expected fp16 or fp32 there"
-    )
+    assert str(told.value).startswith("attention: triton's interpreter multiplies the bit patterns of bf16")
 
 
 @in_interpreter
@@ -344,8 +341,9 @@ def test_attention_begins_with_ampere() -> None:
 
 def test_an_old_triton_is_refused_on_blackwell_before_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "INTERPRETER", False)
-    monkeypatch.setattr(launching, "require_cuda", lambda *_: (10, 0))
-    monkeypatch.setattr(launching, "require_architecture", partial(launching.require_architecture, version=(3, 2)))
+    monkeypatch.setattr(launching, "_capability", lambda *_: (10, 0))
+    old = partial(launching.unsupported_architecture, version=(3, 2))
+    monkeypatch.setattr(launching, "unsupported_architecture", old)
     with pytest.raises(UnsupportedError, match=r"^attention: triton 3\.2 does not know sm_100; expected torch 2\.7"):
         plan_forward(Q, K, V)
 

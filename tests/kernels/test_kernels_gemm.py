@@ -184,9 +184,7 @@ def test_bf16_is_refused_in_the_interpreter() -> None:
     a = torch.ones(16, 16, dtype=torch.bfloat16)
     with pytest.raises(UnsupportedError) as caught:
         matmul(a, a)
-    assert str(caught.value) == (
-        "matmul: triton's interpreter multiplies the bit patterns of bf16; expected fp16 or fp32 there"
-    )
+    assert str(caught.value).startswith("matmul: triton's interpreter multiplies the bit patterns of bf16")
 
 
 @in_interpreter

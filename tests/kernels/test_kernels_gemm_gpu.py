@@ -10,9 +10,8 @@ from ahead_of_time import compile_gemm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quantbench.kernels.gemm import matmul, plan
-from quantbench.kernels.gemm.host import missing_format
 from quantbench.kernels.gemm.menu import SCHEDULES, architecture, tiles
-from quantbench.kernels.launching import HAS_TENSOR_DESCRIPTOR
+from quantbench.kernels.launching import HAS_TENSOR_DESCRIPTOR, missing_format
 
 from quantbench.errors import InputError
 from quantbench.launch import Tile
@@ -44,7 +43,7 @@ def skip_where_missing(dtype: str) -> None:
 
 def compared(gemm: Gemm, schedule: str, tile: Tile | None = None, path: str = "auto", seed: int = 0) -> float:
     """Relative error of a product whose result was NaN before."""
-    a, b = Inputs(device_spec(), "normal", seed).gemm_operands(gemm)
+    a, b = Inputs(device_spec(), "normal", seed).operands(gemm)
     shape = (*a.shape[:-1], gemm.n)
     out = torch.full(shape, torch.nan, dtype=TORCH_DTYPES[gemm.output_dtype], device="cuda")
     matmul(a, b, tile=tile, schedule=schedule, out=out, tf32=gemm.dtype == "tf32", operands=path)
@@ -90,7 +89,7 @@ def test_any_shape(schedule: str, m: int, n: int, k: int, batch: int, layout: st
 def test_a_hundred_runs_give_the_same_bits(schedule: str) -> None:
     """One wave and a bit more: stream-k's programs wait for each other in every run."""
     gemm = Gemm(1920, 1664, 2080, dtype="fp16", layout="nt")
-    a, b = Inputs(device_spec()).gemm_operands(gemm)
+    a, b = Inputs(device_spec()).operands(gemm)
     work = plan(a, b, schedule=schedule, tile=Tile(128, 128, split_k=3 if schedule == "split_k" else 1))
     work.run()
     first = work.out.clone()
@@ -103,7 +102,7 @@ def test_a_hundred_runs_give_the_same_bits(schedule: str) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_run_can_be_captured_into_a_graph(schedule: str) -> None:
     gemm = Gemm(520, 776, 1032, dtype="fp16", layout="nt")
-    a, b = Inputs(device_spec()).gemm_operands(gemm)
+    a, b = Inputs(device_spec()).operands(gemm)
     work = plan(a, b, schedule=schedule)
     work.run()
     expected = work.out.clone()
@@ -123,7 +122,7 @@ def test_the_launch_is_what_ran(schedule: str) -> None:
     from quantbench.providers.identity import kernel_events, trace_events
 
     gemm = Gemm(1920, 1664, 2080, dtype="fp16", layout="nt")
-    a, b = Inputs(device_spec()).gemm_operands(gemm)
+    a, b = Inputs(device_spec()).operands(gemm)
     work = plan(a, b, schedule=schedule)
     ran = kernel_events(trace_events(work.run))
     assert len(ran) == len(work.steps)
@@ -135,7 +134,7 @@ def test_the_launch_is_what_ran(schedule: str) -> None:
 
 def test_the_launch_is_what_ahead_of_time_compilation_says() -> None:
     gemm = Gemm(4096, 4096, 4096, dtype="fp16", layout="nt")
-    a, b = Inputs(device_spec()).gemm_operands(gemm)
+    a, b = Inputs(device_spec()).operands(gemm)
     for schedule in ("data_parallel", "stream_k", "persistent"):
         work = plan(a, b, schedule=schedule)
         major, minor = capability()
@@ -147,19 +146,19 @@ def test_the_launch_is_what_ahead_of_time_compilation_says() -> None:
 
 
 def test_more_programs_than_fit_would_wait_for_ever() -> None:
-    a, b = Inputs(device_spec()).gemm_operands(Gemm(512, 512, 512, dtype="fp16"))
+    a, b = Inputs(device_spec()).operands(Gemm(512, 512, 512, dtype="fp16"))
     with pytest.raises(InputError, match="which the device holds at a time"):
         plan(a, b, schedule="stream_k", programs=100_000)
 
 
 def test_a_tile_too_large_for_an_sm_is_named() -> None:
-    a, b = Inputs(device_spec()).gemm_operands(Gemm(512, 512, 512, dtype="fp16"))
+    a, b = Inputs(device_spec()).operands(Gemm(512, 512, 512, dtype="fp16"))
     with pytest.raises(InputError, match="out of resource: shared memory"):
         plan(a, b, tile=Tile(128, 256, 64, stages=7))
 
 
 def test_autotuning_takes_the_fastest_of_the_menu_and_remembers() -> None:
-    a, b = Inputs(device_spec()).gemm_operands(Gemm(1024, 1024, 1024, dtype="fp16"))
+    a, b = Inputs(device_spec()).operands(Gemm(1024, 1024, 1024, dtype="fp16"))
     first = plan(a, b, autotune=True)
     assert first.launch.tile in tiles(architecture(capability()), "fp16")
     assert plan(a, b, autotune=True).launch == first.launch

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from interpreter import ACTIVE
+from quantbench.kernels import launching
 from quantbench.kernels.gemm import matmul
-from quantbench.kernels.gemm.host import missing_format
-from quantbench.kernels.launching import badly_compiled, require_architecture, unsupported_architecture
+from quantbench.kernels.launching import badly_compiled, missing_format, unsupported_architecture
 
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.launch import Tile
@@ -51,9 +51,15 @@ def test_operands_that_do_not_fit(a: torch.Tensor, b: torch.Tensor, words: str) 
 @pytest.mark.parametrize(
     ("out", "words"),
     [
-        (torch.empty(64, 32, dtype=torch.float16), "out of shape (64, 32); expected (32, 64)"),
-        (torch.empty(32, 64), "out in float32; expected float16, the format of this product"),
-        (torch.empty(32, 64, dtype=torch.float16, device="meta"), "out on meta; expected cpu, where a and b are"),
+        (
+            torch.empty(64, 32, dtype=torch.float16),
+            "out of shape (64, 32) in float16 on cpu; expected (32, 64) in float16 on cpu",
+        ),
+        (torch.empty(32, 64), "out of shape (32, 64) in float32 on cpu; expected (32, 64) in float16 on cpu"),
+        (
+            torch.empty(32, 64, dtype=torch.float16, device="meta"),
+            "out of shape (32, 64) in float16 on meta; expected (32, 64) in float16 on cpu",
+        ),
         (
             torch.empty(64, 32, dtype=torch.float16).t(),
             "out with strides (1, 32); expected row-major storage without overlaps",
@@ -162,17 +168,20 @@ def test_what_an_old_triton_compiles_badly(what: str, good: list[tuple[int, int]
         assert said.startswith(f"triton {version[0]}.{version[1]} compiles {what} with register spills")
 
 
-def test_a_launch_on_volta_says_which_versions_to_install() -> None:
+def test_a_launch_on_volta_says_which_versions_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "INTERPRETER", False)
+    monkeypatch.setattr(launching, "_capability", lambda *_: (7, 0))
+    monkeypatch.setattr(launching, "unsupported_architecture", lambda c: unsupported_architecture(c, (3, 6)))
     with pytest.raises(UnsupportedError) as caught:
-        require_architecture("matmul", (7, 0), (3, 6))
+        matmul(A, B)
     assert str(caught.value) == (
         "matmul: triton 3.6 makes no tensor-core code for V100 (sm_70); expected torch 2.6 with triton 3.2 installed"
     )
 
 
 def test_formats_that_came_later() -> None:
-    assert missing_format("bf16", (7, 5)) == "sm_75 has no bf16 products"
-    assert missing_format("tf32", (7, 0)) == "sm_70 has no tf32 products"
-    assert missing_format("fp8", (8, 6)) == "sm_86 has no fp8 products"
+    assert missing_format("bf16", (7, 5)) == "sm_75 does not support bf16"
+    assert missing_format("tf32", (7, 0)) == "sm_70 does not support tf32"
+    assert missing_format("fp8", (8, 6)) == "sm_86 does not support fp8"
     assert missing_format("fp8", (8, 9)) is None
     assert missing_format("fp16", (7, 0)) is None

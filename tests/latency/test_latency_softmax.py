@@ -44,7 +44,7 @@ def test_the_fallback_takes_several_times_as_long() -> None:
 
 def test_fit_recovers_a_device() -> None:
     rng = np.random.default_rng(0)
-    parameters = (np.log(2.4), np.log(0.9), np.log(0.5), np.log(0.1), 0.0)
+    parameters = (np.log(2.4), np.log(0.9), np.log(0.5), np.log(0.1), 0.0, 0.0)
     truth = SoftmaxModel(A100, parameters, 0.0, 0, "")
     times = truth.predict(WORKS).latency_us * np.exp(rng.normal(0, 0.02, len(WORKS)))
     model = SoftmaxModel.fit(A100, WORKS, times)
@@ -59,7 +59,7 @@ def test_fit_recovers_a_device() -> None:
 
 
 def test_a_time_from_python_holds_the_launch_and_wide_rows_cost_more() -> None:
-    parameters = (np.log(20.0), np.log(0.8), np.log(0.7), np.log(40.0), np.log(1.5))
+    parameters = (np.log(20.0), np.log(0.8), np.log(0.7), np.log(40.0), np.log(1.5), np.log(0.5))
     truth = SoftmaxModel(V100, parameters, 0.0, 0, "", "torch")
     works = [Softmax(1, rows, cols, dtype="fp32", mask="none") for rows in (64, 1024, 8192, 16384) for cols in (
         64, 512, 1000, 1100, 2048, 4096
@@ -82,8 +82,42 @@ def test_a_model_of_version_1_predicts_as_it_did() -> None:
     model = SoftmaxModel.prior(A100)
     old = model.to_json()
     del old["library"], old["parameters"]["log_host_us"], old["parameters"]["log_wide"]
+    del old["parameters"]["log_wide_cached"]
     again = SoftmaxModel.from_json({**old, "version": 1}, A100)
     assert again.predict(WORKS).latency_us.tolist() == model.predict(WORKS).latency_us.tolist()
+
+
+def test_wide_rows_of_version_2_take_their_share_of_the_bandwidth_alone() -> None:
+    model = SoftmaxModel.prior(A100, library="torch")
+    old = model.to_json()
+    del old["parameters"]["log_wide_cached"]
+    again = SoftmaxModel.from_json({**old, "version": 2}, A100)
+    held, wide = [Softmax(1, 4096, cols, dtype="fp32", mask="none") for cols in (1024, 2048)]
+    assert again.predict([held]).latency_us == pytest.approx(model.predict([held]).latency_us)
+    # L2 of 40 MiB holds more than the half of these 64 MiB, which version 2 did not charge for.
+    added_us = model.predict([wide]).latency_us - again.predict([wide]).latency_us
+    assert added_us == pytest.approx(A100.l2_bytes / (A100.memory_gb_per_s * 1e3), rel=0.05)
+
+
+def test_megatrons_kernel_takes_the_bandwidth_of_pytorchs_where_that_was_measured() -> None:
+    device = lookup("v100-pcie-32gb")
+    torch, megatron, prior = (
+        SoftmaxModel.best(device, library="torch"), SoftmaxModel.best(device), SoftmaxModel.prior(device),
+    )  # fmt: skip
+    assert torch.rows > 1000
+    assert megatron.rows == 0
+    assert "PyTorch's" in megatron.note
+    large, small = [Softmax(64, 2048, 2048, dtype="fp16")], [Softmax(1, 64, 64, dtype="fp16")]
+    found, guess = megatron.predict(large), prior.predict(large)
+    share = np.exp(torch.to_json()["parameters"]["log_memory_efficiency"])
+    bytes_us = large[0].min_bytes / (device.memory_gb_per_s * 1e3)
+    assert found.latency_us == pytest.approx(bytes_us / share, rel=0.05)
+    assert (found.high_us / found.low_us - 1 < 0.5 * (guess.high_us / guess.low_us - 1)).all()
+    # The launch from Python in the measured times, tens of µs, is no part of the kernel's.
+    assert megatron.predict(small).latency_us < 10 < torch.predict(small).latency_us
+    again = SoftmaxModel.from_json(json.loads(json.dumps(megatron.to_json())), device)
+    assert again.predict(small).high_us == megatron.predict(small).high_us
+    assert SoftmaxModel.best(A100) == SoftmaxModel.prior(A100)
 
 
 def test_errors() -> None:

@@ -457,3 +457,16 @@ def test_latent_attention_is_an_estimate_with_a_wide_interval() -> None:
     kept = [memory(job(gpus=8, gbs=8, shape=s), Layout(8, 1, 1, 1, recompute="none"), PLAIN) for s in (latent, plain)]
     latents = 4096 * (4 * (512 + 256) + 2 * 64)
     assert kept[0].activations - kept[1].activations == pytest.approx(4 * latents)
+
+
+def test_node_limited_routing_sends_rows_to_fewer_nodes() -> None:
+    limited = replace(EXPERTS, expert_groups=8, top_groups=4)
+    of = {name: replace(job(gpus=64, gbs=64, shape=shape)) for name, shape in (("any", EXPERTS), ("some", limited))}
+
+    def exchange(name: str, ep: int) -> float:
+        return LayerTimes(of[name], EvenTimes(), PLAIN).at(LayerKey(1, 1, ep=ep)).reduces
+
+    # On 8 nodes of 8 GPUs a row needs 4 of them instead of 8 · (1 - (7/8)^8), one of which may be its own.
+    ratio = exchange("some", 64) / exchange("any", 64)
+    assert ratio == pytest.approx(4 / (8 * (1 - (7 / 8) ** 8)), rel=0.02)
+    assert exchange("some", 8) < exchange("any", 8)

@@ -17,7 +17,8 @@ from quantbench import device
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.providers import correctness
 from quantbench.store.record import Failed, Measured, Record, record_from_json, record_to_json
-from quantbench.sweep.messages import Hello, Reply, Request, reply_from_json, reply_to_json
+from quantbench.store.typed import encode
+from quantbench.sweep.messages import Hello, Reply, Request, reply_from_json
 from quantbench.sweep.plan import Group, Plan, PlanPoint
 from quantbench.sweep.runner import Sweep
 from quantbench.sweep.worker import Worker
@@ -44,7 +45,7 @@ class InThisProcess:
         pass
 
     def ask(self, request: Request, limit_s: float, tick: Callable[[], None]) -> Reply:
-        return reply_from_json(json.loads(json.dumps(reply_to_json(self._worker.run(request)))))
+        return reply_from_json(json.loads(json.dumps(encode(self._worker.run(request)))))
 
     def close(self) -> None:
         pass
@@ -79,7 +80,7 @@ def record_of(spec: DeviceSpec, cheat: str, work: Workload) -> Record:
     point = PlanPoint("0" * 16, work, f"cheating_providers:{cheat}", (), 1.0)
     Sweep(
         plan=Plan((Group((point,)),), None), run_id="r", spec=spec, timing=TIMING, done=frozenset(),
-        connect=lambda: InThisProcess(spec), writer=kept, clock=time.monotonic,
+        connect=lambda: InThisProcess(spec), append=kept.append, clock=time.monotonic,
     ).run()  # fmt: skip
     (record,) = kept.records
     return record

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock, Mock
 
 import pytest
 from made_devices import A100, CPU
@@ -87,25 +88,11 @@ def test_all_kernels_are_compiled_once_in_processes_of_their_own(
 
 
 def test_a_compiler_that_is_lost_leaves_the_rest_to_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Lost(compiling._Compiler):
-        """Dies over its second kernel."""
-
-        def __init__(self) -> None:
-            self._messages = iter([{"kernels": 5, "processes": 2}, {"compiled": 1}])
-
-        def begin(self, *_: object) -> None:
-            pass
-
-        def close(self) -> None:
-            pass
-
-        def numbers(self) -> dict[str, int]:
-            try:
-                return next(self._messages)
-            except StopIteration:
-                raise WorkerLostError("crash", "killed by SIGKILL") from None
-
-    monkeypatch.setattr(compiling, "_Compiler", Lost)
+    lost = WorkerLostError("crash", "killed by SIGKILL")  # over its second kernel
+    compiler = MagicMock(receive=Mock(side_effect=[{"kernels": 5, "processes": 2}, {"compiled": 1}, lost]))
+    compiler.__enter__.return_value = compiler
+    compiler.__exit__.return_value = None
+    monkeypatch.setattr(compiling, "ChildProcess", lambda module: compiler)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     said = compile_kernels(softmax_points("triton.fused"), A100, lambda *now: None)
     assert said.startswith("compiled 1 of 5 kernels in 2 processes in ")
@@ -113,7 +100,7 @@ def test_a_compiler_that_is_lost_leaves_the_rest_to_the_worker(monkeypatch: pyte
 
 
 def test_nothing_is_started_for_few_points_other_libraries_or_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "_Compiler", lambda: pytest.fail("started"))
+    monkeypatch.setattr(compiling, "ChildProcess", lambda module: pytest.fail("started"))
     points = softmax_points("triton.fused")
     for chosen, spec in ((points[:2], A100), (softmax_points("torch.eager"), A100), (points, CPU)):
         assert compile_kernels(chosen, spec, lambda *now: None) == ""

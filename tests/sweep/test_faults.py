@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from sweep_doubles import OPTIONS, Bench, QuietWorker, measured, plan_of
@@ -131,8 +132,8 @@ def worker(_cpu_and_providers: None) -> Iterator[WorkerProcess]:
 def test_an_answer_that_is_none_is_the_points_failure(
     worker: WorkerProcess, line: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "_send", lambda data: None)
-    worker._buffer = line  # as if the worker had sent it
+    monkeypatch.setattr(worker, "send", lambda data: None)
+    monkeypatch.setattr(worker, "_pipe", Mock(poll=lambda s: True, recv_bytes=lambda: line))
     reply = worker.ask(request(), 60.0, lambda: None)
     assert reply.failed is not None
     assert reply.failed[0] == "error"
@@ -143,8 +144,8 @@ def test_an_answer_that_is_none_is_the_points_failure(
 def test_an_answer_that_is_no_json_ends_the_worker(
     worker: WorkerProcess, line: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "_send", lambda data: None)
-    worker._buffer = line
+    monkeypatch.setattr(worker, "send", lambda data: None)
+    monkeypatch.setattr(worker, "_pipe", Mock(poll=lambda s: True, recv_bytes=lambda: line))
     with pytest.raises(WorkerLostError, match="answered with"):
         worker.ask(request(), 60.0, lambda: None)
 

@@ -298,7 +298,7 @@ def test_the_plan_says_what_a_budget_leaves_out() -> None:
     )
     assert f"hidden {first}..4096 of mlp_down, mlp_up, proj, qkv" in rest
     assert "hidden 1024..4096 of mlp_down.dgrad, mlp_down.wgrad, " in rest
-    assert whole.startswith(f"{plan.total} points, about ")
+    assert whole.startswith(f"{plan.total:,} points, about ")
 
 
 def test_of_a_list_of_shapes_the_number_that_is_left_out_is_told() -> None:

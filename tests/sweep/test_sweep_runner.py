@@ -13,10 +13,11 @@ from quantbench.errors import MeasurementError
 from quantbench.latency.op_times import roofline_us
 from quantbench.measurement import Grade
 from quantbench.store.record import Failed, Measured, Record, Skipped
+from quantbench.store.typed import encode
 from quantbench.sweep.axes import parse_axis
 from quantbench.sweep.child import WorkerLostError
 from quantbench.sweep.edges import parse_grid, predicted_edges
-from quantbench.sweep.messages import Reply, Request, reply_from_json, reply_to_json
+from quantbench.sweep.messages import Reply, Request, reply_from_json
 from quantbench.sweep.plan import Pace, Plan, PlanPoint, build_plan, point_estimate_s
 from quantbench.sweep.runner import Sweep
 from quantbench.sweep.session import first_reference_us
@@ -321,7 +322,7 @@ def test_a_point_that_would_outlast_the_budget_is_ended_and_left() -> None:
 
     sweep = Sweep(
         plan=bench.plan, run_id="run", spec=A100, timing=TimingOptions(), done=frozenset(), connect=connect,
-        writer=bench, clock=bench.clock, budget_s=20.0,
+        append=bench.append, clock=bench.clock, budget_s=20.0,
     )  # fmt: skip
     assert sweep.run().how == "budget"
     assert limits[1] == pytest.approx(1.2 * 20.0)
@@ -391,7 +392,7 @@ def test_the_time_left_is_told_and_ends_at_zero() -> None:
     [measured(12.5), Reply(skipped="no fp8"), Reply(failed=("error", "why"), broken=True, phases_s={"check": 1.0})],
 )
 def test_replies_survive_the_pipe(reply: Reply) -> None:
-    assert reply_from_json(json.loads(json.dumps(reply_to_json(reply)))) == reply
+    assert reply_from_json(json.loads(json.dumps(encode(reply)))) == reply
 
 
 def test_skips_are_kept_with_their_reason() -> None:

@@ -11,9 +11,10 @@ from made_devices import STATE as OK
 
 from quantbench.device.spec import DeviceState
 from quantbench.errors import MeasurementError
+from quantbench.measurement import Measurement
 from quantbench.timing.grade import grade
 from quantbench.timing.options import TimingOptions
-from quantbench.timing.session import KEPT, Batch, Collected, WarmUp, batch_size, collect, sample_point, warm_up
+from quantbench.timing.session import KEPT, Batch, WarmUp, batch_size, collect, sample_point, warm_up
 from quantbench.timing.stopping import StoppingRule
 
 HOT = DeviceState(sm_clock_mhz=700.0, throttle_reasons=("hw_thermal",))
@@ -57,7 +58,7 @@ def batch(*samples: float, mhz: float | None = 1410.0, state: DeviceState = OK, 
 
 def collected(
     batches: Iterable[Batch], *, clock: Clock | None = None, steady_mhz: float | None = 1410.0, **changes: float
-) -> Collected:
+) -> Measurement:
     clock = clock or Clock()
     values = {"half_width": 0.005, "min_samples": 10, "max_samples": 500, "max_time_s": 2.0, **changes}
     rule = StoppingRule(now=clock, **values)  # type: ignore[arg-type]
@@ -158,7 +159,7 @@ def test_hard_throttle_reasons_discard_a_whole_batch_and_the_power_limit_does_no
     got = collected([batch(150.0, 151.0, state=HOT), batch(*[100.0] * 10, state=power)], clock=clock)
     assert [d.reason for d in got.discarded] == ["throttled: hw_thermal"] * 2
     assert got.samples_us == (100.0,) * 10
-    assert got.state == power
+    assert got.state_after == power
 
 
 def test_back_off_doubles_and_starts_again_after_a_good_batch() -> None:

@@ -1,4 +1,4 @@
-"""Judges GEMM fits on the published tables of NeuSight, DeepBench and aiter, one line per GPU, dtype and library.
+"""Judges fits on the published tables of NeuSight, DeepBench and aiter, one line per GPU, dtype, library and op.
 
 Entry point: `published_table`, written to docs/accuracy.md by `tools.accuracy.page --published`.
 """
@@ -12,15 +12,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.latency.gemm.model import GemmModel
+from quantbench.device import lookup
+from quantbench.latency.estimate import Estimates
+from quantbench.latency.gemm.model import GemmEstimates, GemmModel
 from quantbench.latency.scoring import Split, coverage, held_out_sites, random_split, summarize
+from quantbench.latency.softmax import SoftmaxModel
 from quantbench.units import percent
-from tools.accuracy.tables import PUBLISHED, PublishedTable, read_published
+from tools.accuracy.tables import PUBLISHED, SOFTMAX_GPUS, PublishedTable, SoftmaxTable, read_published, read_softmax
 from tools.guide.markers import table as markdown
 
 #: NeuSight's shorter times are not judged: launches from Python are a third of them and more
 _LEAST_US = 200.0
 _MOST_TESTED = 2500
+#: median, mean and p95 error in percent, and coverage
+Judged = tuple[tuple[float, float, float], float]
 
 
 @dataclass(frozen=True)
@@ -53,35 +58,62 @@ def cases() -> Iterator[Case]:
             yield Case(table.where(long & (table.batch > 1)), "batched, above 200 µs", 400)
         elif table.provenance["framework"] == "aiter":
             yield Case(table, "held-out (n, k)", 200, sites=True)
+            yield Case(table, "held-out (n, k)", held_out_sites(table.n, table.k, None, 0).train.size, sites=True)
         else:
             yield Case(table, "all", 100)
 
 
 def published_table(seeds: Sequence[int], progress: Callable[[str], None]) -> str:
     """Returns the Markdown table: median / mean / p95 error in percent and coverage, averaged over seeds."""
-    head = [
-        "GPU", "format", "library", "products", "rows learned from", "unfitted", "fitted", "90 % interval covers"
-    ]  # fmt: skip
-    lines = []
-    for case in cases():
-        table = case.table
-        found = [_judge(case, seed) for seed in seeds]
-        prior = GemmModel.prior(table.gpu, dtype=table.dtype, family_out=True)
-        rows = case.split(0).test[:_MOST_TESTED]
-        unfitted = summarize(prior.predict(**table.take(rows)).latency_us, table.latency_us[rows]).median_pct
+    head = ["GPU", "format", "library", "rows", "rows learned from", "unfitted", "fitted", "90 % interval covers"]
+    lines: list[tuple[str, ...]] = []
+
+    def add(
+        table: PublishedTable | SoftmaxTable,
+        dtype: str,
+        what: str,
+        rows: int,
+        unfitted_pct: float,
+        found: list[Judged],
+    ) -> None:
+        of = table.provenance
         errors = " / ".join(f"{x:.1f}" for x in np.mean([errors for errors, _ in found], axis=0))
-        library = f"{table.provenance['framework']} {table.provenance['framework_version']}"
         lines.append((
-            table.gpu, table.dtype, library, case.what, f"{case.train_rows:,}", f"{unfitted:.0f}", errors,
-            percent(float(np.mean([share for _, share in found]))),
+            of["measured_on"], dtype, f"{of['framework']} {of['framework_version']}", what, f"{rows:,}",
+            f"{unfitted_pct:.0f}", errors, percent(float(np.mean([share for _, share in found]))),
         ))  # fmt: skip
         progress(" | ".join(lines[-1]))
+
+    for case in cases():
+        table, rows = case.table, case.split(0).test[:_MOST_TESTED]
+        prior = GemmModel.prior(table.gpu, dtype=table.dtype, family_out=True)
+        unfitted = summarize(prior.predict(**table.take(rows)).latency_us, table.latency_us[rows]).median_pct
+        add(table, table.dtype, case.what, case.train_rows, unfitted, [_judge(case, seed) for seed in seeds])
+    for gpu in SOFTMAX_GPUS:
+        softmax, bare = read_softmax(gpu), SoftmaxModel.prior(lookup(gpu), library="torch")
+        for what, least_us in (("softmax", 0.0), (f"softmax, above {_LEAST_US:.0f} µs", _LEAST_US)):
+            kept = softmax.take(np.flatnonzero(softmax.latency_us > least_us))
+            unfitted = summarize(bare.predict(kept.works).latency_us, kept.latency_us).median_pct
+            add(softmax, "fp32", what, 200, unfitted, [_judge_softmax(softmax, gpu, least_us, seed) for seed in seeds])
     of = {table.provenance["table"]: table.provenance for table in (read_published(*pair) for pair in PUBLISHED)}
     sources = [f"- {name}: {one['package']}, sha256 {one['sha256'][:12]}." for name, one in of.items()]
     return "\n".join([markdown(head, lines, words=4), f"Seeds: {', '.join(map(str, seeds))}.", "", *sources]) + "\n"
 
 
-def _judge(case: Case, seed: int) -> tuple[tuple[float, float, float], float]:
+def _judge_softmax(table: SoftmaxTable, gpu: str, least_us: float, seed: int) -> Judged:
+    """Fits 200 rows of any length, and judges the others above `least_us`."""
+    split = random_split(len(table), 200, seed)
+    train, test = table.take(split.train), table.take(split.test[table.latency_us[split.test] > least_us])
+    model = SoftmaxModel.fit(lookup(gpu), train.works, train.latency_us, library="torch")
+    return _scored(model.predict(test.works), test.latency_us)
+
+
+def _scored(found: Estimates | GemmEstimates, latency_us: npt.NDArray[np.float64]) -> Judged:
+    errors = summarize(found.latency_us, latency_us)
+    return (errors.median_pct, errors.mean_pct, errors.p95_pct), coverage(latency_us, found.low_us, found.high_us)
+
+
+def _judge(case: Case, seed: int) -> Judged:
     table, split = case.table, case.split(seed)
     test = split.test[np.random.default_rng(seed).permutation(len(split.test))[:_MOST_TESTED]]
 
@@ -93,7 +125,4 @@ def _judge(case: Case, seed: int) -> tuple[tuple[float, float, float], float]:
         table.gpu, **arguments(split.train), latency_us=table.latency_us[split.train], dtype=table.dtype,
         prior="family-out", seed=seed,
     )  # fmt: skip
-    found = model.predict(**arguments(test))
-    errors = summarize(found.latency_us, table.latency_us[test])
-    covered = coverage(table.latency_us[test], found.low_us, found.high_us)
-    return (errors.median_pct, errors.mean_pct, errors.p95_pct), covered
+    return _scored(model.predict(**arguments(test)), table.latency_us[test])

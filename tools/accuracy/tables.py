@@ -1,7 +1,8 @@
 """Reads the measured GEMM tables that the shipped models were fitted to.
 
 Entry points: `read_packaged` (aiconfigurator-core, extra `tables`), `read_published` (files of NeuSight, DeepBench and
-aiter). Used by `formats`, `gemm`, `published`, `cliff_calibration`, `page` and tools/ship_gemm.py.
+aiter), `read_softmax` (NeuSight). Used by `formats`, `gemm`, `published`, `cliff_calibration`, `page`,
+tools/ship_gemm.py and tools/ship_softmax.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from quantbench.importers.aiconfigurator import find_tables
 from quantbench.latency.libraries import default_library, libraries_of, slug_of, system_of
 from quantbench.latency.tables import GemmTable, read_columns, read_table
 from quantbench.launch import Launch
-from quantbench.workload import Gemm
+from quantbench.workload import Gemm, Softmax
 
 #: devices whose default tables the shipped models were fitted to and docs/accuracy.md evaluates. No other bf16 table
 #: influenced a design choice, so the others are unseen test data.
@@ -136,12 +137,47 @@ def read_published(gpu: str, dtype: str, folder: Path = DATA) -> PublishedTable:
                 best[key] = (row.latency_us, row.launch)
     keys = sorted(best)
     m, n, k, batch = (np.array([key[i] for key in keys], dtype=np.int64) for i in range(4))
-    framework, version, source = _RAN[name]
-    provenance = {
-        "table": name, "sha256": hashlib.sha256(read_bytes(path)).hexdigest(), "package": source,
-        "framework": framework, "framework_version": version, "measured_on": gpu,
-    }  # fmt: skip
     return PublishedTable(
         gpu, dtype, m, n, k, batch, np.array([key[4] for key in keys]), np.array([best[key][0] for key in keys]),
-        tuple(best[key][1] for key in keys), provenance,
+        tuple(best[key][1] for key in keys), _provenance(path, gpu),
     )  # fmt: skip
+
+
+def _provenance(path: Path, gpu: str) -> dict[str, Any]:
+    framework, version, source = _RAN[path.name]
+    return {
+        "table": path.name, "sha256": hashlib.sha256(read_bytes(path)).hexdigest(), "package": source,
+        "framework": framework, "framework_version": version, "measured_on": gpu,
+    }  # fmt: skip
+
+
+#: GPUs whose softmax was measured
+SOFTMAX_GPUS = tuple(gpu for (gpu, _), file in PUBLISHED.items() if file == _NEUSIGHT)
+
+
+@dataclass(frozen=True)
+class SoftmaxTable:
+    """Measured shapes of PyTorch's softmax on one GPU, fp32, and their times. provenance: as stored in a model."""
+
+    works: tuple[Softmax, ...]
+    latency_us: npt.NDArray[np.float64]
+    provenance: dict[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.works)
+
+    def take(self, rows: npt.NDArray[np.intp]) -> SoftmaxTable:
+        """Returns the table of these rows."""
+        return replace(self, works=tuple(self.works[i] for i in rows), latency_us=self.latency_us[rows])
+
+
+def read_softmax(gpu: str, folder: Path = DATA) -> SoftmaxTable:
+    """Reads a GPU of SOFTMAX_GPUS."""
+    path = folder / _NEUSIGHT
+    rows = [
+        (row.workload, row.latency_us)
+        for row in neusight.read_rows(path, lookup(gpu)).rows
+        if isinstance(row.workload, Softmax) and row.has_time
+    ]
+    works, latency_us = zip(*rows, strict=True)
+    return SoftmaxTable(works, np.array(latency_us), _provenance(path, gpu))

@@ -170,5 +170,4 @@ def _of(one: Evidence) -> GpuResults:
 def _teeth(one: Evidence, shown: Sequence[Point]) -> Sawtooth | None:
     curves = curves_of(one.gemm, "m")
     periods = find_periods(fit_curves(curves, repeatability(one.gemm_run.records)), one.spec)
-    family = next(curve.family for curve in curves if shown[0] in curve.points)
-    return sawtooth(shown, "m", one.spec, tile_finder(one.spec, periods)(family))
+    return sawtooth(shown, "m", one.spec, tile_finder(one.spec, periods))

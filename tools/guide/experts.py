@@ -17,7 +17,7 @@ from statistics import median
 
 import numpy as np
 
-from quantbench.analysis.expert_pairs import BALANCED, SPREAD, Choice, matched
+from quantbench.analysis.experts import BALANCED, SPREAD, Choice, matched
 from quantbench.latency.moe import MoEModel
 from quantbench.report.canvas import figure
 from quantbench.workload import MoE

@@ -93,7 +93,7 @@ def read_staircase() -> Staircase:
     (period,) = find_periods(fit_curves(curves, repeatability(run.records)), run.info.device)
     shown = [p for p in points if (p.axes["n"], p.axes["k"]) == (_N, _K) and p.axes["m"] in _SHOWN_M]
     (curve,) = curves_of(shown, "m")
-    teeth = sawtooth(curve.points, "m", run.info.device, tile_finder(run.info.device, [period])(curve.family))
+    teeth = sawtooth(curve.points, "m", run.info.device, tile_finder(run.info.device, [period]))
     if teeth is None or period.chosen is None:
         raise StoreError("front page", run.info.source, "a table whose steps one tile explains")
     return Staircase(run.info, curve, teeth, period.chosen, len(points))

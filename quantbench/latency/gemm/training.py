@@ -164,9 +164,9 @@ def _teaches(known: Known, which: str, dtype: str) -> bool:
     return same and unit(lookup(known.device), known.dtype) == which
 
 
-# A100 PCIe, made in 7 nm, runs fp32 at its peak of 19.5 TFLOP/s within its 250 W: less power a TFLOP/s than any CUDA
-# cores of older processes. (https://wccftech.com/nvidia-ampere-a100-pcie-gpu-launch-20x-volta/ has both figures.)
-_WATTS_PER_TFLOPS = 250.0 / 19.5
+# This card, made in 7 nm, runs fp32 at its peak within its power: less power a TFLOP/s than any CUDA cores of older
+# processes.
+_LEAST_POWER = "a100-pcie-40gb"
 
 
 def _powered(device: DeviceSpec, dtype: str) -> float:
@@ -174,7 +174,9 @@ def _powered(device: DeviceSpec, dtype: str) -> float:
     newer = device.compute_capability is None or device.compute_capability > (8, 0)
     if newer or not device.board_power_w or unit(device, dtype) != "CUDA cores":
         return 0.0
-    return min(0.0, float(np.log(device.board_power_w / (_WATTS_PER_TFLOPS * (device.peak(dtype) or 1.0)))))
+    known = lookup(_LEAST_POWER)
+    needed_w = known.board_power_w / (known.peak("fp32") or 1.0) * (device.peak(dtype) or 1.0)
+    return min(0.0, float(np.log(device.board_power_w / needed_w)))
 
 
 def choose(device: DeviceSpec, dtype: str, known: Sequence[Known], *, family_out: bool) -> tuple[Prior, float]:

@@ -36,6 +36,7 @@ from quantbench.profile.exporters.options import (
     require_gpu,
 )
 from quantbench.profile.exporters.rates import achieved, link_rates
+from quantbench.profile.file import parquet_bytes
 from quantbench.profile.profile import Profile
 from quantbench.profile.table import Table
 from quantbench.workload import Attention
@@ -51,13 +52,7 @@ _NCCL_DTYPES = {"bf16": "half", "fp16": "half", "int8": "int8", "fp8": "fp8"}
 #: aiconfigurator's names of dtypes: common.GEMMQuantMode and common.FMHAQuantMode of aiconfigurator-core 0.12.0
 _GEMM_DTYPES = {"bf16": "bfloat16", "fp8": "fp8"}
 #: common.MoEQuantMode
-_MOE_DTYPES = {
-    "bf16": "bfloat16",
-    "fp8": "fp8",
-    "fp8_block": "fp8_block",
-    "nvfp4": "nvfp4",
-    "mxfp4": "w4a8_mxfp4_mxfp8",
-}
+_MOE_DTYPES = {"bf16": "bfloat16", "mxfp4": "w4a8_mxfp4_mxfp8"} | {name: name for name in ("fp8", "fp8_block", "nvfp4")}
 _ATTENTION_DTYPES = {"bf16": "bfloat16"}
 #: dtype → name of its peak in the YAML file
 _PEAKS = {"bf16": "bfloat16_tc_flops", "int8": "int8_tc_flops", "fp8": "fp8_tc_flops"}
@@ -100,7 +95,7 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
         folder = (TABLES[kind].family, framework, version)
         stems.setdefault(folder, []).append(TABLES[kind].stem)
         common = {"framework": options.backend, "version": version, "device": profile.device.name}
-        content = _parquet({**{name: [value] * count for name, value in common.items()}, **columns})
+        content = parquet_bytes({**{name: [value] * count for name, value in common.items()}, **columns})
         out.write(content, "data", system, *folder, f"{TABLES[kind].stem}.parquet")
     for folder, names in stems.items():
         # Without this file the loader warns, or fails in strict mode. "legacy" marks tables that aiconfigurator's own
@@ -287,15 +282,3 @@ def _yaml(data: dict[str, Any]) -> str:
         raise UnsupportedError(WHO, "PyYAML is not installed", _INSTALL) from None
     text: str = yaml.safe_dump(data, sort_keys=False)
     return text
-
-
-def _parquet(columns: Columns) -> bytes:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise UnsupportedError(WHO, "pyarrow is not installed", _INSTALL) from None
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), sink)
-    content: bytes = sink.getvalue().to_pybytes()
-    return content

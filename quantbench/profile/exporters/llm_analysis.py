@@ -29,14 +29,12 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
         raise InputError(WHO, f"products of {reached.dtype}, where llm-analysis means 16 bits", "--dtype bf16 or fp16")
     links = link_rates(profile, out)
     config: dict[str, str | float] = {
-        "name": device.name,
-        "mem_per_GPU_in_GB": device.memory_bytes / _GIB,
+        "name": device.name, "mem_per_GPU_in_GB": device.memory_bytes / _GIB,
         "hbm_bandwidth_in_GB_per_sec": device.memory_gb_per_s,
         "intra_node_bandwidth_in_GB_per_sec": links.inside_gb_per_s,
-        "intra_node_min_message_latency": links.inside_latency_s,
-        "peak_fp16_TFLOPS": reached.peak_tflops,
+        "intra_node_min_message_latency": links.inside_latency_s, "peak_fp16_TFLOPS": reached.peak_tflops,
         "inter_node_bandwidth_in_GB_per_sec": links.between_gb_per_s,
-    }
+    }  # fmt: skip
     # Without this field llm-analysis would assume twice the fp16 peak.
     config["peak_i8_TFLOPS"] = device.peak("int8") or reached.peak_tflops
     arguments = {

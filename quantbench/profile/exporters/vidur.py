@@ -3,13 +3,12 @@
 Entry point: `export`, called by the package's `export_profile`.
 
 The files come in two layouts: CSV files as in Vidur's source tree, and .csv.xz files with a config.json as its PyPI
-release 0.0.26 downloads them. Vidur's random forests predict a model's operations from num_tokens, so each operation
-needs a time in every row: GEMMs measured if the profile has the shape, else predicted by its model, scaled to match its
-rows; other operations from their bytes and the bandwidth. Rows are at powers of two, at every measured size, and on
-both sides of edges that linear interpolation between the other rows would smooth over.
+release 0.0.26 downloads them. Vidur's random forests need a time of each operation in every row: GEMMs measured, else
+predicted and scaled to match measured rows; other operations from their bytes and the bandwidth. Rows are at powers of
+two, at every measured size, and on both sides of edges that linear interpolation would smooth over.
 
-Source of names: vidur/config/{model,device_sku,node_sku}_config.py of Vidur 0.0.26, and data/profiling/ of its source
-tree. Vocabulary sizes are Vidur's own, because its loader only accepts rows with them.
+Source of names and vocabulary sizes: vidur/config/{model,device_sku,node_sku}_config.py of Vidur 0.0.26, and
+data/profiling/ of its source tree.
 """
 
 from __future__ import annotations
