@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import inf, isfinite, isinf
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
@@ -50,7 +50,7 @@ _WHAT_IT_IS = {"gpus": "how many there are", "gbs": "the global batch size in se
 _FIXED = (
     ("cp", "no context parallelism"), ("offload_activations", "activations on the GPU"),
     ("offload_optimizer", "optimizer on the GPU"), ("shards", "ZeRO over all data-parallel GPUs"),
-    ("allow_uneven", "stages of equal length"), ("rampup_step", "a constant batch size"),
+    ("rampup_step", "a constant batch size"),
 )  # fmt: skip
 _OF_ONE_LAYOUT = (
     ("mbs", "mbs = 1"), ("zero", "ZeRO-1"), ("recompute", "full recomputation"), ("interleave", "no interleaving"),
@@ -154,7 +154,13 @@ class PlanOptions(ShapeOptions):
         per_tp = integers("--tp", self.tp) or (self.where().gpus_per_node,)
         padded = any(padded_vocab(shape.vocab, tp) != shape.vocab for tp in per_tp)
         usual = _OF_ONE_LAYOUT if one_layout else ()
-        after = (("optimizer", "fused Adam"), *_FIXED, ("cluster", f"{self.where().name} as its system"))
+        stages = f"stages of {'different' if self.uneven else 'equal'} length"
+        after = (
+            ("optimizer", "fused Adam"),
+            *_FIXED,
+            ("allow_uneven", stages),
+            ("cluster", f"{self.where().name} as its system"),
+        )
         vocab = [f"vocab {shape.vocab} padded to multiples of 128 · tp"] if padded else []
         if shape.experts:
             said = "experts not measured in training: a product of each and a fitted factor", "balanced routing"
@@ -270,6 +276,13 @@ class PlanOptions(ShapeOptions):
             dp_overlap=self.overlap, rampup_step=self.rampup_step, stack=self.used_stack,
         )  # fmt: skip
 
+    @property
+    def _shared(self) -> dict[str, Any]:
+        """Fields of a layout that one value sets for all."""
+        typed = ("shards", "expert_tp", "offload_activations", "offload_optimizer")
+        ways = {"cp_ring": not self.cp_gather, "cp_balanced": not self.cp_contiguous}
+        return {name: getattr(self, name) for name in typed} | ways
+
     def space(self) -> Space:
         from quantbench.planner.search import Space, divisors
 
@@ -279,10 +292,8 @@ class PlanOptions(ShapeOptions):
             mbs=integers("--mbs", self.mbs), interleave=integers("--interleave", self.interleave),
             zero=integers("--zero", self.zero, low=0, high=3) or (0, 1, 2, 3), recompute=kinds,
             sequence_parallel=self.sequence_parallel, uneven=self.uneven, recompute_layers=layers,
-            cp=integers("--cp", self.cp) or (1,), cp_ring=not self.cp_gather, cp_balanced=not self.cp_contiguous,
-            shards=self.shards, ep=integers("--ep", self.ep) or tuple(divisors(self.shape().experts or 1)),
-            expert_tp=self.expert_tp, offload_activations=self.offload_activations,
-            offload_optimizer=self.offload_optimizer,
+            cp=integers("--cp", self.cp) or (1,), **self._shared,
+            ep=integers("--ep", self.ep) or tuple(divisors(self.shape().experts or 1)),
         )  # fmt: skip
 
     def _recomputation(self, default: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
@@ -300,10 +311,7 @@ class PlanOptions(ShapeOptions):
         found = Layout(
             dp=dp, tp=tp, pp=pp, mbs=self._one("mbs", default=1), interleave=self._one("interleave", default=1),
             zero=self._one("zero", default=1, low=0), recompute=kinds[0], recompute_layers=layers,
-            sequence_parallel=bool(self.sequence_parallel), cp=cp, cp_ring=not self.cp_gather,
-            cp_balanced=not self.cp_contiguous, shards=self.shards, ep=self._one("ep", default=1),
-            expert_tp=self.expert_tp, offload_activations=self.offload_activations,
-            offload_optimizer=self.offload_optimizer,
+            sequence_parallel=bool(self.sequence_parallel), cp=cp, ep=self._one("ep", default=1), **self._shared,
         )  # fmt: skip
         return replace(found, partition=partition_of(self.shape().layers, pp, uneven=self.uneven))
 
