@@ -163,8 +163,8 @@ class PlanOptions(ShapeOptions):
         )
         vocab = [f"vocab {shape.vocab} padded to multiples of 128 · tp"] if padded else []
         if shape.experts:
-            said = "experts not measured in training: a product of each and a fitted factor", "balanced routing"
-            said += ("whole experts on each GPU",) if self.expert_tp == 1 else ()
+            said = ["experts not measured in training: a product of each and a fitted factor", "balanced routing"]
+            said += ["whole experts on each GPU"] if self.expert_tp == 1 else []
             words = (*words, *said, "exchange between experts at the links' rates (not measured)")
         site = self.where().name if not self.used_stack else ""
         stack = [] if self.stack or self.site else [f"software of {site}" if site else f"--stack {self.used_stack}"]
