@@ -2,10 +2,10 @@
 
 Entry points: `step`, which compiles and describes one kernel as a `Step`; `Plan`, which runs one or more; `describe`,
 `enqueue`, `fastest`, `short`; `collect`, which lists the kernels that a plan would compile; `Gpu`, `gpu_of`. Checks of
-tensors: `require_like`, `require_contiguous`, `result`; of the GPU and of triton: `require_support`, `missing_format`,
-`unsupported_architecture`, `badly_compiled`, `wrong_in_interpreter`. Constants: `INTERPRETER`, `HAS_TENSOR_DESCRIPTOR`,
-`TMA_ALIGN_BYTES`, `TORCH_DTYPES`. Used by `gemm`, `softmax`, `attention`, `providers.triton_kernels` and
-`sweep.compiling`.
+tensors: `require_like`, `require_contiguous`, `result`, `widest`; of the GPU and of triton: `require_support`,
+`unsupported_architecture`, `badly_compiled`, `wrong_in_interpreter`. Constants: `INTERPRETER`,
+`HAS_TENSOR_DESCRIPTOR`, `MAX_REGISTERS`, `TMA_ALIGN_BYTES`, `TORCH_DTYPES`. Used by `gemm`, `softmax`, `attention`,
+`providers.triton_kernels` and `sweep.compiling`.
 
 All checks of the triton version belong here. triton 3.2 (torch 2.6) to 3.7 (torch 2.13) are supported.
 """
@@ -50,9 +50,8 @@ INTERPRETER = os.environ.get("TRITON_INTERPRET", "0") == "1"
 #: cuTensorMapEncodeTiled, CUDA driver API.
 TMA_ALIGN_BYTES = 16
 
-# First compute capability that supports a dtype. Sources: NVIDIA A100 whitepaper 2020 (bf16, tf32), Ada whitepaper 2022
-# (fp8).
-_FIRST_CAPABILITY = {"bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9)}
+#: Registers per thread, every compute capability. Source: CUDA C++ Programming Guide 13.0
+MAX_REGISTERS = 255
 _FIRST_GOOD_TRITON = {"stream_k": (3, 5), "attention": (3, 4), "attention backward": (3, 6)}
 _VOLTA_NAMES = {(7, 0): "V100 (sm_70)", (7, 5): "T4 (sm_75)"}
 _AUTOTUNE_WARMUP_MS, _AUTOTUNE_MS = 20, 80
@@ -93,17 +92,6 @@ def badly_compiled(what: str, version: tuple[int, ...] = TRITON) -> str | None:
         return None
     compiles = f"triton {version[0]}.{version[1]} compiles {what} with register spills or not at all"
     return f"{compiles}, unlike {first[0]}.{first[1]} and newer"
-
-
-def missing_format(dtype: str, capability: tuple[int, int]) -> str | None:
-    """Returns why a GPU of this compute capability does not support a dtype, or None.
-
-    >>> missing_format("fp8", (8, 0))
-    'sm_80 does not support fp8'
-    """
-    if capability >= _FIRST_CAPABILITY.get(dtype, (0, 0)):
-        return None
-    return f"sm_{capability[0]}{capability[1]} does not support {dtype}"
 
 
 def wrong_in_interpreter(dtype: str) -> str | None:
@@ -228,6 +216,15 @@ def _capability(who: str, name: str, x: torch.Tensor) -> tuple[int, int]:
             who, f"{name} on {x.device}", "CUDA tensors, or TRITON_INTERPRET=1 set before triton is imported"
         )
     return torch.cuda.get_device_capability(x.device)
+
+
+def widest(most: int, *sizes: int) -> int:
+    """Returns the largest power of two up to `most` that divides all sizes; ignores zeros.
+
+    >>> widest(16, 24, 0, 64), widest(8, 2049)
+    (8, 1)
+    """
+    return min([most, *(size & -size for size in sizes if size)])
 
 
 def require_like(

@@ -33,20 +33,20 @@ import triton
 import triton.language as tl
 from quantbench.kernels.launching import (
     Plan,
-    missing_format,
     require_contiguous,
     require_like,
     require_support,
     result,
     short,
     step,
+    widest,
 )
 
 from quantbench.errors import InputError, require_int
 from quantbench.launch import Tile
 from quantbench.megatron import megatron_fused_available as megatron_fused_available  # offered from here too
-from quantbench.quantization import WARP_THREADS, cdiv
-from quantbench.workload.dtypes import dtype_name
+from quantbench.quantization import VECTOR_BYTES, WARP_THREADS, cdiv
+from quantbench.workload.dtypes import dtype_name, missing_format
 
 _MAX_ROWS = 2**31 - 4097  # so that the row numbers of the last program, of up to 4096 rows, fit 32 bits
 
@@ -55,10 +55,9 @@ MAX_COLS = 16_384
 
 _MAX_WARPS = 32
 _MIN_BLOCK_COLS = 16
-_VECTOR_BYTES = 16
 # Four 16-byte loads in flight per thread. HBM bandwidth needs enough bytes in flight (Little's law: 4.8 TB/s times some
 # 0.7 µs is 25 KB for each of an H200's 132 SMs), and more of them per thread costs the registers of another block.
-_BYTES_PER_THREAD = 4 * _VECTOR_BYTES
+_BYTES_PER_THREAD = 4 * VECTOR_BYTES
 # Scores per program, at least: blocks that move less than 16 KB come and go faster than they are handed out.
 _MIN_SCORES = 4096
 
@@ -250,7 +249,7 @@ def _shared_arguments(x: torch.Tensor, mask: str, tile: Tile) -> dict[str, Any]:
     rows, cols = x.numel() // x.shape[-1], x.shape[-1]
     return {
         "rows_in_all": rows, "rows_per_head": x.shape[-2], "cols": cols, "MASK": mask,
-        "ALIGN": vector_elements(cols, x.element_size()), "ROWS": tile.block_m, "BLOCK_COLS": tile.block_n,
+        "ALIGN": widest(VECTOR_BYTES // x.element_size(), cols), "ROWS": tile.block_m, "BLOCK_COLS": tile.block_n,
         "num_warps": tile.num_warps or 4, "num_stages": 1,
     }  # fmt: skip
 
@@ -287,13 +286,3 @@ def softmax_tile(cols: int, element_bytes: int, direction: str = "forward") -> T
     rows = max(1, _MIN_SCORES // block_cols)
     threads = rows * block_cols * loaded_bytes // _BYTES_PER_THREAD
     return Tile(rows, block_cols, num_warps=min(_MAX_WARPS, threads // WARP_THREADS))
-
-
-def vector_elements(cols: int, element_bytes: int) -> int:
-    """Returns how many scores a thread can load at a time: the largest power of two that divides `cols`, at most 16
-    bytes.
-
-    >>> vector_elements(2048, 2), vector_elements(2052, 2), vector_elements(2049, 2)
-    (8, 4, 1)
-    """
-    return min(_VECTOR_BYTES // element_bytes, cols & -cols)

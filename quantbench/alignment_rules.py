@@ -53,7 +53,6 @@ class AlignmentRule:
     sides: m, n, k of a GEMM; rows of an expert; head_dim; tokens / tp (with sequence parallelism each GPU quantizes
         that many).
     multiple: divisor of the size, or the sizes to which a kernel pads, in order.
-    effect: one of EFFECTS.
     whose: library or software that has the rule, for texts.
     libraries: names of `--library` that it concerns; () for all.
     phases: of `Op.phase`; () for all.

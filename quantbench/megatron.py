@@ -54,7 +54,6 @@ class Availability:
 
     @property
     def available(self) -> bool:
-        """True if every condition holds."""
         return not self.reasons
 
 

@@ -54,12 +54,7 @@ class DeviceBenchmark:
         self._options = options
 
     def __call__(
-        self,
-        run: Callable[[], object],
-        *,
-        flops: int | None = None,
-        min_bytes: int | None = None,
-        dtype: object = None,
+        self, run: Callable[[], object], *, flops: int | None = None, min_bytes: int | None = None, dtype: object = None
     ) -> Measurement:
         """Times `run`, which must enqueue the same work each time, and passes its samples to pytest-benchmark.
 

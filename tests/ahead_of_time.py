@@ -24,10 +24,10 @@ from quantbench.kernels.attention import host as attention
 from quantbench.kernels.attention.backward import attention_backward_kv, attention_backward_q, attention_delta
 from quantbench.kernels.attention.forward import attention_forward
 from quantbench.kernels.attention.menu import Setting
-from quantbench.kernels.attention.operands import Checked, aligned
+from quantbench.kernels.attention.operands import Checked
 from quantbench.kernels.gemm import host as gemm
 from quantbench.kernels.gemm.config import Config, Operands
-from quantbench.kernels.launching import INTERPRETER, TORCH_DTYPES, TRITON
+from quantbench.kernels.launching import INTERPRETER, TORCH_DTYPES, TRITON, widest
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -35,6 +35,7 @@ from quantbench.errors import InputError, UnsupportedError
 from quantbench.launch import Tile
 from quantbench.quantization import SM_LIMITS, WARP_THREADS
 from quantbench.workload import Attention
+from quantbench.workload.dtypes import DTYPES
 
 #: Shared memory that one block may ask for, bytes, by architecture (80 for sm_80): what the SM has, less the 1 KiB that
 #: the driver keeps from compute capability 8.0 on. Source: see `quantbench.occupancy`.
@@ -264,4 +265,4 @@ def _sample(head_dim: int, dtype: str, causal: bool) -> tuple[Checked, torch.Ten
         for heads in (work.heads, work.kv_heads)
     )
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device="meta")
-    return Checked(work, 1.0, aligned(dtype, head_dim), descriptors=True), q, k, lse
+    return Checked(work, 1.0, widest(16 // DTYPES[dtype].element_bytes, head_dim), descriptors=True), q, k, lse

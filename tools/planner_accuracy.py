@@ -2,9 +2,9 @@
 
 First table: the BigScience documents, with the constants of their site, split by whether these were fitted to a row.
 Second table: published runs of other sites, each table predicted with factors fitted without it (`left out`) and with
-the shipped ones. Third table: Megatron-Bridge's runs, each model predicted with factors fitted without it. Fourth one:
-what is picked among layouts that ran, what is said to fit, and which ZeRO stages searches over all layouts pick. Run by
-maintainers after `tools.planner_fit`.
+the shipped ones. Third table: Megatron-Bridge's runs, each model predicted with factors fitted without it. Fourth
+table: ranks of its layouts. Fifth table: what is picked among layouts that ran, what is said to fit, and which ZeRO
+stages searches over all layouts pick. Run by maintainers after `tools.planner_fit`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from quantbench.planner.row_results import RowResult, predict_rows, summarize
 from quantbench.planner.rows import read_table
 from quantbench.planner.search import Space, search
 from tools.guide.markers import fill, table
-from tools.planner_bridge import RELEASE, STACK, bridge_runs
+from tools.planner_bridge import PUBLISHED_LAYOUTS, RELEASE, STACK, bridge_runs
 from tools.planner_fit import BRIDGE, DOCUMENTS, LAST_DAY, PUBLISHED, SITE, documents, left_out, published
 
 PAGE = "planning.md"
@@ -35,6 +35,10 @@ _SWEEP, _NEAR = 3, 0.05
 _HEAD = ["rows", "number", "mean error", "median", "bias", "rank correlation", "inside the interval"]
 _LEFT_OUT_HEAD = [
     "table", "stack", "runs", "mean error, left out", "bias, left out", "interval, either way", "inside", "mean error"
+]  # fmt: skip
+_RANKS_HEAD = [
+    "model", "GPUs", "format", "published layout", "layouts that fit", "its rank, behind the first",
+    "of these degrees, any MBS and interleave"
 ]  # fmt: skip
 #: groups of the BigScience rows: (name, predicate of a result and the fitted row ids)
 _DOCUMENTS: tuple[tuple[str, Callable[[RowResult, set[str]], bool]], ...] = (
@@ -110,6 +114,22 @@ def bridge_table(path: Path, times: TimesOf, calibrations: Calibrations) -> str:
     return f"{table(_HEAD, rows)}\n\n{said}"
 
 
+def ranks_table(times: TimesOf, calibrations: Calibrations) -> str:
+    """Formats the ranks of published layouts among all that fit into memory as a Markdown table."""
+    rows = []
+    for one in PUBLISHED_LAYOUTS:
+        ranked, alike = one.rank(times, calibrations)
+        found = []
+        for p in (alike[0], min(alike, key=ranked.index)):
+            behind = p.sec_per_it / ranked[0].sec_per_it - 1
+            found.append(f"{ranked.index(p) + 1}, {100 * behind:+.1f} %")
+        wanted = one.layout
+        degrees = f"TP{wanted.tp} PP{wanted.pp} CP{wanted.cp} EP{wanted.ep}"
+        layout = f"{degrees}, MBS {wanted.mbs}, interleave {wanted.interleave}"
+        rows.append([one.model, f"{one.gpus} × {one.gpu}", one.recipe or "bf16", layout, f"{len(ranked):,}", *found])
+    return table(_RANKS_HEAD, rows)
+
+
 def picks_table(data: Path, times: TimesOf, calibrations: Calibrations) -> str:
     """Formats how well layouts that ran are ranked and said to fit, and which ZeRO stages a search picks for their
     jobs, as a Markdown table."""
@@ -175,6 +195,7 @@ def main() -> None:
         "accuracy": documents_table(arguments.data, times, shipped()),
         "left-out": left_out_table(arguments.data, times, shipped()),
         "bridge": bridge_table(arguments.data / BRIDGE, times, shipped()),
+        "ranks": ranks_table(times, shipped()),
         "picks": picks_table(arguments.data, times, shipped()),
     }
     page.write_text(fill(page.read_text(encoding="utf-8"), found), encoding="utf-8")

@@ -1,4 +1,6 @@
-"""Reads Megatron-Bridge's published pre-training runs: `bridge_runs`, for tools.planner_fit and planner_accuracy.
+"""Reads Megatron-Bridge's published runs, `bridge_runs`, and ranks its layouts among all, `Published.rank`.
+
+Used by `tools.planner_fit`, `tools.planner_accuracy` and a test of the search.
 
 What the table does not say is taken as in Megatron-Bridge's recipes for these runs: no recomputation, sequence
 parallelism with tensor parallelism, distributed optimizer, ZeRO-3 where it names FSDP, tokens balanced over the
@@ -8,16 +10,23 @@ experts, whole experts on each GPU. FP8 is current scaling by tensor (fp8cs in t
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from quantbench.device import lookup
 from quantbench.errors import InputError
 from quantbench.importers.csv_table import CsvFile, CsvRow
+from quantbench.latency.interconnect import reference_cluster
 from quantbench.latency.op_times import TimesOf
+from quantbench.planner.calibration import Calibrations
 from quantbench.planner.constraints import is_possible, strict_violations
 from quantbench.planner.fitting import Observed, observe
+from quantbench.planner.layout import Job, Layout
+from quantbench.planner.predict import Prediction
 from quantbench.planner.rows import TableRow, case_of
+from quantbench.planner.search import Space, divisors, search
 from quantbench.workload.presets import preset
+from quantbench.workload.recipes import RECIPES
 
 RELEASE, STACK = "26.04.01", "megatron-bridge"
 _GPUS = {
@@ -75,3 +84,48 @@ def bridge_runs(path: Path, times: TimesOf, release: str = RELEASE) -> tuple[lis
             continue
         runs.append((case, found.sec_per_it or 0.0, found.table))
     return observe(runs, times), refused
+
+
+@dataclass(frozen=True)
+class Published:
+    """Layout that Megatron-Bridge publishes for a job. recipe: key of RECIPES, "" for bf16."""
+
+    model: str
+    gpu: str
+    gpus: int
+    gbs: int
+    recipe: str
+    layout: Layout
+
+    def rank(self, times: TimesOf, calibrations: Calibrations) -> tuple[list[Prediction], list[Prediction]]:
+        """Searches all layouts of the job; returns their ranking, and those of it with the published parallel degrees,
+        of which the one with the published micro-batch and chunks is first."""
+        base, where = preset(self.model), reference_cluster(lookup(self.gpu))
+        dtype = RECIPES[self.recipe].forward if self.recipe else "bf16"
+        job = Job(
+            replace(base, dtype=dtype, fp8_recipe=self.recipe), where, self.gpus, self.gbs, dp_overlap=1.0, stack=STACK
+        )
+        space = Space(cp=tuple({1, self.layout.cp}), ep=tuple(divisors(base.experts or 1)), uneven=True)
+        found = search(job, times(where.device), calibrations.of(where, STACK), space).ranked
+
+        def degrees(layout: Layout) -> tuple[int, ...]:
+            return layout.tp, layout.pp, layout.cp, layout.ep
+
+        wanted = self.layout
+        alike = [p for p in found if degrees(p.layout) == degrees(wanted)]
+        exact = (wanted.mbs, wanted.interleave)
+        return list(found), sorted(alike, key=lambda p: (p.layout.mbs, p.layout.interleave) != exact)
+
+
+#: Megatron-Bridge's table of 26.04.01; DeepSeek-V3 on H100: its scripts/performance/configs/deepseek,
+#: DEEPSEEK_V3_PRETRAIN_CONFIG_H100_FP8_CS_V1; Qwen3-30B on 64: its perf_recipes/qwen/h100/qwen3_moe.py,
+#: qwen3_30b_a3b_pretrain_64gpu_h100_fp8cs_config; Llama 3.1 405B in bf16: scripts/performance/configs/llama,
+#: LLAMA31_405B_PRETRAIN_CONFIG_H100_BF16_V2
+PUBLISHED_LAYOUTS = (
+    Published("deepseek-v3", _GPUS["DGX-H100"], 1024, 8192, "tensorwise", Layout(64, 2, 8, 1, 4, ep=64)),
+    Published("deepseek-v3", _GPUS["DGX-GB200"], 256, 4096, "mxfp8", Layout(64, 1, 4, 1, 4, ep=64)),
+    Published("qwen3-30b-a3b", _GPUS["DGX-H100"], 64, 4096, "tensorwise", Layout(64, 1, 1, 1, ep=16)),
+    Published("qwen3-30b-a3b", _GPUS["DGX-H100"], 16, 1024, "tensorwise", Layout(16, 1, 1, 1, ep=16)),
+    Published("llama-3.1-405b", _GPUS["DGX-H100"], 1024, 1536, "", Layout(8, 8, 8, 1, 8, cp=2)),
+    Published("llama-3.1-405b", _GPUS["DGX-H100"], 1024, 1536, "tensorwise", Layout(8, 8, 8, 1, 8, cp=2)),
+)

@@ -1,18 +1,21 @@
 """Writes profiles of the GPUs that public tables cover, with models, cliffs and verdicts but without measured rows.
 
-Entry point: `main`, or `python -m tools.shelf` (extra `tables`). The `provenance` of a profile names the rows' package.
+Entry point: `main`, or `python -m tools.shelf` (extra `tables`; the published files of `tools.accuracy.tables`, without
+which their GPUs are left out). The `provenance` of a profile names where the rows are.
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from quantbench import __version__
 from quantbench.analysis.check import check_run
 from quantbench.device.registry import lookup
-from quantbench.importers.aiconfigurator import TableFile, find_tables, origin_of, read_rows
+from quantbench.importers import neusight
+from quantbench.importers.aiconfigurator import find_tables, origin_of, read_rows
 from quantbench.importers.runs import write_run
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.softmax import SoftmaxModel
@@ -22,51 +25,82 @@ from quantbench.profile.models import Models
 from quantbench.profile.parts import Provenance
 from quantbench.profile.profile import Profile
 from quantbench.store.folder import Run, read_run
-from tools.accuracy.tables import SHIPPED_GPUS
+from tools.accuracy.tables import DATA, IMPORTERS, PUBLISHED, RAN, SHIPPED_GPUS
 
 _KINDS = ("gemm", "context_attention")
 # Maximum number of cliffs in a profile, besides those that many curves have in common.
 _MOST_CLIFFS = 50
 
 
-def public_runs(slug: str, folder: Path) -> tuple[list[Run], list[TableFile]]:
+@dataclass(frozen=True)
+class Source:
+    """Where a GPU's measured rows are. dtypes: formats with a shipped model, the usual one first.
+
+    words: where the rows stay. again: the command that makes runs of them.
+    """
+
+    dtypes: tuple[str, ...]
+    words: str
+    again: str
+
+
+def public_runs(slug: str, folder: Path) -> tuple[list[Run], Source]:
     """Imports the public tables of a GPU as runs below `folder`. Raises UnsupportedError without their package."""
     tables, _ = find_tables(slug, kinds=_KINDS)
     runs = [
         read_run(write_run(folder, lookup(slug), origin_of(table), read_rows(table, dtypes=("bf16",))).folder)
         for table in tables
     ]
-    return sorted(runs, key=lambda run: run.info.run_id), tables
+    again = f"quantbench import aiconfigurator --system {tables[0].system}"
+    return sorted(runs, key=lambda run: run.info.run_id), Source(("bf16",), tables[0].package, again)
 
 
-def shelf_profile(slug: str, runs: list[Run], tables: list[TableFile]) -> Profile:
+def published_runs(slug: str, folder: Path) -> tuple[list[Run], Source]:
+    """Imports the published file of a GPU (`PUBLISHED`) as a run below `folder`. Raises StoreError without the file."""
+    dtypes = tuple(dtype for gpu, dtype in PUBLISHED if gpu == slug)
+    table, spec = PUBLISHED[slug, dtypes[0]], lookup(slug)
+    path, importer = DATA / table, IMPORTERS[table]
+    rows = importer.read_rows(path, spec)
+    origin = neusight.origin_of(path, rows, spec) if importer is neusight else importer.origin_of(path, spec)
+    run = read_run(write_run(folder, spec, origin, rows).folder)
+    return [run], Source(dtypes, RAN[table][2], f"quantbench import {importer.__name__.rpartition('.')[2]}")
+
+
+def shelf_profile(slug: str, runs: list[Run], source: Source) -> Profile:
     """Builds a GPU's profile without rows: models, cliffs and findings."""
     device = lookup(slug)
     checks = [check_run(run) for run in runs]
     cliffs, num_cliffs = cliffs_of(checks, most=_MOST_CLIFFS)
-    package = tables[0].package
     note = (
-        f"models and findings only: the measured rows stay in {package} and are not redistributed; "
-        f"quantbench import aiconfigurator --system {tables[0].system} makes runs of them"
+        f"models and findings only: the measured rows stay in {source.words} and are not redistributed; "
+        f"{source.again} makes runs of them"
     )
-    models = Models((known_model(slug, "bf16", 0),), SoftmaxModel.best(device), True, AttentionModel.best(device))
-    sources = tuple(source_of(run, rows=0) for run in runs)
+    attention = AttentionModel.best(device) if device.peak("fp16") else None
+    products = tuple(known_model(slug, dtype, 0) for dtype in source.dtypes)
     return Profile(
         device,
         software_of(runs),
-        Provenance(__version__, sources, num_cliffs, note),
+        Provenance(__version__, tuple(source_of(run, rows=0) for run in runs), num_cliffs, note),
         {},
-        models,
+        Models(products, SoftmaxModel.best(device), True, attention),
         cliffs,
         findings_of(checks),
     )
 
 
+#: GPUs on the shelf that a published file has
+PUBLISHED_GPUS = tuple(dict.fromkeys(gpu for gpu, _ in PUBLISHED))
+
+
 def main(results: Path = Path("results")) -> None:
-    """Writes results/<slug>/profile.json for every GPU with public tables; takes about a minute."""
-    for slug in SHIPPED_GPUS:
+    """Writes results/<slug>/profile.json for every GPU with public tables; takes minutes."""
+    for slug in (*SHIPPED_GPUS, *PUBLISHED_GPUS):
+        published = slug in PUBLISHED_GPUS
+        if published and not DATA.is_dir():
+            print(f"{slug} is left out: no {DATA}")
+            continue
         with TemporaryDirectory() as folder:
-            made = shelf_profile(slug, *public_runs(slug, Path(folder)))
+            made = shelf_profile(slug, *(published_runs if published else public_runs)(slug, Path(folder)))
         target = results / slug / "profile.json"
         target.parent.mkdir(parents=True, exist_ok=True)
         made.save(target)

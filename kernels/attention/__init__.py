@@ -4,12 +4,6 @@ Entry points: `attention`, `plan_forward`, `plan_backward`, `AttentionPlan`, `he
 `providers.triton_kernels`.
 """
 
-from quantbench.kernels.attention.host import (
-    AttentionPlan,
-    attention,
-    heads_side_by_side,
-    plan_backward,
-    plan_forward,
-)
+from quantbench.kernels.attention.host import AttentionPlan, attention, heads_side_by_side, plan_backward, plan_forward
 
 __all__ = ["AttentionPlan", "attention", "heads_side_by_side", "plan_backward", "plan_forward"]

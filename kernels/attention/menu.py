@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from quantbench.errors import InputError
 from quantbench.launch import Tile
+from quantbench.quantization import VECTOR_BYTES
 
 #: plain: one block after the other. overlapped: softmax concurrent with the next block's q·kᵀ (needs descriptors).
 SCHEDULES = ("plain", "overlapped")
@@ -24,7 +25,7 @@ SCHEDULES = ("plain", "overlapped")
 MIN_HEAD_DIM, MAX_HEAD_DIM = 8, 256
 
 _SMALLEST_PART = 16  # minimum of a matrix instruction
-_VECTOR_BYTES, _ELEMENT_BYTES = 16, 2
+_ELEMENT_BYTES = 2
 
 
 @dataclass(frozen=True)
@@ -112,11 +113,7 @@ _AMPERE_NARROW = {
     256: _plain((64, 32, 8, 2)),
 }
 _HOPPER_BY_POINTERS = {128: _plain((128, 64, 8, 2)), 256: _plain((64, 64, 8, 2))}
-_BLACKWELL_BY_POINTERS = {
-    128: _plain((128, 64, 8, 2)),
-    192: _plain((64, 32, 8, 2)),
-    256: _plain((64, 16, 8, 2)),
-}
+_BLACKWELL_BY_POINTERS = {128: _plain((128, 64, 8, 2)), 192: _plain((64, 32, 8, 2)), 256: _plain((64, 16, 8, 2))}
 # Rows of an odd number of 16-bit elements: read one by one.
 _ODD = {
     64: _plain((64, 64, 8, 2)),
@@ -219,7 +216,7 @@ def _entry(
     usual, narrow = tables
     if fp32:
         menu = scalar
-    elif loads.descriptors or (loads.bytes == _VECTOR_BYTES and arch not in WITH_DESCRIPTORS):
+    elif loads.descriptors or (loads.bytes == VECTOR_BYTES and arch not in WITH_DESCRIPTORS):
         menu = usual
     else:
         menu = narrow if loads.bytes > _ELEMENT_BYTES else odd

@@ -17,18 +17,17 @@ from typing import Any
 import torch
 from quantbench.kernels import launching
 from quantbench.kernels.attention.menu import MAX_HEAD_DIM, MIN_HEAD_DIM, Loads, split_head_dim
-from quantbench.kernels.launching import short
+from quantbench.kernels.launching import MAX_REGISTERS, require_like, short, widest
 
 from quantbench.errors import InputError
 from quantbench.launch import Tile
+from quantbench.quantization import VECTOR_BYTES
 from quantbench.workload.dtypes import DTYPES, dtype_name
 from quantbench.workload.ops import Attention
 
 WHO = "attention"
 
 _SMALLEST_CAPABILITY = (8, 0)
-_VECTOR_BYTES = 16
-_MAX_REGISTERS = 255  # per thread, every compute capability. Source: CUDA C++ Programming Guide 13.0
 
 
 @dataclass(frozen=True)
@@ -58,15 +57,9 @@ def check(
     for a dtype, GPU or triton without support. Sibling: `gemm.host.check`.
     """
     work = _work(q, k, v, causal)
-    for name, x in others.items():
-        if x.shape != q.shape:
-            raise InputError(WHO, f"{name} of shape {tuple(x.shape)}", f"{tuple(q.shape)}, that of q")
     tensors = {"q": q, "k": k, "v": v} | others
     for name, x in tensors.items():
-        if x.dtype != q.dtype:
-            raise InputError(WHO, f"{name} in {short(x.dtype)} and q in {short(q.dtype)}", "one format for all")
-        if x.device != q.device:
-            raise InputError(WHO, f"{name} on {x.device} and q on {q.device}", "one device for all")
+        require_like(WHO, name, x, q.shape if name in others else x.shape, q.dtype, q.device)
         if x.stride(-1) != 1 and x.shape[-1] > 1:
             raise InputError(WHO, f"{name} with strides {tuple(x.stride())}", "the elements of a row side by side")
     if scale is None:
@@ -79,7 +72,7 @@ def check(
     return Checked(
         work=work,
         scale=float(scale),
-        align=aligned(work.dtype, work.head_dim, *strides),
+        align=widest(VECTOR_BYTES // DTYPES[work.dtype].element_bytes, work.head_dim, *strides),
         descriptors=launching.HAS_TENSOR_DESCRIPTOR
         and work.dtype != "fp32"
         and all(map(_describable, tensors.values())),
@@ -119,23 +112,13 @@ def parts(checked: Checked) -> dict[str, int]:
     return {"HEAD_DIM": checked.work.head_dim, "MAIN": main, "TAIL": tail, "ALIGN": checked.align}
 
 
-def aligned(dtype: str, *sizes: int) -> int:
-    """Returns how many elements a thread can load at a time if rows begin at multiples of all `sizes`.
-
-    >>> aligned("bf16", 96), aligned("bf16", 100, 1600), aligned("fp32", 96)
-    (8, 4, 4)
-    """
-    widest = _VECTOR_BYTES // DTYPES[dtype].element_bytes
-    return min([widest, *(size & -size for size in sizes if size)])
-
-
 def backend_options(tile: Tile, dtype: str = "bf16", align: int = 8, causal: bool = True) -> dict[str, int]:
     """Returns num_warps and num_stages, and for non-causal attention with loads under 16 bytes and up to 8 warps also
     the hardware's register limit: without it ptxas halves the limit and spills to fit a second block. In other cases an
     explicit limit makes the code slower."""
     options = {"num_warps": tile.num_warps or 4, "num_stages": tile.stages or 2}
-    narrow = align * DTYPES[dtype].element_bytes < _VECTOR_BYTES
-    return options | ({"maxnreg": _MAX_REGISTERS} if narrow and not causal and options["num_warps"] <= 8 else {})
+    narrow = align * DTYPES[dtype].element_bytes < VECTOR_BYTES
+    return options | ({"maxnreg": MAX_REGISTERS} if narrow and not causal and options["num_warps"] <= 8 else {})
 
 
 def _work(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Attention:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from quantbench.kernels.gemm.menu import SCHEDULES, architecture, tiles
-from quantbench.kernels.launching import TMA_ALIGN_BYTES
+from quantbench.kernels.launching import MAX_REGISTERS, TMA_ALIGN_BYTES, widest
 
 from quantbench.errors import InputError, require_choice
 from quantbench.launch import Tile
@@ -34,7 +34,6 @@ _SUBTILE_ELEMENTS = 128 * 256
 _SMALLEST_BLOCK = 16  # minimum of a matrix instruction
 _FP8_SMALLEST_BLOCK_K = 32
 _LARGEST_BLOCK = 256  # limit of a TMA box. Source: cuTensorMapEncodeTiled, CUDA driver API
-_MAX_REGISTERS = 255  # per thread, since sm_35
 _LARGEST_LEADING = (2**31 - 1) // _LARGEST_BLOCK
 
 
@@ -73,15 +72,6 @@ def align_bytes(operands: Operands) -> int:
     return min(16, min(operands.a.align, operands.b.align) * element_bytes)
 
 
-def largest_alignment(*sizes: int) -> int:
-    """Returns the largest power of two up to 16 that divides all sizes; ignores zeros.
-
-    >>> largest_alignment(24, 0, 64)
-    8
-    """
-    return min([_MAX_ALIGN, *(size & -size for size in sizes if size)])
-
-
 def padded(size: int) -> int:
     """Rounds up to a multiple of 16; a placeholder leading dimension for single-row or single-column operands."""
     return -(-size // _MAX_ALIGN) * _MAX_ALIGN
@@ -92,21 +82,8 @@ def matrix(
 ) -> Matrix:
     """Builds a `Matrix`. length: elements per stored row. addressable: whether the base address meets TMA alignment."""
     aligned = all(size * element_bytes % TMA_ALIGN_BYTES == 0 for size in (leading, batch_stride))
-    align = largest_alignment(length, leading, batch_stride)
+    align = widest(_MAX_ALIGN, length, leading, batch_stride)
     return Matrix(transposed, leading, batch_stride, align, aligned and addressable)
-
-
-def contiguous(gemm: Gemm) -> Operands:
-    """Builds `Operands` for contiguous tensors aligned to 16 bytes, as newly allocated tensors are."""
-
-    def stored(rows: int, cols: int, transposed: bool, dtype: str) -> Matrix:
-        length = rows if transposed else cols
-        batch_stride = rows * cols if gemm.batch > 1 else 0
-        return matrix(transposed, length, length, batch_stride, DTYPES[dtype].element_bytes)
-
-    a = stored(gemm.m, gemm.k, gemm.layout[0] == "t", gemm.dtype)
-    b = stored(gemm.k, gemm.n, gemm.layout[1] == "t", gemm.dtype)
-    return Operands(gemm, a, b, stored(gemm.m, gemm.n, False, gemm.output_dtype))
 
 
 @dataclass(frozen=True)
@@ -159,7 +136,7 @@ def configure(
         schedule=schedule, tile=tile, load_descriptors=load, store_descriptors=store,
         subtiles=2 if schedule == "stream_k" or (store and large) else 1,
         flatten=schedule == "persistent" and load and (large or specialize), warp_specialize=specialize,
-        max_registers=_MAX_REGISTERS if crowded and (tile.num_warps or 0) <= 8 else None,
+        max_registers=MAX_REGISTERS if crowded and (tile.num_warps or 0) <= 8 else None,
     )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ from quantbench.kernels.launching import TORCH_DTYPES, Plan, short
 from quantbench.errors import InputError, UnsupportedError, require_int
 from quantbench.launch import Tile
 from quantbench.quantization import cdiv, quantize
-from quantbench.workload.dtypes import dtype_name
+from quantbench.workload.dtypes import dtype_name, missing_format
 from quantbench.workload.ops import Gemm
 
 KERNELS = {
@@ -131,7 +131,6 @@ def _build(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, operands: Operands, config: Config, sm_count: int,
     programs: int | None,
 ) -> GemmPlan:  # fmt: skip
-    """Compile, size the grid and allocate."""
     gemm, tile = operands.gemm, config.tile
     split = config.schedule == "split_k" and tile.split_k > 1
     c, written = out, operands
@@ -204,7 +203,6 @@ def descriptor(x: torch.Tensor, matrix: Matrix, box: list[int]) -> Any:
 
 
 def _add_parts(parts: torch.Tensor, out: torch.Tensor, operands: Operands, split_k: int) -> launching.Step:
-    """Build the second kernel of split-k."""
     gemm, (rows, cols) = operands.gemm, _ADD_BLOCK
     arguments = {
         "parts": parts, "c": out, "batches": gemm.batch, "m": gemm.m, "n": gemm.n,
@@ -222,8 +220,7 @@ def check(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, tf32: bool
     tensors or dtypes, UnsupportedError for a device, or a dtype that it lacks. Sibling: `attention.operands.check`.
     """
     gemm = _gemm(a, b, tf32)
-    if a.device != b.device:
-        raise InputError(WHO, f"a on {a.device} and b on {b.device}", "one device for both")
+    launching.require_like(WHO, "b", b, b.shape, a.dtype, a.device)
     stored_a, stored_b = stored("a", a), stored("b", b)
     layout = "".join("t" if x.transposed else "n" for x in (stored_a, stored_b))
     if layout != "tt":  # `Gemm` has no such layout; the kernels take it
@@ -233,7 +230,7 @@ def check(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, tf32: bool
     if out is not None:
         launching.require_like(WHO, "out", out, shape, dtype, a.device)
         stored_in_rows(out)
-    launching.require_support(WHO, "operands", a, gemm.dtype, lambda c: launching.missing_format(gemm.dtype, c))
+    launching.require_support(WHO, "operands", a, gemm.dtype, lambda c: missing_format(gemm.dtype, c))
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=a.device)
     return Operands(gemm, stored_a, stored_b, stored_in_rows(out)), out
@@ -249,8 +246,6 @@ def _gemm(a: torch.Tensor, b: torch.Tensor, tf32: bool) -> Gemm:
         raise InputError(WHO, shapes, "the same batch")
     if 0 in a.shape or 0 in b.shape:
         raise InputError(WHO, shapes, "sizes of at least 1")
-    if a.dtype != b.dtype:
-        raise InputError(WHO, f"a in {short(a.dtype)} and b in {short(b.dtype)}", "one format for both")
     if a.dtype not in TORCH_DTYPES.values():
         expected = ", ".join(map(short, dict.fromkeys(TORCH_DTYPES.values())))
         raise InputError(WHO, f"operands in {short(a.dtype)}", expected)

@@ -5,10 +5,10 @@ no measurement behind them; the constant `TOP`. Used by the command `advise`, by
 through `quantbench.advice`, by users' Python code.
 
 >>> from quantbench.device import lookup
->>> from quantbench.latency.op_times import RooflineTimes
+>>> from quantbench.latency.model_times import ModelTimes
 >>> from quantbench.workload import TransformerShape
 >>> shape = TransformerShape(hidden=1152, heads=12, layers=8, vocab=50304)
->>> advice = advise(shape, RooflineTimes(lookup("a100-sxm4-80gb")))
+>>> advice = advise(shape, ModelTimes(lookup("a100-sxm4-80gb")))
 >>> advice.cost.latency.latency_us > advice.cost.waste_us
 True
 """
@@ -66,7 +66,6 @@ class Unmeasured:
 class Advice:
     """The predicted cost of a shape, and better shapes near it.
 
-    note: source of the predicted times.
     unmeasured: parts of the time that have no measurement behind them, the largest share first.
     neighbours: shapes that are predicted to be faster, the surely faster ones first.
     singles: the best change of one dimension alone, the largest gain first.

@@ -45,8 +45,11 @@ from quantbench.workload.dtypes import DTYPES, element_bytes
 from quantbench.workload.kinds import Compute
 
 SIDES = ("m", "n", "k")
-#: smallest expected saving, as a share of the time, for which padding is advised: the repeat noise of measured times
-NOISE = 0.01
+#: smallest expected saving, as a share of the time, for which padding is advised: by as much does the saving of a pair
+#: differ between two measurements (docs/padding.md, "differs by": median of the tables)
+NOISE = 0.02
+# Options whose savings differ by less than this share are alike.
+_ALIKE = 0.005
 # Padded sizes are the next multiples of these.
 _STEPS = (8, 16, 32, 64, 128, 256)
 # Multiples of this fill the tiles of every kernel in common use.
@@ -342,12 +345,12 @@ def _crashes(broken: Iterable[Broken]) -> int:
 
 
 def _fastest(options: Sequence[Padding]) -> Padding:
-    """Returns the option with the fewest crashes and the largest saving. Of those within half of `NOISE` of it, the one
+    """Returns the option with the fewest crashes and the largest saving. Of those within `_ALIKE` of it, the one
     that changes fewest dimensions, to the roundest sizes, as kernels differ in what alignment they want beyond 16
     bytes."""
     fewest = min(one.crashes for one in options)
     most = max(one.saving for one in options if one.crashes == fewest)
-    near = [one for one in options if one.crashes == fewest and one.saving >= most - NOISE / 2]
+    near = [one for one in options if one.crashes == fewest and one.saving >= most - _ALIKE]
     return min(near, key=lambda one: (len(one.changes), -min(_roundness(c.to) for c in one.changes), -one.saving))
 
 

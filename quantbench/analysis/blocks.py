@@ -62,10 +62,10 @@ def tile_in_use(spec: DeviceSpec, dtype: str, launch: Launch | None) -> TileInUs
     return TileInUse(launch.tile, resident, "launch", words, not one_core, None if one_core else launch.blocks_per_sm)
 
 
-def tile_words(tile: Tile, resident_blocks: int, sm_count: int | None) -> str:
+def tile_words(tile: Tile, resident_blocks: int, sm_count: int) -> str:
     """Describes a tile and its resident blocks: `128x256 tile on 108 SMs`, `64x64 tile, 2 blocks on each of 108 SMs`.
 
-    sm_count: number of SMs; 1 for a CPU core, None if unknown.
+    sm_count: number of SMs; 1 for a CPU core.
 
     >>> tile_words(Tile(128, 256), 97, 108)
     '128x256 tile, 97 blocks at a time'
@@ -73,7 +73,7 @@ def tile_words(tile: Tile, resident_blocks: int, sm_count: int | None) -> str:
     words = f"{tile.block_m}x{tile.block_n} tile" + (f", split-k {tile.split_k}," if tile.split_k > 1 else "")
     if sm_count == 1:
         return words
-    if sm_count is None or resident_blocks % sm_count:
+    if resident_blocks % sm_count:
         return f"{words}, {resident_blocks} blocks at a time"
     per_sm = resident_blocks // sm_count
     return f"{words} on {sm_count} SMs" if per_sm == 1 else f"{words}, {per_sm} blocks on each of {sm_count} SMs"

@@ -1,11 +1,12 @@
-"""Analyses a run: cliffs, their causes, tiles and rules of thumb; and selects gaps of a sweep to refine.
+"""Analyses a run: cliffs, their causes, tiles and rules of thumb; times that no hardware explains; gaps to refine.
 
 Entry points: `check_run`, which returns a `Check`, used by the commands `check` and `sweep`, by `report`,
-`profile.build` and tools; `refine_of`, used by `sweep --refine`.
+`profile.build` and tools; `audit_run`, used by `check --audit`; `refine_of`, used by `sweep --refine`.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,12 +32,16 @@ from quantbench.analysis.rules import RULES, RuleOfThumb, judge_all
 from quantbench.analysis.summary import Point, points_of
 from quantbench.analysis.verdict import Verdict
 from quantbench.device.spec import DeviceSpec
-from quantbench.stats import median
+from quantbench.latency.gemm.table_audit import Unexplained, audit
+from quantbench.measurement import Measurement
+from quantbench.stats import median, typical_us
 from quantbench.store.folder import Run
-from quantbench.store.record import Record
+from quantbench.store.record import Measured, Record
 from quantbench.sweep.axes import grain_of
 from quantbench.sweep.options import SweepOptions, plan_sweep
 from quantbench.sweep.refine import Gap, PlacedGap, Refine
+from quantbench.workload import Gemm
+from quantbench.workload.ops import LAYOUTS
 
 
 @dataclass(frozen=True)
@@ -75,19 +80,13 @@ class Check:
         return min(self.periods, key=lambda p: (not p.clear, -p.recovered.explained), default=None)
 
 
-def check_run(
-    run: Run, *, rules: Sequence[RuleOfThumb] = RULES, blind: bool = False, points: Sequence[Point] | None = None
-) -> Check:
-    """Analyses all curves of a run and tests the rules.
-
-    points: result of `points_of` for the run, if already computed.
-    blind: whether to ignore the device's SM count, to test the recovery of tiles.
-    """
+def check_run(run: Run, *, rules: Sequence[RuleOfThumb] = RULES, points: Sequence[Point] | None = None) -> Check:
+    """Analyses all curves of a run and tests the rules. points: `points_of` the run, if already computed."""
     spec = run.info.device
     points = points_of(run.records, spec) if points is None else points
     curves = {axis: curves_of(points, axis) for axis in axes_of(points)}
     fitted = fit_all(points, repeatability(run.records))
-    periods = find_periods(fitted, spec, blind=blind)
+    periods = find_periods(fitted, spec)
     jumps = find_cliffs(fitted, spec, periods)
     explained_by = {period.family: period.chosen for period in periods if period.chosen is not None}
     tile_of = tile_finder(spec, periods)
@@ -143,3 +142,39 @@ def find_gaps(records: Sequence[Record], spec: DeviceSpec) -> tuple[PlacedGap, .
                 found.append((height, PlacedGap(gap, curve.axis, dict(curve.held), curve.op, curve.provider)))
     found.sort(key=lambda pair: -pair[0])
     return tuple(placed for _, placed in found[:_MOST_GAPS])
+
+
+@dataclass(frozen=True)
+class Audited:
+    """Unexplained GEMM of a run."""
+
+    gemm: Gemm
+    provider: str
+    latency_us: float
+    found: Unexplained
+
+
+def audit_run(run: Run) -> tuple[int, list[Audited]]:
+    """Returns the number of GEMM times in a run and the unexplained ones, worst first.
+
+    Times of one provider and dtype are compared; dtypes without a peak on the device are left out.
+    """
+    tables: dict[tuple[str, str], list[tuple[Gemm, Measurement]]] = defaultdict(list)
+    for record in run.records:
+        outcome, work = record.outcome, record.workload
+        if record.role == "point" and isinstance(outcome, Measured) and isinstance(work, Gemm):
+            tables[record.provider, work.dtype].append((work, outcome.measurement))
+    rows, found = 0, []
+    for (provider, dtype), table in tables.items():
+        peak = run.info.device.peak(dtype)
+        if peak is None:
+            continue
+        gemms, measured = zip(*table, strict=True)
+        times = np.array([typical_us(each.samples_us) for each in measured])
+        sizes = [np.array([getattr(gemm, size) for gemm in gemms]) for size in ("m", "n", "k", "batch")]
+        layout = np.array([LAYOUTS.index(gemm.layout) for gemm in gemms])
+        methods = [f"{each.mode}, {each.cache} cache" for each in measured]
+        rows += len(table)
+        for one in audit(sizes, times, peak * 1e6, group=layout, methods=methods):
+            found.append(Audited(gemms[one.row], provider, float(times[one.row]), one))
+    return rows, sorted(found, key=lambda each: -each.found.ratio)

@@ -11,8 +11,8 @@ user's margin or the noise of the reference point, whichever is larger. "Same": 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,6 @@ from quantbench.quantization import kernel_change_words
 from quantbench.stats import CONFIDENCE, median, typical_us
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Place, Record, Skipped
-from quantbench.workload import Workload
 
 # Options that only select points; matching the points takes care of them.
 _NOT_OPTIONS = ("dims", "left_out", "sha256", "file")
@@ -67,9 +66,8 @@ def _metadata(run: Run) -> dict[str, dict[str, Any]]:
     options: dict[str, Any] = {"seed": info.seed}
     for name, value in info.options.items():
         if name not in _NOT_OPTIONS:
-            options |= (
-                {f"{name}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {name: value}
-            )
+            nested = isinstance(value, dict)
+            options |= {f"{name}.{inner}": v for inner, v in value.items()} if nested else {name: value}
     return {
         "device": {name: getattr(info.device, name) for name in _CONSTANTS},
         "origin": {"origin": _origins(run), "source": info.source},
@@ -143,47 +141,31 @@ def _side(run: Run, by: str, provider: str, name: str) -> dict[_Key, list[Record
     if provider and not points:
         there = ", ".join(sorted({r.provider for r in run.records})) or "nothing"
         raise InputError("compare", f"--provider-{name.lower()} {provider}", f"one of run {name}'s: {there}")
-    found: dict[_Key, list[Record]] = {}
+    found: dict[_Key, list[Record]] = defaultdict(list)
     for record in points:
-        found.setdefault((record.key,) if by == "key" else (record.workload,), []).append(record)
-    if by == "workload":
-        _require_one_provider(found, name)
-    return found
-
-
-def _require_one_provider(found: dict[_Key, list[Record]], name: str) -> None:
-    for records in found.values():
+        found[record.key if by == "key" else record.workload,].append(record)
+    for records in found.values() if by == "workload" else ():
         # A provider that skipped the workload does not count.
         providers = sorted({r.provider for r in records if not isinstance(r.outcome, Skipped)})
         if len(providers) > 1:
-            work: Workload = records[0].workload
-            raise InputError(
-                "compare",
-                f"run {name} has {', '.join(providers)} for {work}",
-                f"--provider-{name.lower()} with one of them",
-            )
+            what = f"run {name} has {', '.join(providers)} for {records[0].workload}"
+            raise InputError("compare", what, f"--provider-{name.lower()} with one of them")
+    return found
 
 
 def _same_kernels_apart(
     a: dict[_Key, list[Record]], b: dict[_Key, list[Record]]
 ) -> tuple[dict[_Key, Record], dict[_Key, Record]]:
-    """Returns one record per key; keys with several records (imported tables) are extended by the kernel name."""
-
-    def flat(side: dict[_Key, list[Record]], several: set[_Key]) -> dict[_Key, Record]:
-        found: dict[_Key, Record] = {}
-        for key, records in side.items():
-            for record in _preferred(records):
-                kernel = (record.launch.kernel if record.launch else "",) if key in several else ()
-                found.setdefault((*key, *kernel), record)
-        return found
-
-    several = {key for side in (a, b) for key, records in side.items() if len(_preferred(records)) > 1}
-    return flat(a, several), flat(b, several)
-
-
-def _preferred(records: Sequence[Record]) -> list[Record]:
-    """Returns the records with a usable measurement, else the first record."""
-    return [r for r in records if _counts(r)] or list(records[:1])
+    """Returns one record per key; keys with several records (imported tables) are extended by the kernel name. Records
+    without a usable measurement count only where there is no other."""
+    preferred = [{key: [*filter(_counts, all_of)] or all_of[:1] for key, all_of in side.items()} for side in (a, b)]
+    several = {key for side in preferred for key, records in side.items() if len(records) > 1}
+    found: tuple[dict[_Key, Record], dict[_Key, Record]] = ({}, {})
+    for own, side in zip(found, preferred, strict=True):
+        for key, record in ((key, record) for key, records in side.items() for record in records):
+            kernel = (record.launch.kernel if record.launch else "",) if key in several else ()
+            own.setdefault((*key, *kernel), record)
+    return found
 
 
 VERDICTS = ("slower", "faster", "same", "unclear")

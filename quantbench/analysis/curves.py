@@ -160,17 +160,8 @@ def repeatability(records: Iterable[Record]) -> float:
     return max(LEAST_ERROR, reference_noise(reference_medians(records)) or 0.0)
 
 
-def standard_errors(curves: Sequence[Curve], between: float) -> list[Floats]:
-    """Returns, for each curve, the standard errors of the log times (points,).
-
-    between: scatter between points, log time (see `repeatability`). Curves of one family share one error of points
-    that have a single sample.
-    """
-    figures = _errors_of_figures(curves)
-    return [_errors(curve, between, figures[curve.family]) for curve in curves]
-
-
 def _errors(curve: Curve, between: float, figure_error: float) -> Floats:
+    """Returns the standard errors of a curve's log times (points,). figure_error: that of points of a single sample."""
     if all(point.num_samples == 1 for point in curve.points):  # most imported tables
         return np.full(len(curve.points), sqrt(between**2 + figure_error**2))
     count = np.array([point.num_samples for point in curve.points], dtype=np.float64)
@@ -244,7 +235,8 @@ def fit_curves(curves: Sequence[Curve], between: float) -> tuple[FittedCurve, ..
 
     between: scatter between points beyond their samples, log time (see `repeatability`).
     """
-    sigmas = standard_errors(curves, between)
+    figures = _errors_of_figures(curves)
+    sigmas = [_errors(curve, between, figures[curve.family]) for curve in curves]
     families: dict[Family, list[int]] = defaultdict(list)
     for i, curve in enumerate(curves):
         families[curve.family].append(i)

@@ -121,9 +121,7 @@ def cliff_odds(rows: Sequence[ForecastRow], model: GemmModel) -> tuple[float | N
 
 def _plain(row: ForecastRow) -> Gemm | None:
     """Returns the only GEMM of a row if the probability is calibrated for it."""
-    if "m" not in row.axes or len(row.estimate.ops) != 1:
-        return None
     work = row.estimate.ops[0].op.workload
-    if not isinstance(work, Gemm) or work.batch != 1:
+    if "m" not in row.axes or len(row.estimate.ops) != 1 or not isinstance(work, Gemm) or work.batch != 1:
         return None
     return work if work.m >= _LEAST_M and work.m % _EDGE == 0 and min(work.n, work.k) >= _LEAST_NK else None

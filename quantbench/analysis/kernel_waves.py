@@ -1,7 +1,7 @@
 """Measures tile and wave edges of named kernels where sizes are scattered, so that no two points form a curve.
 
-Entry point: `kernel_waves`, which returns `KernelWaves`. Used by `analysis.check` and tools. A point needs the kernel's
-name, its tile and its grid.
+Entry point: `kernel_waves`, which returns `KernelWaves`. Used by `analysis.check`, `report.sections` and tools. A
+point needs the kernel's name, its tile and its grid.
 
 A block takes a time in proportion to its part of the reduction, plus a constant; points of at most one block per SM
 give both. The other points give their measured waves by blocks per SM: a staircase if waves are paid whole. Points of

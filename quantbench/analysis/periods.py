@@ -20,14 +20,12 @@ from quantbench.analysis.staircase import (
     BLOCK_SIDES,
     CPU_BLOCK_SIDES,
     MOST_BLOCKS_PER_SM,
-    UNKNOWN_RESIDENT,
     Explanation,
     Recovered,
     candidates,
     recover,
 )
 from quantbench.analysis.summary import Point
-from quantbench.device.registry import known
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.op_times import assumed_tile
 from quantbench.providers.catalog import UNPADDED
@@ -35,10 +33,10 @@ from quantbench.quantization import cdiv
 from quantbench.units import percent
 from quantbench.workload import Gemm
 
-# Most curves compared with the candidates, and most points in total (fewer in a blind search, which has many more
-# candidates). Longer curves are cut, because the work grows with the square of their points.
+# Most curves compared with the candidates, and most points in total. Longer curves are cut, because the work grows with
+# the square of their points.
 _MOST_CURVES = 48
-_MOST_POINTS, _MOST_POINTS_BLIND = 6000, 600
+_MOST_POINTS = 6000
 _LONGEST_CURVE = 256
 # Usual limit of the ratio of a tile's sides.
 _USUAL_ASPECT = 2.0
@@ -51,7 +49,6 @@ class Period:
     """Tile and waves inferred from the steps of one curve family (op, provider, variant) along `axis`.
 
     recovered: explanations found, with their confidence.
-    sm_count: SM count of the device; None in a blind search.
     num_curves: number of curves compared with the candidates.
     spacing, spacing_error: distance between steps in axis units, with standard error; None if steps are few or uneven.
     chosen: the reported explanation; None if none is clear.
@@ -62,7 +59,7 @@ class Period:
     provider: str
     variant: str
     recovered: Recovered
-    sm_count: int | None
+    sm_count: int
     num_curves: int
     spacing: float | None = None
     spacing_error: float | None = None
@@ -93,11 +90,8 @@ class Period:
         return tile_words(explanation.tile, explanation.resident_blocks, self.sm_count)
 
 
-def find_periods(fitted: Sequence[FittedCurve], spec: DeviceSpec, *, blind: bool = False) -> tuple[Period, ...]:
-    """Infers the period of each family of GEMM curves, along the axis with the most close points.
-
-    blind: whether to ignore the device's SM count. Families without enough close points are left out.
-    """
+def find_periods(fitted: Sequence[FittedCurve], spec: DeviceSpec) -> tuple[Period, ...]:
+    """Infers the period of each family of GEMM curves with enough close points, along the axis with most of them."""
     families: dict[Family, dict[str, list[FittedCurve]]] = {}
     for one in fitted:
         if isinstance(one.curve.points[0].workload, Gemm) and len(one.curve.close_gaps) >= _FEWEST_POINTS - 1:
@@ -105,30 +99,29 @@ def find_periods(fitted: Sequence[FittedCurve], spec: DeviceSpec, *, blind: bool
     found = []
     for by_axis in families.values():
         axis = max(by_axis, key=lambda name: sum(len(one.curve.close_gaps) for one in by_axis[name]))
-        found.append(_period(by_axis[axis], spec, blind=blind))
+        found.append(_period(by_axis[axis], spec))
     return tuple(found)
 
 
-def _period(curves: Sequence[FittedCurve], spec: DeviceSpec, *, blind: bool) -> Period:
-    chosen = _choose(curves, spec, _MOST_POINTS_BLIND if blind else _MOST_POINTS)
+def _period(curves: Sequence[FittedCurve], spec: DeviceSpec) -> Period:
+    chosen = _choose(curves, spec)
     # One resident block stands for kernels without waves: on a CPU core, and persistent kernels that divide the last
     # tiles.
+    most_per_sm = 0 if spec.kind == "cpu" else MOST_BLOCKS_PER_SM
+    resident = [1, *(spec.sm_count * per_sm for per_sm in range(1, most_per_sm + 1))]
     sides = CPU_BLOCK_SIDES if spec.kind == "cpu" else BLOCK_SIDES
-    waves = range(*UNKNOWN_RESIDENT) if blind else [spec.sm_count * i for i in range(1, MOST_BLOCKS_PER_SM + 1)]
-    resident = (1,) if spec.kind == "cpu" else (1, *waves)
     products = [[p.workload for p in one.curve.points if isinstance(p.workload, Gemm)] for one in chosen]
     recovered = recover(chosen, candidates(products, sides, resident))
     curve = curves[0].curve
-    sm_count = None if blind else spec.sm_count
-    best = min(recovered.best, key=lambda e: _strangeness(e, sm_count, spec))
+    best = min(recovered.best, key=lambda e: _strangeness(e, spec))
     spacing, error = _spacing(curves)
     return Period(
-        curve.axis, *curve.family, recovered, sm_count, len(chosen), spacing, error,
+        curve.axis, *curve.family, recovered, spec.sm_count, len(chosen), spacing, error,
         best if recovered.verdict == "clear" else None,
     )  # fmt: skip
 
 
-def _choose(curves: Sequence[FittedCurve], spec: DeviceSpec, most_points: int) -> list[FittedCurve]:
+def _choose(curves: Sequence[FittedCurve], spec: DeviceSpec) -> list[FittedCurve]:
     """Selects evenly spaced compute-bound curves, because a memory bound hides the waves."""
     parts = []  # of at most _LONGEST_CURVE points
     for one in curves:
@@ -138,22 +131,21 @@ def _choose(curves: Sequence[FittedCurve], spec: DeviceSpec, most_points: int) -
         parts += [one] if number == 1 else [one.part(*both) for both in ends]
     middles = [one.curve.points[len(one.curve.points) // 2].workload for one in parts]
     bound = [one for one, middle in zip(parts, middles, strict=True) if compute_bound(middle, spec)] or parts
-    number = min(len(bound), _MOST_CURVES, max(1, most_points // max(len(one.curve.points) for one in bound)))
+    number = min(len(bound), _MOST_CURVES, max(1, _MOST_POINTS // max(len(one.curve.points) for one in bound)))
     return [bound[i * len(bound) // number] for i in range(number)]
 
 
-def _strangeness(explanation: Explanation, sm_count: int | None, spec: DeviceSpec) -> tuple[float, ...]:
+def _strangeness(explanation: Explanation, spec: DeviceSpec) -> tuple[float, ...]:
     """Returns a sort key that selects one of several equivalent explanations.
 
-    Prefers, in this order: few blocks per SM (in a blind search, of any known device), sides that are powers of two, an
-    aspect ratio up to two, a size near the device's assumed tile.
+    Prefers, in this order: few blocks per SM, sides that are powers of two, an aspect ratio up to two, a size near the
+    device's assumed tile.
     """
-    counts = {sm_count} if sm_count else {known_spec.sm_count for known_spec in known()}
-    per_sm = min((explanation.resident_blocks / c for c in counts if explanation.resident_blocks % c == 0), default=99)
     assumed = assumed_tile(spec).tile
     sides = (explanation.block_m, explanation.block_n)
     odd = sum(side & (side - 1) != 0 for side in sides)
     away = abs(np.log(sides[0] / assumed.block_m)) + abs(np.log(sides[1] / assumed.block_n))
+    per_sm = explanation.per_sm(spec.sm_count) or 99
     return (per_sm, odd, max(_USUAL_ASPECT, max(sides) / min(sides)), float(away), *sides)
 
 

@@ -78,19 +78,16 @@ def _interval(pairs: Sequence[RulePair]) -> tuple[float, float, float]:
     """
     effects = np.array([pair.log_effect for pair in pairs])
     errors = np.array([pair.standard_error for pair in pairs])
-    own = sqrt(float((errors**2).sum())) / len(pairs)
+    width = normal_quantile()
+    reach = width * sqrt(float((errors**2).sum())) / len(pairs)
     if len(pairs) >= _MANY:
-        interval = median_interval(effects)
-        middle = float(np.median(effects))
+        interval, middle = median_interval(effects), float(np.median(effects))
         # Order statistics of equal effects would have zero width.
-        reach = normal_quantile() * own
         return middle, min(interval.low, middle - reach), max(interval.high, middle + reach)
     mean = float(effects.mean())
-    reach = normal_quantile() * own
     if len(pairs) > 1:
         scatter = float(effects.std(ddof=1))
         if scatter > _AT_ODDS * float(np.sqrt((errors**2).mean())):
-            width = normal_quantile()
             lows, highs = effects - width * errors, effects + width * errors
             if lows.min() > log(1 + MARGIN) or highs.max() < log(1 + MARGIN):
                 return mean, float(lows.min()), float(highs.max())

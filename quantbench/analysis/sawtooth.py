@@ -126,9 +126,7 @@ def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec, known: TileOf
         return None
     if len({quantize(p.workload, used[size].tile, 1).num_tiles for size, p in by_size}) == 1:  # type: ignore[arg-type]
         return None
-    sizes: list[float] = []
-    compute: list[float] = []
-    memory: list[float] = []
+    rows: list[tuple[float, float, float]] = []  # size, share of compute, rate of the memory in TFLOP/s
     for (low, a), (high, b) in pairwise(by_size):
         assert isinstance(a.workload, Gemm)
         assert isinstance(b.workload, Gemm)
@@ -137,27 +135,24 @@ def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec, known: TileOf
         element_bytes = first.min_bytes / elements  # mean over inputs and output
         for share, num_tiles in _places(a.workload, b.workload, tile):
             if num_tiles is None:
-                sizes.append((low + high) / 2)
-                compute.append(np.nan)
-                memory.append(np.nan)
+                rows.append(((low + high) / 2, np.nan, np.nan))
                 continue
-            sizes.append(low + share * (high - low))
             ends = ((getattr(a.workload, name), getattr(b.workload, name)) for name in ("m", "n", "k", "batch"))
             m, n, k, batch = (start + share * (stop - start) for start, stop in ends)
             slots = cdiv(num_tiles, resident) * resident
-            compute.append(m * n * batch * tile.split_k / (slots * tile.elements))
+            compute = m * n * batch * tile.split_k / (slots * tile.elements)
             moved = element_bytes * batch * (m * k + k * n + m * n)
-            memory.append(2 * m * n * k * batch / moved * spec.memory_gb_per_s * _BANDWIDTH_EFFICIENCY / 1e3)
+            memory = 2 * m * n * k * batch / moved * spec.memory_gb_per_s * _BANDWIDTH_EFFICIENCY / 1e3
+            rows.append((low + share * (high - low), compute, memory))
+    sizes, of_compute, of_memory = np.array(rows).T
     scale = _scale([(p, used[size]) for size, p in by_size], spec)
-    rates = np.minimum(scale * np.array(compute), np.array(memory))
     peak = spec.peak(by_size[0][1].workload.dtype)
-    if peak is not None:
-        rates = np.minimum(rates, peak)
+    rates = np.minimum(np.minimum(scale * of_compute, of_memory), np.inf if peak is None else peak)
     last = used[by_size[-1][0]]
     words = f"{last.tile}, {'recovered from the steps' if last.source == 'steps' else 'recorded'}"
     if len({str(one.tile) for one in used.values()}) > 1:
         words = "tile of the kernel that ran"
-    return Sawtooth(tuple(sizes), tuple(float(r) for r in rates), words)
+    return Sawtooth(tuple(sizes.tolist()), tuple(rates.tolist()), words)
 
 
 def _places(a: Gemm, b: Gemm, tile: Tile) -> list[tuple[float, int | None]]:
@@ -172,10 +167,7 @@ def _places(a: Gemm, b: Gemm, tile: Tile) -> list[tuple[float, int | None]]:
 
 def _scale(points: Sequence[tuple[Point, TileInUse]], spec: DeviceSpec) -> float:
     """Returns the median of measured rate / tile and wave efficiency over the compute-bound points."""
-    ratios, bound_by_compute = [], []
-    for point, used in points:
-        assert isinstance(point.workload, Gemm)
-        ratios.append(point.tflops / quantize(point.workload, used.tile, used.resident_blocks).efficiency)
-        bound_by_compute.append(point.gb_per_s < _MEMORY_BOUND * spec.memory_gb_per_s)
-    chosen = [ratio for ratio, kept in zip(ratios, bound_by_compute, strict=True) if kept]
-    return float(np.median(chosen or ratios))
+    bound = [(p, used) for p, used in points if p.gb_per_s < _MEMORY_BOUND * spec.memory_gb_per_s] or points
+    gemms = [(p, p.workload, used) for p, used in bound if isinstance(p.workload, Gemm)]
+    ratios = [p.tflops / quantize(work, used.tile, used.resident_blocks).efficiency for p, work, used in gemms]
+    return float(np.median(ratios))

@@ -1,7 +1,7 @@
 """Recovers the tile and the number of resident blocks from the steps of curves.
 
 Entry points: `candidates`; `recover`, which returns a `Recovered`; the type `Explanation`; the constants `BLOCK_SIDES`,
-`CPU_BLOCK_SIDES`, `MOST_BLOCKS_PER_SM`, `UNKNOWN_RESIDENT`, `EXPLAINS_LITTLE` and `EXPLAINS_MUCH`. Used by `periods`,
+`CPU_BLOCK_SIDES`, `MOST_BLOCKS_PER_SM`, `EXPLAINS_LITTLE` and `EXPLAINS_MUCH`. Used by `periods`,
 `cliffs` and `tools.guide`.
 
 `recover` models the log time of each curve as `share · log(waves + overhead)` plus a smooth trend plus noise; the trend
@@ -32,8 +32,6 @@ CPU_BLOCK_SIDES = (1, 4, 6, 8, 12, 14, 16, 24, 28, 32, 48, 64, 96, 128)
 _LARGEST_TILE = 256 * 192
 #: most resident blocks per SM: GEMM kernels use too many registers and too much shared memory for more
 MOST_BLOCKS_PER_SM = 4
-#: range of resident blocks in a blind search: from the SMs of a small GPU to two or more blocks per SM of a large one
-UNKNOWN_RESIDENT = (16, 400)
 
 
 @dataclass(frozen=True)
@@ -48,11 +46,9 @@ class Explanation:
     def tile(self) -> Tile:
         return Tile(self.block_m, self.block_n)
 
-    def per_sm(self, sm_count: int | None) -> int | None:
-        """Returns the resident blocks per SM; None if sm_count is None or the number is not whole."""
-        if sm_count is None or self.resident_blocks % sm_count:
-            return None
-        return self.resident_blocks // sm_count
+    def per_sm(self, sm_count: int) -> int | None:
+        """Returns the resident blocks per SM; None if the number is not whole."""
+        return None if self.resident_blocks % sm_count else self.resident_blocks // sm_count
 
 
 @dataclass(frozen=True)
@@ -159,8 +155,7 @@ class Recovered:
 
 def recover(curves: Sequence[FittedCurve], found: Candidates) -> Recovered:
     """Finds the class that best explains the curves. The columns of `found.waves` are the points of `curves`."""
-    found = _shortlist(curves, found)
-    misfit, visible, null, points = _misfits(curves, found.waves, _OVERHEADS)
+    misfit, visible, null, points = _misfits(curves, found.waves)
     total = misfit.sum(axis=0)
     order = np.argsort(total, kind="stable")
     best = int(order[0])
@@ -190,21 +185,7 @@ def recover(curves: Sequence[FittedCurve], found: Candidates) -> Recovered:
     )  # fmt: skip
 
 
-# Beyond _MANY_CLASSES classes, only the _SHORTLIST best with the first overheads are tried with all overheads.
-_MANY_CLASSES, _FIRST_OVERHEADS, _SHORTLIST = 4000, (0.0, 1.0), 2000
-
-
-def _shortlist(curves: Sequence[FittedCurve], found: Candidates) -> Candidates:
-    if len(found.waves) <= _MANY_CLASSES:
-        return found
-    misfit, _, _, _ = _misfits(curves, found.waves, _FIRST_OVERHEADS)
-    kept = np.sort(np.argsort(misfit.sum(axis=0), kind="stable")[:_SHORTLIST])
-    return Candidates(found.waves[kept], tuple(found.members[i] for i in kept))
-
-
-def _misfits(
-    curves: Sequence[FittedCurve], waves: Ints, overheads: Sequence[float]
-) -> tuple[Floats, Floats, Floats, int]:
+def _misfits(curves: Sequence[FittedCurve], waves: Ints) -> tuple[Floats, Floats, Floats, int]:
     """Computes the misfit of every class, as squared residuals over variance.
 
     Returns the misfit of each class on each curve (curves, classes); the improvement that its waves would make if
@@ -213,7 +194,7 @@ def _misfits(
     misfit = np.full((len(curves), len(waves)), np.inf)
     visible = np.zeros(len(waves))
     null = np.empty(len(curves))
-    logs = [np.log(np.arange(1, int(waves.max()) + 1) + overhead) for overhead in overheads]
+    logs = [np.log(np.arange(1, int(waves.max()) + 1) + overhead) for overhead in _OVERHEADS]
     start = 0
     for i, fitted in enumerate(curves):
         own = waves[:, start : start + len(fitted.curve.points)] - 1

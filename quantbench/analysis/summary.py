@@ -165,14 +165,12 @@ def floor_lines(times: Iterable[tuple[float, Point | Measurement]]) -> list[str]
 
     times: latency in µs, and the point or measurement it belongs to.
     """
-    floors: dict[str, list[float]] = {}
+    floors: dict[str, list[float]] = defaultdict(list)
     for latency_us, of in times:
         if latency_us < _FLOOR_BELOW_US and of.floor_us is not None:
-            floors.setdefault(of.mode, []).append(of.floor_us)
-    said = []
-    for mode, found in floors.items():
-        both = dict.fromkeys((latency(min(found)), latency(max(found))))
-        said.append(f"{' to '.join(both)} (empty kernel, {mode})")
+            floors[of.mode].append(of.floor_us)
+    ends = {mode: dict.fromkeys((latency(min(found)), latency(max(found)))) for mode, found in floors.items()}
+    said = [f"{' to '.join(both)} (empty kernel, {mode})" for mode, both in ends.items()]
     return [f"times under {_FLOOR_BELOW_US:.0f} µs include a floor of {' or '.join(said)}"] if said else []
 
 

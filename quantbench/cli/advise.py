@@ -88,9 +88,7 @@ def advise(arguments: AdviseOptions, as_json: bool = json_option()) -> None:
     if junit is not None:
         check_file("write JUnit", junit)
     if out is not None:
-        if out.suffix != SUFFIX:
-            raise InputError("--shapes-out", str(out), f"a name that ends in {SUFFIX}, by which sweep knows it")
-        check_file("write shapes", out)
+        check_file("--shapes-out", out, suffix=SUFFIX)
     times, kernels = _times(arguments)
     shape, repair, assumed = _shape(arguments, times.device, space)
     advice = advice_on(shape, times, space=space, top=top, repair=repair, kernels=kernels, library=arguments.library)

@@ -47,7 +47,6 @@ def check(
     ),
     results: Path = option(Path("results"), "Folder for the run of --experiment."),
     budget: str = option("", "Time for an experiment: 8m, 90s, none (default: 4m; CPU 60s)."),
-    blind: bool = option(False, "Do not use the device's number of SMs."),
     fail_above: float | None = option(
         None, "Exit with 1 if the lower bound of a cliff's ratio exceeds this, such as 1.2."
     ),
@@ -80,14 +79,14 @@ def check(
     if experiment:
         check_folder("--results", results)
     folder = run if run is not None else _measure(rules[0], results, budget, as_json=as_json)
-    found = check_run(read_one_run(folder), rules=rules, blind=blind)
+    found = check_run(read_one_run(folder), rules=rules)
     print_result(as_json, lambda: check_to_json(found), _lines(found))
     if fail_above is not None and any(cliff.low > fail_above for cliff in found.cliffs):
         raise typer.Exit(1)
 
 
 def _print_audit(run: Run, as_json: bool) -> None:
-    from quantbench.analysis.run_audit import audit_run
+    from quantbench.analysis.check import audit_run
 
     rows, found = audit_run(run)
     reasons = dict(Counter(each.found.reason for each in found).most_common())
@@ -206,20 +205,14 @@ def _broken_rules(found: Check) -> Counter[tuple[AlignmentRule, str]]:
 
 def _kernel_table(found: Check) -> Table:
     """Tabulates the tile and wave edges of named kernels."""
+    from quantbench.report.sections import KERNEL_HEAD, KERNEL_RIGHT, kernel_rows
+
     title = f"kernels: time of 1, 2, 3, … blocks per SM ({found.run.info.device.sm_count} SMs), in times of one block"
-    sized = ("kernel", ">points", ">tile", "time by blocks per SM", "rises after blocks", "partly filled tiles")
-    table = plain_table((*sized, ">rows off 16 B"), title=title)
-    for kernel in found.kernels:
-        edges = ", ".join(f"{edge.blocks} {edge.ratio:.2f}x" for edge in kernel.edges)
-        filled = f"{percent(kernel.fill_low or 0)} to {percent(kernel.fill_high or 0)} full"
-        error = 2 * (kernel.unaligned_error or 0)
-        table.add_row(
-            f"{kernel.kernel} {kernel.provider}", f"{kernel.num_points:,}",
-            f"{kernel.tile.block_m}x{kernel.tile.block_n}",
-            " ".join("–" if wave is None else f"{wave:.1f}" for wave in kernel.waves[1::2]), edges,
-            f"cost as full ones ({filled})" if kernel.whole_tiles else "",
-            "" if kernel.unaligned is None else f"{100 * kernel.unaligned:+.1f} ±{100 * error:.1f} %",
-        )  # fmt: skip
+    table = plain_table(
+        tuple(f">{name}" if i in KERNEL_RIGHT else name for i, name in enumerate(KERNEL_HEAD)), title=title
+    )
+    for row in kernel_rows(found.kernels):
+        table.add_row(*row)
     return table
 
 
@@ -256,7 +249,7 @@ def check_to_json(found: Check) -> dict[str, Any]:
 def _period_to_json(period: Period) -> dict[str, Any]:
     r, chosen = period.recovered, period.chosen
     per_sm = None if chosen is None else chosen.per_sm(period.sm_count)
-    # If the number of SMs does not divide the resident blocks, or is unknown, report one block on each of as many SMs.
+    # If the number of SMs does not divide the resident blocks, report one block on each of as many SMs.
     sm_count = None if chosen is None else period.sm_count if per_sm else chosen.resident_blocks
     return {
         "axis": period.axis, "op": period.op, "provider": period.provider, "variant": period.variant,

@@ -28,13 +28,14 @@ def explore(
     model: str = option("", "Preset to start from (list: quantbench models; default: llama-3-8b)."),
     config: Path | None = option(None, "A Hugging Face config.json to start from."),
     profile: Path | None = option(
-        None, "Measured profile (JSON file): models are fitted to its products, instead of --gpu."
+        None,
+        "Measured profile (JSON file), instead of --gpu: its products are looked up, others come from a fit to them.",
     ),
     output: Path = option(Path("explore.html"), "HTML file to write.", "--output", "-o"),
     as_json: bool = json_option(),
 ) -> None:
     """Write an HTML page with sliders: a shape's times, waste, tiles and better shapes on some GPUs."""
-    from quantbench.explore.page import fitted_models, write_explorer
+    from quantbench.explore.page import fitted_models, left_out, write_explorer
 
     check_file("explore", output, suffix=".html")
     named = named_model("explore", replace(ModelOptions(), model=model or ("" if config else _MODEL), config=config))
@@ -52,6 +53,6 @@ def explore(
     )
     written = write_explorer(output, devices, named.shape, title=title, fitted=fitted)
     lines = [f"{output}: {size(written)}, open it in a browser or send it; it needs no network"]
-    if named.shape.attention == "unfused":
-        lines.append(f"the page times fused attention, not the unfused one of {named.name}")
+    if missing := left_out(named.shape):
+        lines.append(f"{named.name}: the page leaves out {', '.join(missing)}")
     print_result(as_json, lambda: {"page": output, "bytes": written}, lines)

@@ -123,7 +123,7 @@ def _lines(verdict: PaddingVerdict, assumed: Sequence[str]) -> Iterator[StyledLi
     yield ""
     yield from _table(verdict)
     if not verdict.advised:
-        yield _WORDS["no"], ": no padding is expected to save as much as measured times scatter (1 %)"
+        yield _WORDS["no"], ": no padding is expected to save as much as measured times scatter (2 %)"
     for one in verdict.advised[:1] if isinstance(subject, Gemm) else verdict.advised:
         yield _verdict(one), f": {one.words}"
     if isinstance(subject, Gemm):

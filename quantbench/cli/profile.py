@@ -108,9 +108,8 @@ def export(
     profile to a planner's format."""
     if to == "profile":
         if planner != PlannerOptions():
-            raise InputError(
-                "profile export", "a planner's option without --format", "--format with the planner's name"
-            )
+            what = "a planner's option without --format"
+            raise InputError("profile export", what, "--format with the planner's name")
         _export_profile(runs, target, fit, library, as_json)
     else:
         _export_format(runs, to, target or Path(to), planner.options(), fit, library, as_json)

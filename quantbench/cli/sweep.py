@@ -104,15 +104,12 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
     held, dims = held_and_dims(arguments, listed=arguments.shapes is not None)
     budget = arguments.budget or _BUDGET[device_kind]
     timing = TimingOptions(
-        cache=arguments.cache,
-        mode=arguments.mode,
+        cache=arguments.cache, mode=arguments.mode,
         half_width=_HALF_WIDTH[device_kind] if arguments.half_width is None else arguments.half_width,
-        min_samples=arguments.min_samples,
-        max_samples=max(2000, arguments.min_samples),
+        min_samples=arguments.min_samples, max_samples=max(2000, arguments.min_samples),
         max_time_s=parse_duration_s("--max-time", arguments.max_time or _MAX_TIME[device_kind]),
-        distribution=arguments.distribution,
-        seed=arguments.seed,
-    )
+        distribution=arguments.distribution, seed=arguments.seed,
+    )  # fmt: skip
     return SweepOptions(
         dims=dims, held=held, providers=tuple(name.strip() for name in arguments.provider.split(",")), timing=timing,
         skip_impossible=arguments.skip_impossible, points=arguments.points, adaptive=arguments.adaptive,

@@ -195,25 +195,15 @@ def _edge_line(placed: PlacedGap, edge: Edge) -> str:
 
 
 def naming_lines(run: Run) -> Iterator[str]:
-    """Yields what identifying kernels took on a GPU, and how many points have no kernel name and why."""
+    """Yields how many points of a run on a GPU have no kernel name, unless none was asked for."""
     way = run.info.environment.get(_KERNEL_NAMES, "apart").strip().lower()
-    if run.info.device.kind == "cpu" or run.info.origin != "measured" or way == "off":
-        return
     points = [r for r in run.records if r.role == "point" and isinstance(r.outcome, Measured)]
-    naming_s = [record.phases_s["identify"] for record in points if "identify" in record.phases_s]
-    if naming_s:
-        yield f"identifying a kernel took {sum(naming_s) / len(naming_s):.2f} s a point"
-    unnamed = [record for record in points if record.launch is None]
-    unasked = sum(bool(record.phases_s) and "identify" not in record.phases_s for record in unnamed)
-    if unasked:
-        reason = "as that took more than half of the timing; steps beside them may have no cause"
-        yield f"{unasked} of {len(points)} points were not asked for their kernel, {reason}"
-    if missing := len(unnamed) - unasked:
-        line = f"{missing} of {len(points)} points have no kernel name, so their causes cannot be determined"
-        if run.info.device.kind == "rocm":
-            yield f"{line}; kernels are identified on NVIDIA GPUs only"
-            return
-        yield line if way == "here" else f"{line}; where one process alone may use the GPU, set {_KERNEL_NAMES}=here"
+    unnamed = sum(record.launch is None for record in points)
+    if not unnamed or run.info.device.kind == "cpu" or run.info.origin != "measured" or way == "off":
+        return
+    unasked = sum(bool(r.phases_s) and r.launch is None and "identify" not in r.phases_s for r in points)
+    slow = f" ({unasked} were not asked for it, as that took more than half of the timing)" if unasked else ""
+    yield f"{unnamed} of {len(points)} points have no kernel name, so their causes cannot be determined{slow}"
 
 
 def measuring_s(info: RunInfo) -> float:

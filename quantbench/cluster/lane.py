@@ -19,13 +19,13 @@ from typing import Any, Protocol
 from quantbench.cluster.cards import reference_set
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import QuantbenchError
-from quantbench.stats import typical_us
 from quantbench.store.folder import RunWriter
-from quantbench.store.record import Failed, Measured, Record
+from quantbench.store.record import Failed, Record
 from quantbench.sweep.child import Asked
 from quantbench.sweep.options import SweepOptions
 from quantbench.sweep.plan import Plan, PlanPoint
 from quantbench.sweep.runner import Finished, More, Progress, Sweep
+from quantbench.sweep.session import first_reference_us
 
 # Failures after which a point is tried on the other devices: the device may be the cause.
 _TRIED_ELSEWHERE = ("crash", "timeout")
@@ -83,13 +83,9 @@ class PointQueue:
     """
 
     def __init__(
-        self,
-        points: Sequence[PlanPoint],
-        keep: Callable[[Record], None],
-        *,
-        records: Sequence[Record] = (),
+        self, points: Sequence[PlanPoint], keep: Callable[[Record], None], *, records: Sequence[Record] = (),
         more: More | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.records = list(records)
         self.total = len(points)
         self.settled = 0
@@ -172,8 +168,7 @@ class PointQueue:
             self.records.append(record)
 
     def _settle(self, record: Record) -> None:
-        self._keep(record)
-        self.records.append(record)
+        self.note(record)
         self.settled += 1
 
 
@@ -299,9 +294,7 @@ class Lane:
         self.queue.settle(label, record, elsewhere=lost)
 
     def _note_reference(self, record: Record) -> None:
-        reference = self.plan.reference
-        if reference is None or (record.role, record.key) != ("reference", reference.key):
-            return
-        if isinstance(record.outcome, Measured):
+        us = first_reference_us((record,), self.plan)
+        if us is not None:
             with self._lock:
-                self._first_reference_us.setdefault(record.source, typical_us(record.outcome.measurement.samples_us))
+                self._first_reference_us.setdefault(record.source, us)

@@ -83,14 +83,12 @@ def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) ->
     whole = "complete" if not missing else "interrupted"
     phases = sorted({name for info in infos for name in info.phases_s})
     info = replace(
-        first,
-        run_id=run_id,
+        first, run_id=run_id,
         axes={name: sorted({v for i in infos for v in i.axes.get(name, ())}) for i in infos for name in i.axes},
-        options=options,
-        ended=max((info.ended for info in infos if info.ended), default=None),
+        options=options, ended=max((info.ended for info in infos if info.ended), default=None),
         how_ended=("budget" if endings == {"budget"} else "interrupted") if endings else whole,
         phases_s={name: sum(info.phases_s.get(name, 0.0) for info in infos) for name in phases},
-    )
+    )  # fmt: skip
     records = sorted([*points.values(), *others], key=lambda record: record.elapsed_s)
     return Merged(info, tuple(records), repeated, (*copies, *differences, *missing, *_tolerated(runs)))
 

@@ -149,11 +149,8 @@ class RayPool:
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         resource = "CPU" if on_cpu else "GPU"
         if not sum(node["Resources"].get(resource, 0) for node in nodes):
-            raise UnsupportedError(
-                "--on ray",
-                f"the cluster has no {resource} (nodes: {len(nodes)})",
-                "processors in it" if on_cpu else f"GPUs in it, or {_VARIABLE}=cpu to measure its processors",
-            )
+            expected = "processors in it" if on_cpu else f"GPUs in it, or {_VARIABLE}=cpu to measure its processors"
+            raise UnsupportedError("--on ray", f"the cluster has no {resource} (nodes: {len(nodes)})", expected)
         if self._ray.available_resources().get(resource, 0) < 1:
             raise UnsupportedError("--on ray", f"every {resource} of the cluster is in use", f"one {resource} at least")
         numbers: Counter[str] = Counter()
@@ -197,7 +194,7 @@ class _RayDevice:
         if not any(node["NodeID"] == self._node_id and node["Alive"] for node in self._ray.nodes()):
             raise DeviceLostError(self.name, "its node has left the cluster")
         self._actor = _remote_agent(self._ray, self._node_id, self._core)
-        text = _answer(self._ray, self._actor.introduce.remote(), _START_LIMIT_S, tick, self.name)
+        text = self._answer(self._actor.introduce.remote(), _START_LIMIT_S, tick)
         try:
             self.label, self.hello = introduction_from_text(text)
         except MeasurementError as error:
@@ -211,13 +208,25 @@ class _RayDevice:
     def ask(self, request: Request, limit_s: float, tick: Tick) -> Reply:
         """Runs one point. Raises WorkerLostError if the worker process died, DeviceLostError if the actor died."""
         asked = self._actor.ask.remote(self._timing, json.dumps(encode(request)), limit_s)
-        text = _answer(self._ray, asked, limit_s + _START_LIMIT_S + _ANSWER_MARGIN_S, tick, self.label)
+        text = self._answer(asked, limit_s + _START_LIMIT_S + _ANSWER_MARGIN_S, tick)
         try:
             return reply_from_text(text)
         except WorkerLostError:
             raise
         except MeasurementError as error:
             raise DeviceLostError(self.label, error.value) from None
+
+    def _answer(self, asked: Any, limit_s: float, tick: Tick) -> str:
+        """Waits for the actor's answer, calling `tick` meanwhile. Raises DeviceLostError."""
+        deadline_s = time.monotonic() + limit_s
+        while not self._ray.wait([asked], timeout=_POLL_S)[0]:
+            tick()
+            if time.monotonic() > deadline_s:
+                raise DeviceLostError(self.name, f"no answer within {limit_s:.0f} s")
+        try:
+            return str(self._ray.get(asked))
+        except self._ray.exceptions.RayError as error:
+            raise DeviceLostError(self.name, _reason(error)) from None
 
     def close(self) -> None:
         if self._actor is not None:
@@ -239,25 +248,10 @@ def _remote_agent(ray: Any, node_id: str, core: int | None) -> Any:
     for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):  # Ray sets them
         variables.pop(name, None)
     actor = ray.remote(RayAgent).options(
-        num_cpus=0 if core is None else 1,
-        num_gpus=1 if core is None else 0,
+        num_cpus=int(core is not None), num_gpus=int(core is None), runtime_env={"env_vars": variables},
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-        runtime_env={"env_vars": variables},
-    )
+    )  # fmt: skip
     return actor.remote(core)
-
-
-def _answer(ray: Any, asked: Any, limit_s: float, tick: Tick, who: str) -> str:
-    """Waits for an actor's answer, calling `tick` meanwhile. Raises DeviceLostError."""
-    deadline_s = time.monotonic() + limit_s
-    while not ray.wait([asked], timeout=_POLL_S)[0]:
-        tick()
-        if time.monotonic() > deadline_s:
-            raise DeviceLostError(who, f"no answer within {limit_s:.0f} s")
-    try:
-        return str(ray.get(asked))
-    except ray.exceptions.RayError as error:
-        raise DeviceLostError(who, _reason(error)) from None
 
 
 def _reason(error: Exception) -> str:

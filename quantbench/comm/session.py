@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import count, groupby, takewhile
 from math import ceil
 from operator import attrgetter
 
@@ -59,10 +59,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     low, high = _bytes(first, text), _bytes(rest[0], text)
     if low > high:
         raise InputError("--sizes", repr(text), "the smaller size first")
-    sizes = [low]
-    while sizes[-1] * step <= high:
-        sizes.append(sizes[-1] * step)
-    return tuple(sizes)
+    return tuple(takewhile(lambda size: size <= high, (low * step**i for i in count())))
 
 
 def _bytes(word: str, text: str) -> int:
@@ -138,18 +135,10 @@ class CommSession:
     """
 
     def __init__(
-        self,
-        leader: Leader,
-        *,
-        backend: str,
-        run_id: str,
-        spec: DeviceSpec,
-        state: Callable[[], DeviceState],
-        options: TimingOptions,
-        on_record: Callable[[Record], None],
-        now: Callable[[], float] = time.perf_counter,
+        self, leader: Leader, *, backend: str, run_id: str, spec: DeviceSpec, state: Callable[[], DeviceState],
+        options: TimingOptions, on_record: Callable[[Record], None], now: Callable[[], float] = time.perf_counter,
         pause: Callable[[float], None] = time.sleep,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._leader, self._backend, self._run_id = leader, backend, run_id
         self._spec, self._state, self._options = spec, state, options
         self._on_record, self._now, self._pause = on_record, now, pause
@@ -170,18 +159,12 @@ class CommSession:
         provider = f"torch.{self._backend}"
         if role == "reference" and isinstance(outcome, Measured):
             self.reference_us.append(typical_us(outcome.measurement.samples_us))
-        self._on_record(
-            Record(
-                run_id=self._run_id,
-                key=record_key(collective, provider, self._options),
-                workload=collective,
-                provider=provider,
-                outcome=outcome,
-                places=(Place({"message_bytes": collective.message_bytes}, collective.op),),
-                role=role,
-                elapsed_s=self._now() - self._start_s,
-            )
-        )
+        record = Record(
+            self._run_id, record_key(collective, provider, self._options), collective, provider, outcome,
+            places=(Place({"message_bytes": collective.message_bytes}, collective.op),), role=role,
+            elapsed_s=self._now() - self._start_s,
+        )  # fmt: skip
+        self._on_record(record)
 
     def _outcome(self, collective: Collective) -> Outcome:
         refused = self._leader.begin(collective)

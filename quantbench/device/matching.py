@@ -7,6 +7,7 @@ full card's peaks.
 
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 from quantbench.device.registry import Architecture, Entry, architectures, entries
 from quantbench.device.spec import DeviceSpec, sm_name
@@ -140,9 +141,17 @@ def _unknown(properties: Properties, capability: tuple[int, int]) -> DeviceSpec:
     of = architecture.name
     kin = [e.spec for e in entries() if e.spec.architecture == of]
     unreported = f"estimated: the highest of {of}, not reported by the card"
-    clock_mhz = properties.max_sm_clock_mhz or max(s.max_sm_clock_mhz for s in kin)
-    clock_source = _REPORTED if properties.max_sm_clock_mhz else unreported
-    smem_source = architecture.source["smem"]
+    smem = architecture.source["smem"]
+    clock = (properties.max_sm_clock_mhz, max(s.max_sm_clock_mhz for s in kin), unreported)
+    # As reported, else as estimated from the architecture.
+    found: dict[str, tuple[Any, Any, str]] = {
+        "sm_clock_mhz": clock,
+        "max_sm_clock_mhz": clock,
+        "l2_bytes": (properties.l2_bytes, max(s.l2_bytes for s in kin), unreported),
+        "smem_per_sm_bytes": (properties.smem_per_sm_bytes, architecture.smem_per_sm_bytes, smem),
+        "smem_per_block_bytes": (properties.smem_per_block_bytes, architecture.smem_per_block_bytes, smem),
+    }
+    values = {name: reported or estimated for name, (reported, estimated, _) in found.items()}
     if properties.max_memory_clock_mhz and properties.memory_bus_bits:
         memory_gb_per_s = 2e6 * properties.max_memory_clock_mhz * properties.memory_bus_bits / 8 / 1e9
         memory_source = "estimated: 2 × the reported memory clock × bus width"
@@ -151,31 +160,22 @@ def _unknown(properties: Properties, capability: tuple[int, int]) -> DeviceSpec:
         memory_source = unreported
     geforce = "geforce" in properties.name.casefold()
     rate = {dtype: ops / 2 if geforce and dtype in _GEFORCE_HALF else ops for dtype, ops in architecture.rate.items()}
-    per_tflops = properties.sm_count * clock_mhz * 1e-6
+    per_tflops = properties.sm_count * values["sm_clock_mhz"] * 1e-6
+    halved = ", half for fp32 accumulation on a GeForce" if geforce else ""
     return DeviceSpec(
         name=slug_of(properties.name, properties.memory_bytes),
         kind="cuda",
         sm_count=properties.sm_count,
-        sm_clock_mhz=clock_mhz,
-        l2_bytes=int(properties.l2_bytes or max(s.l2_bytes for s in kin)),
-        smem_per_sm_bytes=properties.smem_per_sm_bytes or architecture.smem_per_sm_bytes,
-        smem_per_block_bytes=properties.smem_per_block_bytes or architecture.smem_per_block_bytes,
+        **values,
         memory_bytes=properties.memory_bytes,
         memory_gb_per_s=memory_gb_per_s,
         peak_tflops={dtype: ops * per_tflops for dtype, ops in rate.items()},
         compute_capability=capability,
         source={
-            "compute_capability": _REPORTED,
-            "sm_count": _REPORTED,
-            "sm_clock_mhz": clock_source,
-            "max_sm_clock_mhz": clock_source,
-            "l2_bytes": _REPORTED if properties.l2_bytes else unreported,
-            "smem_per_sm_bytes": _REPORTED if properties.smem_per_sm_bytes else smem_source,
-            "smem_per_block_bytes": _REPORTED if properties.smem_per_block_bytes else smem_source,
-            "memory_bytes": _REPORTED,
+            **dict.fromkeys(("compute_capability", "sm_count", "memory_bytes"), _REPORTED),
+            **{name: _REPORTED if reported else why for name, (reported, _, why) in found.items()},
             "memory_gb_per_s": memory_source,
-            "peak_tflops": f"estimated: SMs × the rate of {of}{remark} × clock"
-            + (", half for fp32 accumulation on a GeForce" if geforce else ""),
+            "peak_tflops": f"estimated: SMs × the rate of {of}{remark} × clock{halved}",
         },
         registered=False,
     )

@@ -49,8 +49,6 @@ class Limits:
     """Current limits of a card; None if NVML does not report a value.
 
     application_sm_mhz: SM clock set for applications.
-    power_limit_w: enforced power limit.
-    default_power_limit_w: factory setting.
     slowdown_c: temperature at which the hardware slows down.
     persistence: whether the driver stays loaded between programs.
     note: the missing values, with reasons.
@@ -78,12 +76,7 @@ class Nvml:
     """
 
     def __init__(
-        self,
-        library: Any,
-        handle: Any,
-        *,
-        own_pids: Callable[[], frozenset[int]],
-        pid_exists: Callable[[int], bool],
+        self, library: Any, handle: Any, *, own_pids: Callable[[], frozenset[int]], pid_exists: Callable[[int], bool]
     ) -> None:
         self._nvml, self._own_pids, self._pid_exists = library, own_pids, pid_exists
         # Cache: process ids last judged, number of those of others, and a note.

@@ -1,8 +1,8 @@
 """Reads the registry of known GPUs from registry.toml and looks GPUs up by name.
 
 Entry points: `lookup`, `known`; `entries`, which returns `Entry` objects; `architectures`, which returns `Architecture`
-objects. Used by `matching`, and through `quantbench.device` by `latency`, `planner`, `profile`, `analysis`,
-`importers`, `explore`, tools and the commands that take a GPU's name.
+objects. Used by `matching`, and through `quantbench.device` by `latency`, `planner`, `profile`, `importers`,
+`explore`, tools and the commands that take a GPU's name.
 """
 
 import re

@@ -44,7 +44,6 @@ class DeviceSpec:
     one CU. The dies of an MI300 or MI350 are one device; the two dies of an MI250X are two.
 
     name: slug (`a100-sxm4-80gb`, `cpu-amd-epyc`).
-    kind: cuda, rocm or cpu.
     sm_count: streaming multiprocessors; cores in use on a CPU.
     sm_clock_mhz: boost clock at which the peaks are stated.
     l2_bytes: last-level cache (the Infinity Cache where there is one).

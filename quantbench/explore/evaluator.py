@@ -1,7 +1,7 @@
 """Packs the latency models of a GPU for a page: cost models as WebAssembly, trees and processes as arrays.
 
-Entry points: `Blobs`, the arrays of a page; `gemm_model` and `attention_model`, which return JSON that refers to them.
-Used by `page`. `templates/model.js` evaluates them.
+Entry points: `Blobs`, the arrays of a page; `gemm_model`, `attention_model`, `softmax_model` and `experts_model`, which
+return JSON that refers to them. Used by `page`. `templates/model.js` evaluates them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,15 @@ from quantbench.latency.attention_cost_model import AttentionShapes, Blocks, tim
 from quantbench.latency.gemm.cost_model import LEAST_K, ROUNDING, Shapes, Values, clock_loss
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.gemm.trees import Forest, watched_columns
+from quantbench.latency.moe import MoEModel
+from quantbench.latency.moe_features import NUM_FEATURES, TILES, ExpertLoads, Layers
+from quantbench.latency.softmax import SoftmaxModel, softmax_times
 
 _GEMM = ("m", "n", "k", "batch", "layout")
 _ATTENTION = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim", "causal", "backward")
 _BLOCKS = ("rows", "keys", "longest", "block_m", "block_n", "width", "group")
+_LAYER = ("tokens", "hidden", "expert_ffn", "ffn", "width", "num_experts", "top_k", "ep")
+_LOADS = ("rows", "active", "most", "median")
 _LEAF = 255
 
 
@@ -122,6 +127,51 @@ def attention_model(model: AttentionModel, dtype: str, blobs: Blobs) -> dict[str
     return {
         "wasm": blobs.add(module.to_bytes()), "tiles": family.tiles, "packs": family.packs, "widths": family.widths,
         "factor": model.interval.factor, "floor": model.interval.floor, "below": model.below, "above": model.above,
-        "masks": model.masks, "known": dtype in (model.dtype, "fp16", "bf16"), "learner": process,
+        "masks": model.masks, "learned": dtype in (model.dtype, "fp16", "bf16"), "learner": process,
         "flop_per_us": (device.peak(dtype) or 0.0) * 1e6,
+    }  # fmt: skip
+
+
+def softmax_model(device: DeviceSpec, blobs: Blobs) -> dict[str, Any]:
+    """Returns the model of Megatron's fused softmax as JSON."""
+    model, names = SoftmaxModel.best(device), ("bytes", "rows", "columns")
+    moved, rows, columns = inputs(*names)
+    expected, fast, slow = (
+        softmax_times(device, moved, rows, columns, values, 1.0, model.library)
+        for values in (model.parameters, *model.extremes)
+    )
+    latency_us, launch_us, memory_us, waves_us, _ = expected
+    by = np.exp(model.half_width or 0.0)
+    module = Module(5)
+    module.add("times", names, [latency_us, fast[0] / by, slow[0] * by, launch_us + waves_us, memory_us])
+    return {"wasm": blobs.add(module.to_bytes())}
+
+
+def experts_model(model: MoEModel, blobs: Blobs) -> dict[str, Any]:
+    """Returns a model of experts as JSON. Its `groups` are the forests of a fitted model, or the references of a prior;
+    their mean corrects the roofline, their spread gives the interval.
+
+    Raises InputError for a model whose forests need references, which no shipped one has.
+    """
+    sizes: dict[str, Any] = dict(zip(_LAYER, inputs(*_LAYER), strict=True))
+    loads: dict[str, Any] = dict(zip(_LOADS, inputs(*_LOADS), strict=True))
+    tiles: Any = inputs(*(f"tiles{tile}" for tile in TILES))
+    layers = Layers(dtype=model.dtype, **sizes, loads=ExpertLoads(**loads, tiles=tiles))
+    outputs: list[Any] = [layers.roofline(model.device), layers.compute_us(model.device), *layers.limits(model.device)]
+    groups = []
+    for one in [model] if model.halves else model.references:
+        if one.references or not one.halves:
+            raise InputError("explore", f"experts of {one.device.name} with references", "a model of its own rows")
+        parts = [
+            {"at": len(outputs), "base": float(half.slopes[0]), "forest": _forest(forest, blobs)}
+            for half in one.halves
+            for forest in half.forests
+        ]
+        outputs += layers.columns(one.device)
+        groups += [[part] for part in parts] if model.halves else [parts]
+    module = Module(len(outputs))
+    module.add("times", (*_LAYER, *_LOADS, *(str(tile.value) for tile in tiles)), outputs)
+    return {
+        "wasm": blobs.add(module.to_bytes()), "groups": groups, "columns": NUM_FEATURES, "tiles": TILES,
+        "factor": model.interval.factor, "floor": model.interval.floor, "rows": model.rows,
     }  # fmt: skip

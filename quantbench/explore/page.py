@@ -1,7 +1,7 @@
 """Writes the explorer: one self-contained HTML file that predicts any shape of a transformer on some GPUs.
 
-Entry points: `write_explorer`; `shelf_devices`; `fitted_models`, the `FittedModel`s of a profile. Used by the command
-`explore` and `tools.guide.explorer`.
+Entry points: `write_explorer`; `left_out`; `shelf_devices`; `fitted_models`, the `FittedModel`s of a profile. Used by
+the command `explore` and `tools.guide.explorer`.
 
 The file holds the shipped models of each GPU (`evaluator`), so that a browser computes what `quantbench predict`
 prints.
@@ -14,32 +14,39 @@ import json
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from quantbench import __version__
 from quantbench.advice.cost import WIDER
 from quantbench.device import default_dtype, known
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, printable
-from quantbench.explore.evaluator import Blobs, attention_model, gemm_model
+from quantbench.explore.evaluator import Blobs, attention_model, experts_model, gemm_model, softmax_model
 from quantbench.files import write_file
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.gemm.model import GemmModel, shipped_model
 from quantbench.latency.libraries import default_library, libraries_of
 from quantbench.latency.model_times import best_gemm_model
-from quantbench.latency.op_times import UNMEASURED_COMMON
+from quantbench.latency.moe import MoEModel
+from quantbench.latency.moe_features import LOAD_DRAWS
+from quantbench.latency.op_times import UNALIGNED_SPREAD, UNMEASURED_COMMON
+from quantbench.planner.calibration import shipped
 from quantbench.report.page import template_text
 from quantbench.workload import TransformerShape
 from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES
+from quantbench.workload.ops import LAYOUTS
 from quantbench.workload.presets import preset, preset_names
 
-_SIZES = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "seq", "mbs", "tp", "vocab", "layers")
-_FLAGS = ("gated", "gate_fused", "tied")
+_FIELDS = (
+    "hidden", "heads", "kv_heads", "head_dim", "ffn", "seq", "mbs", "tp", "vocab", "layers", "gated", "gate_fused",
+    "tied", "attention", "experts", "top_k", "moe_ffn", "ep",
+)  # fmt: skip
 _SCRIPTS = ("model.js", "shape.js", "app.js")
 # The routing of a layer with more experts is not drawn.
 _MOST_EXPERTS = 512
@@ -49,10 +56,16 @@ _MOST_ROWS = 8000
 
 @dataclass(frozen=True)
 class FittedModel:
-    """A GEMM model to show instead of the shipped one of its dtype, with a note on its source."""
+    """A GEMM model to show instead of the shipped one of its dtype, with a note on its source.
+
+    sizes: (rows, 3) m, n and k of measured products, which are looked up. times: (rows, 9) their µs, low and high by
+        layout (`LAYOUTS`).
+    """
 
     model: GemmModel
     note: str
+    sizes: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 3), np.int32))
+    times: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 9), np.float32))
 
 
 def shelf_devices() -> tuple[DeviceSpec, ...]:
@@ -85,7 +98,7 @@ def write_explorer(
     content = {
         "gpus": gpus,
         "lines": _FIRST_LINES,
-        "setting": _setting(shape),
+        "setting": {**_sizes(shape), "axis": "hidden", "direction": "forward"},
         "presets": {name: _sizes(preset(name)) for name in preset_names() if not preset(name).kv_rank},
         "formats": {
             name: {
@@ -97,6 +110,8 @@ def write_explorer(
             for name in GEMM_DTYPES
         },
         "draws": blobs.add(np.array([draws.random() for _ in range(_MOST_EXPERTS)])),
+        "load_draws": blobs.add(np.random.default_rng(0).random(LOAD_DRAWS * _MOST_EXPERTS)),
+        "unaligned": {"share": shipped().unaligned_share, "spread": UNALIGNED_SPREAD},
         "wider": WIDER,
         "unmeasured_common": UNMEASURED_COMMON,
     }
@@ -127,8 +142,15 @@ def _gpu(device: DeviceSpec, blobs: Blobs, notes: dict[str, None], fitted: Mappi
     entries = []
     for dtype, library, model, note in _models(device, fitted):
         notes[note] = None
-        entry = {"id": f"{device.name}/{dtype}/{library}", "dtype": dtype, "library": library}
-        entries.append({**entry, "gemm": gemm_model(model, blobs)})
+        entry: dict[str, Any] = {"id": f"{device.name}/{dtype}/{library}", "dtype": dtype, "library": library}
+        experts = MoEModel.best(
+            device, dtype=dtype, library="" if library == default_library(device.name, dtype) else library
+        )
+        measured = fitted[dtype] if dtype in fitted else FittedModel(model, "")
+        known = {"sizes": blobs.add(measured.sizes), "times": blobs.add(measured.times)}
+        entry |= {"gemm": {**gemm_model(model, blobs), "measured": known}, "experts": experts_model(experts, blobs)}
+        notes[experts.note] = None
+        entries.append(entry)
     usual = default_dtype(device)
     entries.sort(key=lambda entry: entry["dtype"] != usual)
     attention = AttentionModel.best(device)
@@ -139,6 +161,8 @@ def _gpu(device: DeviceSpec, blobs: Blobs, notes: dict[str, None], fitted: Mappi
         "slug": device.name,
         "sm_count": device.sm_count,
         "peaks": dict(device.peak_tflops),
+        "bytes_per_us": device.memory_gb_per_s * 1e3,
+        "softmax": softmax_model(device, blobs),
         "entries": entries,
         "attention": {dtype: attention_model(attention, dtype, blobs) for dtype in sorted(wanted)},
     }
@@ -163,30 +187,46 @@ def _attention_dtype(dtype: str) -> str:
 
 
 def _sizes(shape: TransformerShape) -> dict[str, Any]:
-    return {name: getattr(shape, name) for name in (*_SIZES, *_FLAGS)}
+    routing = shape.routing if isinstance(shape.routing, str) else "balanced"
+    experts = {} if shape.experts else {"top_k": 2, "moe_ffn": shape.ffn}  # if experts are switched on
+    return {**{name: getattr(shape, name) for name in _FIELDS}, "routing": routing, **experts}
 
 
-def _setting(shape: TransformerShape) -> dict[str, Any]:
-    experts = {"experts": 0, "top_k": 2, "expert_ffn": shape.ffn, "ep": 1, "skew": "balanced"}
-    return {**_sizes(shape), "axis": "hidden", "direction": "forward", **experts}
+def left_out(shape: TransformerShape) -> list[str]:
+    """Returns what a page does not show of a shape, in words."""
+    kinds = {
+        "latent attention": shape.kv_rank, "shared experts": shape.shared_ffn,
+        "layers without experts": shape.dense_layers, "measured routing": not isinstance(shape.routing, str),
+        f"experts beyond {_MOST_EXPERTS}": shape.experts > _MOST_EXPERTS,
+    }  # fmt: skip
+    return [words for words, has in kinds.items() if has]
 
 
 def fitted_models(path: Path) -> tuple[DeviceSpec, dict[str, FittedModel]]:
-    """Fits a model to the single products of each dtype in a profile; returns its device and the models by dtype.
+    """Fits a model to the single products of each dtype in a profile, and looks their times up; returns its device and
+    the models by dtype.
 
-    Of more than _MOST_ROWS rows, as many are drawn at random (seed 0). A profile without rows has no models of its own.
+    Of more than _MOST_ROWS rows, as many are drawn at random (seed 0) for the fit; all are looked up. A profile without
+    rows has no models of its own.
     """
     from quantbench.profile import Profile
 
     profile = Profile.load(path)
     table = profile.tables["gemm"]
     found = {}
-    for dtype in sorted(set(table["dtype"])):
-        rows = np.flatnonzero((table["dtype"] == dtype) & (table["batch"] == 1))
-        rows = np.sort(np.random.default_rng(0).permutation(rows)[:_MOST_ROWS])
+    for dtype in sorted(set(map(str, table["dtype"]))):
+        every = np.flatnonzero((table["dtype"] == dtype) & (table["batch"] == 1))
+        rows = np.sort(np.random.default_rng(0).permutation(every)[:_MOST_ROWS])
         m, n, k = (table[name][rows] for name in "mnk")
         layouts = list(map(str, table["layout"][rows]))
-        model = GemmModel.fit(profile.device, m, n, k, table["latency_us"][rows], layout=layouts, dtype=str(dtype))
-        note = f"{dtype} products on {profile.device.name}: fitted to {len(rows):,} rows of the profile {path.name}"
-        found[str(dtype)] = FittedModel(model, printable(note, 200))
+        model = GemmModel.fit(profile.device, m, n, k, table["latency_us"][rows], layout=layouts, dtype=dtype)
+        note = (
+            f"{dtype} products on {profile.device.name}: {len(every):,} rows of the profile {path.name}, others fitted"
+        )
+        sizes = np.unique(np.stack([table[name][every] for name in "mnk"], axis=1), axis=0)
+        answers = [profile.gemm(*sizes.T, dtype=dtype, layout=layout) for layout in LAYOUTS]
+        times = [getattr(answer, name) for answer in answers for name in ("latency_us", "low_us", "high_us")]
+        found[dtype] = FittedModel(
+            model, printable(note, 200), sizes.astype("<i4"), np.stack(times, axis=1).astype("<f4")
+        )
     return profile.device, found

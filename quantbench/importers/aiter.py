@@ -72,9 +72,8 @@ def _dtype(file: CsvFile, row: CsvRow, given: str | None) -> str:
         stated = next((form for name, form in _BY_NAME.items() if stem.startswith(name)), "")
     form = dtype_name(_BY_COLUMN.get(stated, stated))
     if form not in GEMM_DTYPES:
-        raise InputError(
-            _WHO, f"{file.path.name}, line {row.line}: dtype {form!r}", "--dtype " + ", ".join(GEMM_DTYPES)
-        )
+        what = f"{file.path.name}, line {row.line}: dtype {form!r}"
+        raise InputError(_WHO, what, "--dtype " + ", ".join(GEMM_DTYPES))
     return form
 
 

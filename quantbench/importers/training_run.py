@@ -109,11 +109,9 @@ def _finite(values: FloatArray) -> FloatArray:
 
 def _steady(found: Iterations) -> npt.NDArray[np.bool_]:
     """Returns (n,) whether an iteration has the last batch size and is not the first after a start (if any is so)."""
-    # The first iteration after a start loads, compiles and fills caches.
-    first = np.diff(found.segment, prepend=-1) != 0
-    # While the batch size ramps up, the workload changes every few iterations.
+    # While the batch size ramps up, the workload changes every few iterations; the first after a start fills caches.
     same = found.values["gbs"] == found.values["gbs"][-1]
-    steady = same & ~first
+    steady = same & (np.diff(found.segment, prepend=-1) == 0)
     return np.asarray(steady if steady.any() else same)
 
 

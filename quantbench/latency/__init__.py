@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from quantbench.latency.estimate import Estimate as Estimate
     from quantbench.latency.estimate import Estimates as Estimates
     from quantbench.latency.gemm.cliffs import cliff_probability as cliff_probability
-    from quantbench.latency.gemm.cliffs import forecast_cliffs as forecast_cliffs
     from quantbench.latency.gemm.model import GemmModel as GemmModel
     from quantbench.latency.model_times import ModelTimes as ModelTimes
     from quantbench.latency.op_times import OpTimes as OpTimes
@@ -28,7 +27,6 @@ _MODULES = {
     "OpTimes": "op_times",
     "SoftmaxModel": "softmax",
     "cliff_probability": "gemm.cliffs",
-    "forecast_cliffs": "gemm.cliffs",
 }
 __all__ = [*_MODULES]
 

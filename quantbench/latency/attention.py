@@ -36,7 +36,14 @@ from quantbench.latency.attention_cost_model import (
     peak_tflops,
     times,
 )
-from quantbench.latency.estimate import Estimates, IntervalCalibration, bounded, name_bound, require_format
+from quantbench.latency.estimate import (
+    Estimates,
+    IntervalCalibration,
+    bounded,
+    measured_times,
+    name_bound,
+    require_format,
+)
 from quantbench.latency.families import family, family_of, generation
 from quantbench.latency.gaussian_process import GaussianProcess
 from quantbench.workload import Attention
@@ -126,9 +133,7 @@ class AttentionModel:
         """Fits measured times (n,), µs. cache_write: whether they include writing keys and values into a serving
         engine's cache, one value or (n,). Returns the prior, with a note, for fewer than FEWEST_ROWS rows."""
         shapes = works if isinstance(works, AttentionShapes) else AttentionShapes.of(works)
-        times_us = np.asarray(latency_us, dtype=float)
-        if times_us.shape != (len(shapes),) or not (np.isfinite(times_us) & (times_us > 0)).all():
-            raise InputError(_WHO, f"{times_us.size} times for {len(shapes)} shapes", "a finite time above 0 for each")
+        times_us = measured_times(_WHO, latency_us, len(shapes))
         writes = np.broadcast_to(np.asarray(cache_write, dtype=bool), times_us.shape)
         if len(shapes) < FEWEST_ROWS:
             few = cls.prior(device, prior=prior)

@@ -1,8 +1,8 @@
 """Defines result types of the latency models (a time with a 90 % interval), interval calibration and time bounds.
 
 Entry points: `Estimate` (one time), `Estimates` (arrays), `IntervalCalibration`, `Parameter`, `bounded`, `name_bound`,
-`require_format`. Used by the other modules of `latency`, by `profile`, `advice` and by the commands `advise` and
-`profile`.
+`measured_times`, `require_format`. Used by the other modules of `latency`, by `profile`, `advice` and by the commands
+`advise` and `profile`.
 
 Other types of results for arrays: the GEMM model's in `gemm.model`, those of profile queries in `profile.answers`.
 """
@@ -113,6 +113,18 @@ class IntervalCalibration:
     def half_width(self, variance: FloatArray) -> FloatArray:
         """Returns the interval half-width in log time for each predicted variance; both (n,)."""
         return np.asarray(self.factor * np.sqrt(variance + self.floor**2))
+
+
+def measured_times(who: str, latency_us: npt.ArrayLike, count: int) -> FloatArray:
+    """Returns measured times as an array, (count,) µs. Raises InputError unless there is one each, finite and above
+    0."""
+    times = np.atleast_1d(np.asarray(latency_us, dtype=np.float64))
+    if times.shape != (count,):
+        raise InputError(who, f"latency_us of shape {times.shape} for {count} shapes", "one time each")
+    bad = ~(np.isfinite(times) & (times > 0))
+    if bad.any():
+        raise InputError(who, f"latency_us = {times[bad][0]}", "finite times above 0 µs")
+    return times
 
 
 def require_format(who: str, data: Mapping[str, Any], model_format: str, version: int, device: DeviceSpec) -> None:

@@ -2,7 +2,7 @@
 
 Entry points: `MoEModel`, with `fit`, `prior`, `best` and `predict`; `FEWEST_ROWS`, the rows that a fit needs;
 `shipped_models`, those in the package; `save_models` and `load_models`, files of several; `Growth`. Used
-by users' Python code, by `model_times`, `profile` and tools.
+by users' Python code, by `model_times`, `profile`, `explore` and tools.
 
 A model is the spec sheet's roofline times the exponential of what trees make of the layer's terms (`moe_features`) and
 of the corrections that the models of other GPUs, its references, make of the same layer. One half of the trees learns
@@ -30,7 +30,7 @@ from quantbench.device.registry import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, StoreError, UnsupportedError, one_line, require_choice
 from quantbench.files import read_bytes, write_file
-from quantbench.latency.estimate import Estimates, IntervalCalibration, bounded, name_bound
+from quantbench.latency.estimate import Estimates, IntervalCalibration, bounded, measured_times, name_bound
 from quantbench.latency.families import family, generation
 from quantbench.latency.gemm.files import (
     device_from_parts,
@@ -155,9 +155,7 @@ class MoEModel:
         """
         spec, dtype = _gpu(device), _one_dtype(works)
         require_choice(_WHO, "library", library, LIBRARIES)
-        times = np.asarray(latency_us, dtype=np.float64)
-        if times.shape != (len(works),) or not (np.isfinite(times) & (times > 0)).all():
-            raise InputError(_WHO, f"{times.size} times for {len(works)} layers", "a finite time above 0 for each")
+        times = measured_times(_WHO, latency_us, len(works))
         if len(works) < FEWEST_ROWS:
             bare = cls.prior(spec, dtype=dtype, library=library, prior=prior)
             note = (

@@ -1,7 +1,8 @@
 """Computes the expected load of each GPU's experts, and from it the terms that explain the time of an MoE layer.
 
 Entry points: `ExpertLoads`, the rows and tiles of the busiest rank; `Layers`, the sizes of many layers as arrays with
-`NUM_FEATURES` `features` and a `roofline`; the types `FloatArray` and `Float32Array`. Used by `latency.moe`.
+`NUM_FEATURES` `features` and a `roofline`; `TILES` and `LOAD_DRAWS`; the types `FloatArray` and `Float32Array`. Used by
+`latency.moe` and `explore`.
 
 Terms: bytes of the experts that have rows and of the rows themselves over the memory's bandwidth; FLOPs of rows padded
 to tiles over the peak; tiles of all experts over the SMs, in waves, for the two grouped products.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +30,8 @@ TILES = (16, 64, 128)
 _TILE_COLUMNS = 128
 #: columns of `Layers.features`
 NUM_FEATURES = 21 + 5 * len(TILES)
-# Draws of a power law over which loads are averaged: a time is known for a distribution, not for one draw of it.
-_DRAWS = 4
+#: draws of a power law over which loads are averaged: a time is known for a distribution, not for one draw of it
+LOAD_DRAWS = 4
 _DRAW_SEED = 0
 # Elements per array of drawn loads: keeps them in the cache.
 _MOST_ELEMENTS = 2**18
@@ -63,7 +65,7 @@ class ExpertLoads:
         for experts, ep, distribution, tokens, top_k in place:
             groups.setdefault((experts, ep, distribution), []).append((tokens, top_k))
         for (experts, ep, distribution), routed in groups.items():
-            size = max(1, _MOST_ELEMENTS // (experts * _DRAWS))
+            size = max(1, _MOST_ELEMENTS // (experts * LOAD_DRAWS))
             for start in range(0, len(routed), size):
                 part = routed[start : start + size]
                 loads = _loads(experts, ep, distribution, np.array(part, dtype=np.float64))
@@ -86,7 +88,7 @@ def _loads(experts: int, ep: int, distribution: str | tuple[int, ...], routed: F
     exponent, tokens = float(distribution.removeprefix("power_law_")), routed[:, :1, None]
     low = np.where(total > experts, 1.0, 0.01)
     high = np.where(total > experts, 0.8 * tokens, 2.0)
-    share = np.random.default_rng(_DRAW_SEED).random((_DRAWS, experts))
+    share = np.random.default_rng(_DRAW_SEED).random((LOAD_DRAWS, experts))
     power = 1.0 - exponent
     weight = (
         low * (high / low) ** share if power == 0 else ((high**power - low**power) * share + low**power) ** (1 / power)
@@ -170,7 +172,8 @@ class Layers:
     def roofline(self, device: DeviceSpec) -> FloatArray:
         """Returns log µs from the spec sheet: launches, and the larger of memory time and padded compute time."""
         launch_us, padded_us, memory_us = self.limits(device)
-        return np.asarray(np.log(launch_us + np.maximum(memory_us, padded_us)))
+        log_us: FloatArray = np.log(launch_us + np.maximum(memory_us, padded_us))
+        return log_us
 
     def _waves(self, device: DeviceSpec, tiles: FloatArray) -> list[FloatArray]:
         """Returns the waves of both products, one block per SM, for tiles along the rows."""
@@ -182,6 +185,10 @@ class Layers:
 
     def features(self, device: DeviceSpec) -> Float32Array:
         """Returns the inputs of the trees, (layers, features)."""
+        return np.array(self.columns(device)).astype(np.float32).T
+
+    def columns(self, device: DeviceSpec) -> list[Any]:
+        """Returns `features` before they are rounded, (layers,) each, of arrays or of symbols (`explore.trace`)."""
         loads, per_us = self.loads, device.memory_gb_per_s * 1e3
         weights, rows = self.bytes_moved()
         columns = [self.compute_us(device), (weights + rows) / per_us, weights / per_us, rows / per_us]
@@ -193,4 +200,4 @@ class Layers:
         columns += [loads.rows / loads.active, loads.most * local / loads.rows, self.width / self.ffn]
         plain = [wave / np.ceil(wave) for wave in waves]
         plain += [loads.active / local, self.ffn / (_TILE_COLUMNS * np.ceil(self.ffn / _TILE_COLUMNS))]
-        return np.concatenate([np.log(np.maximum(columns, _LEAST)), plain]).astype(np.float32).T
+        return [*(np.log(np.maximum(column, _LEAST)) for column in columns), *plain]

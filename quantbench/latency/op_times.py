@@ -1,11 +1,11 @@
 """Defines the interface for op times of one GPU, caches their results and sums ops with correlated errors.
 
 Entry points: `OpTimes`, the protocol (`TimesOf` makes one); `RememberedTimes`, a cache that also models Megatron's
-softmax fallback and unaligned batched GEMMs, which the wrapped `OpTimes` does not; `RooflineTimes` (spec sheet only),
-`roofline_us` and `copy_us`; the results `OpEstimate` and `ShapeEstimate`; `total`, `as_run`, `with_casts`,
-`correlation_of`, `peak_share`, `assumed_tile`; the constants `CORRELATION`, `UNMEASURED_COMMON` and `UNALIGNED_NOTE`.
-Used by `model_times`, by `planner`, `advice`, `sweep`, `analysis`, `profile`, `importers`, `report` and `explore`, by
-tools and by the commands that predict.
+softmax fallback and unaligned batched GEMMs, which the wrapped `OpTimes` does not; `roofline_us` (spec sheet only) and
+`copy_us`; the results `OpEstimate` and `ShapeEstimate`; `total`, `as_run`, `with_casts`, `correlation_of`,
+`peak_share`, `assumed_tile`; the constants `CORRELATION`, `UNMEASURED_COMMON`, `UNALIGNED_NOTE` and
+`UNALIGNED_SPREAD`. Used by `model_times`, by `planner`, `advice`, `sweep`, `analysis`, `profile`, `importers`, `report`
+and `explore`, by tools and by the commands that predict.
 
 The protocol is implemented by `model_times` and by `profile.profile`.
 """
@@ -42,8 +42,8 @@ UNMEASURED_CORRELATION = 1.0
 #: of ratios cover at least 90 % on each of the five tables, using priors without GPUs of the same architecture.
 UNMEASURED_COMMON = 0.8
 
-# Interval of unaligned batched GEMMs: a guess, since their rate was fitted to whole training iterations only.
-_UNALIGNED_SPREAD = 1.5
+#: interval of unaligned batched GEMMs: a guess, since their rate was fitted to whole training iterations only.
+UNALIGNED_SPREAD = 1.5
 # Factor by which casts may differ from their bytes at the assumed bandwidth: a guess.
 _CAST_SPREAD = 1.3
 _CAST_NOTE = "casts: by their bytes and the memory's bandwidth"
@@ -139,31 +139,6 @@ def peak_share(workload: Workload, latency_us: float, spec: DeviceSpec) -> float
     return workload.min_bytes / latency_us / 1e3 / spec.memory_gb_per_s
 
 
-@dataclass(frozen=True)
-class RooflineTimes:
-    """Op times from the spec sheet only (`roofline_us`).
-
-    spread: factor between the time and either end of its interval.
-
-    >>> from quantbench.device import lookup
-    >>> times = RooflineTimes(lookup("a100-sxm4-80gb"))
-    >>> round(times.estimates([Gemm(m=4096, n=4096, k=4096)])[0].latency_us)
-    622
-    """
-
-    device: DeviceSpec
-    spread: float = 2.0
-    common_error: float = 0.0
-
-    @property
-    def note(self) -> str:
-        return f"roofline of {self.device.name} with an assumed tile: good to a factor of {self.spread:g}"
-
-    def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
-        mids = [roofline_us(work, self.device) for work in workloads]
-        return [Estimate(mid, mid / self.spread, mid * self.spread, unmeasured=self.note) for mid in mids]
-
-
 def runs_separately(work: Compute, softmax: str) -> bool:
     """Returns whether a softmax runs as separate kernels (`softmax.fallback_bytes`).
 
@@ -208,9 +183,9 @@ def as_run(
     if slow_us is None:
         return source
     mid = max(slow_us, source.latency_us)
-    low = max(mid / _UNALIGNED_SPREAD, source.low_us)
+    low = max(mid / UNALIGNED_SPREAD, source.low_us)
     return replace(
-        source, latency_us=mid, low_us=low, high_us=mid * _UNALIGNED_SPREAD, unmeasured=UNALIGNED_NOTE
+        source, latency_us=mid, low_us=low, high_us=mid * UNALIGNED_SPREAD, unmeasured=UNALIGNED_NOTE
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Predicts the time of unfused attention's softmax from its bytes, its waves of row blocks and its launches.
 
 Entry points: `SoftmaxModel`, used by `model_times`, by `profile` and by tools; `SHIPPED`, the file of its packaged
-models, used by `tools.ship_softmax`; `fallback_bytes`, used by `op_times`.
+models, used by `tools.ship_softmax`; `fallback_bytes`, used by `op_times`; `softmax_times`, used by `explore`.
 
 Two libraries differ. Megatron's fused kernel applies scale and mask and reads and writes each element once. When its
 constraints are not met, Megatron falls back to separate kernels in fp32 (cast, mask, softmax, cast), which move 5 to 9
@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
-from quantbench.latency.estimate import Estimates, bounded, name_bound, require_format
+from quantbench.latency.estimate import Estimates, bounded, measured_times, name_bound, require_format
 from quantbench.workload import Softmax
 from quantbench.workload.dtypes import element_bytes
 
@@ -138,9 +138,8 @@ class SoftmaxModel:
         (library="torch"). Returns the prior for fewer than six rows."""
         from scipy.optimize import least_squares
 
-        found, times_us = list(works), np.asarray(list(latency_us), dtype=float)
-        if len(found) != len(times_us) or not (np.isfinite(times_us) & (times_us > 0)).all():
-            raise InputError(_WHO, f"{len(times_us)} times for {len(found)} shapes", "a finite time above 0 for each")
+        found = list(works)
+        times_us = measured_times(_WHO, list(latency_us), len(found))
         prior = cls.prior(device, library=library)
         if len(found) < _FEWEST_ROWS:
             note = f"{prior.note} ({len(found)} rows are fewer than the {_FEWEST_ROWS} that a fit needs)"
@@ -172,15 +171,17 @@ class SoftmaxModel:
         nothing = np.zeros(len(found))
         below = above = np.full(len(found), self.half_width or 0.0)
         if not self.rows:
-            fast, slow = (self._times(found, self._extreme(of), fused)[0] for of in (_FAST, _SLOW))
+            fast, slow = (self._times(found, of, fused)[0] for of in self.extremes)
             below, above = below + np.log(latency_us / fast), above + np.log(slow / latency_us)
         bound = name_bound(launch_us + waves_us, nothing, memory_us)
         return Estimates(*bounded(latency_us, below, above, nothing), waves, bound, note=self.note)
 
-    def _extreme(self, of: tuple[float, ...]) -> list[float]:
-        """Returns optimistic or pessimistic parameters, but for those that were measured."""
+    @property
+    def extremes(self) -> list[list[float]]:
+        """Optimistic and pessimistic parameters, but for those that were measured: the interval without rows."""
         measured = _SHARED if self.half_width is not None else ()
-        return [self.parameters[i] if name in measured else of[i] for name, i in _INDEX.items()]
+        both = (_FAST, _SLOW)
+        return [[self.parameters[i] if name in measured else of[i] for name, i in _INDEX.items()] for of in both]
 
     def _times(self, works: list[Softmax], parameters: Iterable[float], fused: bool) -> tuple[FloatArray, ...]:
         return _times(self.device, works, parameters, fused, self.library)
@@ -234,24 +235,35 @@ def _times(
     device: DeviceSpec, works: list[Softmax], parameters: Iterable[float], fused: bool, library: str
 ) -> tuple[FloatArray, ...]:
     """Returns the latency and its launch, memory and wave parts in µs, and the number of waves; all (n,)."""
-    log_launch, log_efficiency, log_wave, log_host, log_wide, log_cached = parameters
-    torch = library == "torch"
-    one_kernel = fused or torch
+    one_kernel = fused or library == "torch"
     moved = np.array([w.min_bytes if one_kernel else fallback_bytes(w) for w in works], dtype=float)
     rows = np.array([w.batch * w.rows for w in works], dtype=float)
-    columns = np.array([max(_LEAST_COLUMNS, w.cols) for w in works], dtype=float)
-    # A row of more than 1024 columns counts as several.
-    per_block = np.maximum(1.0, _ROWS_PER_BLOCK / np.maximum(1.0, columns / 1024.0))
-    waves = np.ceil(rows / per_block / (device.sm_count * _BLOCKS_PER_SM))
+    columns = np.array([w.cols for w in works], dtype=float)
     kernels = 1.0 if one_kernel else float(_FALLBACK_KERNELS)
-    launch_us = np.full(len(works), kernels * np.exp(log_launch))
+    latency_us, launch_us, *others = softmax_times(device, moved, rows, columns, parameters, kernels, library)
+    return latency_us, np.full(len(works), launch_us), *others
+
+
+def softmax_times(
+    device: DeviceSpec, moved: Any, rows: Any, columns: Any, parameters: Iterable[float], kernels: float, library: str
+) -> tuple[Any, float, Any, Any, Any]:
+    """Computes the latency and its launch, memory and wave parts in µs, and the number of waves.
+
+    moved, rows, columns: (n,) bytes, rows of all matrices, and scores of a row; or symbols (`explore.trace`).
+    parameters: logarithms, in the order of _PARAMETERS. kernels: number of launches.
+    """
+    log_launch, log_efficiency, log_wave, log_host, log_wide, log_cached = parameters
+    columns = np.maximum(columns, float(_LEAST_COLUMNS))
+    # A row of more than 1024 columns counts as several.
+    per_block = np.maximum(_ROWS_PER_BLOCK / np.maximum(columns / 1024.0, 1.0), 1.0)
+    waves = np.ceil(rows / per_block / (device.sm_count * _BLOCKS_PER_SM))
+    launch_us, host_us = kernels * float(np.exp(log_launch)), kernels * float(np.exp(log_host))
     bytes_per_us = device.memory_gb_per_s * 1e3
     memory_us = moved / (bytes_per_us * np.exp(log_efficiency))
-    if torch:
+    if library == "torch":
         cached_us = np.exp(log_cached) * np.minimum(moved, device.l2_bytes) / bytes_per_us
         memory_us = np.where(columns > _WIDEST_IN_REGISTERS, np.exp(log_wide) * memory_us + cached_us, memory_us)
     waves_us = kernels * waves * np.exp(log_wave)
     busy_us = (memory_us**3 + waves_us**3) ** (1.0 / 3.0)
-    host_us = kernels * np.exp(log_host)
     latency_us = ((launch_us + busy_us) ** _HOST_NORM + host_us**_HOST_NORM) ** (1.0 / _HOST_NORM)
-    return latency_us, np.maximum(launch_us, host_us), memory_us, waves_us, waves
+    return latency_us, max(launch_us, host_us), memory_us, waves_us, waves

@@ -4,7 +4,7 @@ Entry points: `shipped`, which reads planner.json and returns the `Calibrations`
 a job; `load_site` and `site_json`, a site's own file; `STACKS`, the known software; the limits `RANGES` and
 `MEMORY_RANGES`; `Pooled` with its `Term` effects, and what `fitting` shares with it: `architecture`, `kernels_of`,
 `terms`, `composed`; `with_measured_links`. Used by the other modules of this package, by the commands `plan` and
-`predict`, by `advice.advise`, by `advice.pad`, and by tools.
+`predict`, by `advice.advise`, by `advice.pad`, by `explore.page`, and by tools.
 
 A factor of a stack on a GPU is the product of effects: of all runs, of the stack's kind of kernels, of the stack, of
 the GPU's architecture and of both together. `fitting` fits them with partial pooling, so that a stack or GPU without

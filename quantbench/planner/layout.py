@@ -2,8 +2,8 @@
 
 Entry points: `Job`, `Layout` and its `LayerKey`, `partition_of`, `stages_of` and `stage_kinds` (`StageKind`),
 `layer_weights`, `padded_vocab`, `modules_of`, `require_recomputation`; the constants `PRECISIONS`, `RECOMPUTATIONS`,
-`MODULES` and `ALIGNED_ELEMENTS`. Used by the other modules of this package, by `advice.space`, by the command `plan`
-and by `cli.model_options`.
+`MODULES` and `ALIGNED_ELEMENTS`. Used by the other modules of this package, by `advice.space`, by the command `plan`,
+by `cli.model_options` and by tools.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Searches over layouts of a training job, and over shapes of about the same number of parameters.
 
 Entry points: `search` (over a `Space`), `shape_search` (over a `ShapeSpace`), and their results `Found` and
-`ShapeFound`; `divisors`. Used by the command `plan`, and by `cli.model_options` for its defaults; `advice.space` uses
-`layers_within`, `folklore` uses `Found`.
+`ShapeFound`; `divisors`. Used by the command `plan`, by tools, and by `cli.model_options` for its defaults;
+`advice.space` uses `layers_within`, `folklore` uses `Found`.
 
 `search` enumerates every combination of parallel degrees and micro-batch size that the strict rules allow, drops
 layouts that exceed the memory before predicting times, and ranks the others by time per iteration. Layer times depend

@@ -286,7 +286,6 @@ class Surface:
 
     @cached_property
     def index(self) -> RowIndex:
-        """Index of the measured rows by size."""
         return RowIndex(self.sizes)
 
     @cached_property
@@ -298,12 +297,10 @@ class Surface:
 
     @cached_property
     def _log_ratio(self) -> FloatArray:
-        """Log of measured over modelled time, (rows,)."""
         return np.asarray(np.log(self.latency_us / self.base(self.sizes)[0]))
 
     @cached_property
     def lines(self) -> Lines:
-        """Interpolator of the log of measured over modelled time."""
         return Lines(self.sizes, self._log_ratio, self.families)
 
     @cached_property

@@ -30,7 +30,7 @@ from quantbench.workload.dtypes import GEMM_DTYPES
 
 FloatArray = npt.NDArray[np.float64]
 
-_WHO = "profile model of products"
+_WHO, _EXPECTED = "profile model of products", "what an export wrote"
 _NUM_FEATURES = 4 + len(WATCHED) + 2
 # m, n, k of probe shapes: a loaded model must predict a finite time for each.
 _PRODUCT_PROBES = tuple(
@@ -94,7 +94,7 @@ def _sound(who: str) -> Iterator[None]:
     except InputError:
         raise
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError, StoreError) as error:
-        raise InputError(who, f"a broken part ({error!r})"[:160], "what an export wrote") from None
+        raise InputError(who, f"a broken part ({error!r})"[:160], _EXPECTED) from None
 
 
 def _require_times(who: str, *times_us: FloatArray) -> None:
@@ -105,26 +105,25 @@ def _require_times(who: str, *times_us: FloatArray) -> None:
 
 def _check(model: ProductModel, device: DeviceSpec) -> None:
     fast = model.fast
-    if type(model.rows) is not int or model.rows < 0 or not isinstance(model.note, str):
-        raise InputError(_WHO, f"rows = {model.rows!r}, note {model.note!r}"[:100], "a count, and a text")
-    if not isinstance(model.provenance, dict):
-        raise InputError(_WHO, f"provenance {model.provenance!r}"[:100], "an object")
     if device.peak(model.dtype) is None or fast.machine != Machine.of(device, model.dtype):
         raise InputError(_WHO, f"a model of another device than {device.name}", "one of the profile's own")
     log_us, half = np.array(model.log_us), np.array(model.half)
-    if len(log_us) != len(half) or not len(half) or not (np.diff(log_us) > 0).all() or not np.isfinite(log_us).all():
-        raise InputError(_WHO, f"{len(log_us)} times for {len(half)} half-widths", "as many, times ascending")
-    if not ((half > 0) & (half < 5)).all():
-        raise InputError(_WHO, f"half-widths from {half.min():g} to {half.max():g}", "from 0 to 5, log time")
+    if not (
+        type(model.rows) is int and model.rows >= 0
+        and isinstance(model.note, str) and isinstance(model.provenance, dict)
+        and len(log_us) == len(half) > 0 and np.isfinite(log_us).all() and (np.diff(log_us) > 0).all()
+        and ((half > 0) & (half < 5)).all()
+        and int(fast.forest.feature.max()) < _NUM_FEATURES and 0 <= fast.most < 5
+    ):  # fmt: skip
+        raise InputError(_WHO, f"{model.rows!r} rows, {len(log_us)} times for {len(half)} half-widths", _EXPECTED)
     require_sound_fast(fast)
-    if int(fast.forest.feature.max()) >= _NUM_FEATURES or not 0 <= fast.most < 5:
-        raise InputError(_WHO, "trees of other features or corrections", "what an export wrote")
     _require_times(_WHO, fast.predict_us(*_PRODUCT_PROBES))
 
 
 _KINDS = ("gemm", "softmax", "attention")
 _SOFTMAX_PROBES = (Softmax(64, 2048, 2048), Softmax(1, 1, 1))
-_ATTENTION_PROBES = (Attention(1, 32, 2048, 2048, 128), Attention(8, 8, 64, 64, 64))
+# fp16, which every GPU with a model of attention runs
+_ATTENTION_PROBES = (Attention(1, 32, 2048, 2048, 128, dtype="fp16"), Attention(8, 8, 64, 64, 64, dtype="fp16"))
 
 
 @dataclass(frozen=True)
@@ -206,4 +205,4 @@ def _check_learner(who: str, learner: GaussianProcess | None) -> None:
         or not np.isfinite(numbers).all() or not all(0 < x < float("inf") for x in scales)
         or not isfinite(learner.centre)
     ):  # fmt: skip
-        raise InputError(who, "a learner of odd shapes or numbers", "what an export wrote")
+        raise InputError(who, "a learner of odd shapes or numbers", _EXPECTED)

@@ -94,7 +94,6 @@ def _table(layout: TableLayout) -> Json:
 
 
 def _gemm_model() -> Json:
-    """Returns the schema of `ProductModel.to_json`."""
     deflated = {"type": "string", "description": "The little-endian bytes, deflated, in base64."}
     array = _object({"dtype": _TEXT, "shape": _list(_INTEGER), "zlib": deflated})
     forest = ("leaf", "feature", "threshold", "value")
@@ -117,7 +116,6 @@ def _gemm_model() -> Json:
 
 
 def _models() -> Json:
-    """Returns the schema of `models_to_json`."""
     softmax = "format version device parameters half_width rows note fused"
     attention = "format version device dtype masks family parameters interval below above learner note provenance"
     one = {

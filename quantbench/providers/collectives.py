@@ -73,13 +73,11 @@ class TorchRanks:
         dist.destroy_process_group()
 
     def broadcast(self, command: Sequence[int] | None) -> list[int]:
-        """Returns rank 0's command on every rank."""
         numbers = torch.tensor(command if command is not None else [0] * COMMAND_LENGTH, dtype=torch.int64)
         dist.broadcast(numbers, src=0, group=self._control)
         return [int(n) for n in numbers.tolist()]
 
     def gather(self, value: object) -> list[object] | None:
-        """Returns every rank's value in rank order on rank 0, None elsewhere."""
         gathered: list[object] | None = [None] * self.world_size if self.rank == 0 else None
         dist.gather_object(value, gathered, dst=0, group=self._control)
         return gathered
@@ -102,7 +100,6 @@ class TorchWork:
         self._expected: Callable[[], torch.Tensor] = lambda: torch.zeros(0)
 
     def allocate(self, collective: Collective) -> str:
-        """Allocates buffers. Returns "" or the reason for the failure."""
         self._release()
         dtype = _DTYPES.get(collective.dtype)
         if dtype is None:
@@ -157,7 +154,6 @@ class TorchWork:
                 self._expected = lambda: values(behind, count).double()
 
     def check(self) -> str:
-        """Runs once and compares the result with the expected one. Returns "" or the error found."""
         self._fill()
         try:
             self._run()

@@ -254,7 +254,6 @@ def _product(work: Gemm, inputs: Sequence[torch.Tensor], c: torch.Tensor, genera
 def _grouped(
     work: GroupedGemm, inputs: Sequence[torch.Tensor], c: torch.Tensor, generator: torch.Generator
 ) -> list[Rows]:
-    """Checks the product of each expert as a GEMM of its own."""
     a, b = inputs
     compute = _precision(work)
     parts, idle, end = [], [], 0
@@ -276,7 +275,6 @@ def _grouped(
 
 
 def _permuted(work: Permute, inputs: Sequence[torch.Tensor], y: torch.Tensor) -> Rows:
-    """Checks every row of a permutation or of its weighted sums."""
     x, order = inputs[0], inputs[-1]
     compute = _precision(work)
     errors, norms = [], []
@@ -416,7 +414,6 @@ def _attention_rows(
     work: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gradient: torch.Tensor,
     results: Sequence[torch.Tensor], queries: torch.Tensor, keys: torch.Tensor,
 ) -> list[Rows]:  # fmt: skip
-    """Checks rows `queries` of o[heads, seq_q, head_dim]."""
     compute = _precision(work)
     k, v = k.to(compute), v.to(compute)
     v_norm = v.square().sum(-1)

@@ -40,7 +40,6 @@ _ROLES = ("gemm", "splitk_reduce", "attention", "softmax", "other")
 class KernelName:
     """Properties parsed from a kernel's name.
 
-    role: what the kernel computes.
     tile: in our orientation (row-major m and n, see above); None if the name states none; for attention block_m counts
         queries and block_n keys.
     cluster: blocks per cluster along (m, n).

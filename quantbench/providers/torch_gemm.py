@@ -16,14 +16,10 @@ import torch
 from quantbench.providers.inputs import Inputs, output_templates
 from quantbench.providers.tasks import BuiltInProvider, LaunchTask
 from quantbench.workload import Gemm
-from quantbench.workload.dtypes import MEASURED_DTYPES
+from quantbench.workload.dtypes import MEASURED_DTYPES, missing_format
 
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
-
-# First compute capability whose tensor cores support a dtype. bf16 would run on older devices, converted.
-# Sources: NVIDIA A100 whitepaper 2020 (bf16, tf32), Turing whitepaper 2018 (int8), Ada whitepaper 2022 (fp8).
-_FIRST_CAPABILITY = {"bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9), "int8": (7, 5)}
 
 
 class TorchMm(BuiltInProvider[Gemm]):
@@ -121,29 +117,21 @@ def _no_format(gemm: Gemm, device: DeviceSpec) -> str | None:
     capability = device.compute_capability
     if device.kind != "cuda" or capability is None:
         return f"{gemm.dtype} products need a CUDA device" if gemm.dtype in ("tf32", "fp8") else None
-    first = _FIRST_CAPABILITY.get(gemm.dtype)
-    if first is None or capability >= first:
-        return None
-    have, need = (".".join(map(str, pair)) for pair in (capability, first))
-    return f"{gemm.dtype} products need compute capability {need}, and {device.name} has {have}"
+    return missing_format(gemm.dtype, capability)
 
 
 def _no_narrow(gemm: Gemm, device: DeviceSpec) -> str | None:
     if gemm.dtype not in ("fp8", "int8"):
         return None
-    function = "torch._scaled_mm" if gemm.dtype == "fp8" else "torch._int_mm"
+    function, step = ("torch._scaled_mm", 16) if gemm.dtype == "fp8" else ("torch._int_mm", 8)
     if gemm.batch > 1:
         return f"{function} takes single products, and this is a batch of {gemm.batch}"
     if device.kind != "cuda":
         return None
-    if gemm.dtype == "fp8":
-        if gemm.layout != "nt":
-            return f"torch._scaled_mm needs a row-major and b column-major, layout nt, not {gemm.layout}"
-        if gemm.n % 16 or gemm.k % 16:
-            return f"torch._scaled_mm needs n and k divisible by 16, not n = {gemm.n}, k = {gemm.k}"
-        return None
-    if gemm.m <= 16:
-        return f"torch._int_mm needs more than 16 rows on CUDA, not m = {gemm.m}"
-    if gemm.n % 8 or gemm.k % 8:
-        return f"torch._int_mm needs n and k divisible by 8 on CUDA, not n = {gemm.n}, k = {gemm.k}"
+    if gemm.dtype == "fp8" and gemm.layout != "nt":
+        return f"{function} needs a row-major and b column-major, layout nt, not {gemm.layout}"
+    if gemm.dtype == "int8" and gemm.m <= 16:
+        return f"{function} needs more than 16 rows on CUDA, not m = {gemm.m}"
+    if gemm.n % step or gemm.k % step:
+        return f"{function} needs n and k divisible by {step} on CUDA, not n = {gemm.n}, k = {gemm.k}"
     return None

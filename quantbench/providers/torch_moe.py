@@ -15,11 +15,11 @@ from quantbench.providers.inputs import Inputs, output_templates
 from quantbench.providers.tasks import BuiltInProvider, ForwardTask, LaunchTask
 from quantbench.providers.torch_gemm import no_product, product_call
 from quantbench.workload import GroupedGemm, Permute
+from quantbench.workload.dtypes import missing_format
 
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
 
-_GROUPED_MM_CAPABILITY = (8, 0)  # as `torch.nn.functional.grouped_mm` states
 # Elements: it needs strides of 16 bytes, in bf16; pytorch/torchtitan pads each expert's rows to as many
 # (TOKEN_GROUP_ALIGN_SIZE_M), since they are the reduction of the gradient of the weights.
 _GROUPED_MM_ALIGN = 8
@@ -69,8 +69,8 @@ class TorchGroupedMm(BuiltInProvider[GroupedGemm]):
             return f"{self.id} is a loop of products on a CPU, as torch.grouped_loop is"
         if work.dtype != "bf16":
             return f"{self.id} takes bf16, not {work.dtype}"
-        if device.compute_capability is not None and device.compute_capability < _GROUPED_MM_CAPABILITY:
-            return f"{self.id} needs compute capability 8.0, not that of {device.name}"
+        if device.compute_capability is not None and (old := missing_format("bf16", device.compute_capability)):
+            return old
         if work.n % _GROUPED_MM_ALIGN or work.k % _GROUPED_MM_ALIGN:
             return f"{self.id} needs n and k divisible by {_GROUPED_MM_ALIGN}, not n = {work.n}, k = {work.k}"
         if work.layout == "tn" and any(rows % _GROUPED_MM_ALIGN for rows in work.tokens_per_expert):
@@ -111,5 +111,4 @@ class TorchPermute(BuiltInProvider[Permute]):
 
 
 def _grouped_mm() -> Callable[..., Any] | None:
-    """Returns torch's grouped product, None if this torch has none."""
     return getattr(torch.nn.functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)

@@ -20,13 +20,13 @@ from quantbench.kernels.launching import (
     TORCH_DTYPES,
     Plan,
     badly_compiled,
-    missing_format,
     unsupported_architecture,
     wrong_in_interpreter,
 )
 from quantbench.providers.inputs import Inputs
 from quantbench.providers.tasks import BuiltInProvider, LaunchTask
 from quantbench.workload import Attention, Gemm, GroupedGemm, Softmax
+from quantbench.workload.dtypes import missing_format
 
 if TYPE_CHECKING:
     import torch

@@ -185,9 +185,6 @@ def draw_panels(
 ) -> None:
     """Writes a PNG with one panel per op, in the usual order of ops.
 
-    draw: function that fills the panel of an op.
-    axis: name of the x axis of all panels.
-    title, caption: see `figure`.
     Raises StoreError if the file cannot be written.
     """
     names = sorted(set(ops), key=op_order)

@@ -57,8 +57,6 @@ class PictureCard:
 class Section:
     """A section of the page.
 
-    note: text below the heading.
-    lines: paragraphs of plain text.
     folded: whether it is closed until the reader opens it.
     """
 

@@ -60,12 +60,9 @@ class LeadRow:
 class Lead:
     """Content of the first screen.
 
-    axis: axis of the sizes.
     sentence: result in one line.
     rows: the worst sizes, ascending.
     more: number of further rows that are not shown.
-    several: whether each row summarizes many shapes.
-    bad: the sizes of the rows.
     """
 
     axis: str
@@ -80,7 +77,6 @@ def lead_of(rows: Sequence[Row], axes: Sequence[str], why: Causes) -> Lead:
     """Builds the first screen of a run. If no two sizes are close, sizes are compared with half and twice the size.
 
     axes: axes of the run; the one with the largest total loss is shown.
-    why: the finder of causes.
     """
     curves_by_axis = {axis: curves_of_rows(rows, axis) for axis in axes if any(axis in row.axes for row in rows)}
     by_axis = {axis: bad_sizes_on(curves, axis) for axis, curves in curves_by_axis.items()}
@@ -301,7 +297,6 @@ def draw_lead(rows: Sequence[Row], bad: Sequence[BadSize], axis: str, path: Path
 
 
 def _label_worst(panel: Axes, bad: Sequence[BadSize], sizes: Sequence[int]) -> None:
-    """Labels the worst points with their loss, as many as have room."""
     from matplotlib.patheffects import withStroke
 
     placed: list[float] = []

@@ -77,10 +77,7 @@ def _that_vary(curves: Sequence[Curve]) -> tuple[list[Curve], list[str]]:
 
 
 def _op_card(op: str, curves: Sequence[Curve], check: Check, gallery: Gallery, caption: Caption) -> PictureCard:
-    """Plots one op along one axis: points with intervals, sawtooth, numbered cliffs, and kernels as a band per curve.
-
-    curves: curves of one op along one axis.
-    """
+    """Plots one op along one axis: points with intervals, sawtooth, numbered cliffs, and kernels as a band."""
     axis = curves[0].axis
     drawn = canvas.typical(curves, _MOST_CURVES)
     points = [point for curve in drawn for point in curve.points]
@@ -124,7 +121,6 @@ def _op_card(op: str, curves: Sequence[Curve], check: Check, gallery: Gallery, c
 
 
 def _chart(curves: Sequence[Curve], numbered: Sequence[Cliff]) -> str:
-    """Returns the curves and numbered cliffs as JSON for the interactive plot."""
 
     def row(point: Point, size: int) -> list[Any]:
         height = canvas.rate(point)
@@ -164,12 +160,10 @@ def _kernel_palette(kernels: int) -> Sequence[str]:
 
 
 def _kernel_label(launch: Launch) -> str:
-    """Returns the kernel's tile if known, else its name."""
     return str(launch.tile) if launch.tile is not None else launch.kernel
 
 
 def _cliffs_table(numbered: Sequence[Cliff], axis: str) -> Table | None:
-    """Builds the table that explains the numbers in a plot."""
     rows = []
     for number, cliff in enumerate(numbered, start=1):
         place = " ".join([f"{cliff.at} → {cliff.next}", *(f"{name}={value}" for name, value in cliff.held.items())])

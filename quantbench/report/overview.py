@@ -132,7 +132,6 @@ _MOST_PAIRS = 28
 def spread_picture(curves: Sequence[Curve], axis: str, gallery: Gallery, caption: str) -> Picture | None:
     """Plots the change in time per unit of work between neighbouring sizes: median and 10 to 90 % range over shapes.
 
-    curves: curves of all shapes along the axis.
     Returns None if no pair of close sizes is on at least eight curves.
     """
     ratios: dict[tuple[int, int], list[float]] = defaultdict(list)
@@ -219,7 +218,6 @@ def _range_words(name: str, unit: str, samples: Sequence[_Sample]) -> str:
 
 
 def _draw_state(tracks: dict[tuple[str, str], list[_Sample]], path: Path, caption: str) -> None:
-    """Writes a PNG: one panel per quantity over the minutes of the run."""
     size_in, title = (6.8, 1.0 + 1.15 * len(tracks)), "the device during the run"
     with figure(path, size_in, len(tracks), title=title, caption=caption, sharex=True) as panels:
         for (panel,), ((name, unit), samples) in zip(panels, tracks.items(), strict=True):

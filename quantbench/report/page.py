@@ -31,6 +31,7 @@ from quantbench.report.overview import maps_section, spread_picture, state_secti
 from quantbench.report.sections import (
     facts_of,
     how_section,
+    kernels_section,
     period_words,
     rules_section,
     sizes_section,
@@ -55,7 +56,6 @@ class Page:
     banners: (kind, title, text) of each warning at the top; kind is imported, simulated or warning.
     facts: (name, value) pairs for the foot of the page.
     lead: the first screen; None if nothing was measured.
-    lead_picture: plot of the first screen, or None.
     explanation: causes of the steps and the floor of short times, or "".
     origin: text after "Made by quantbench" in the last line.
     """
@@ -113,10 +113,7 @@ def write_page(output: Path, make: Callable[[Gallery], Page]) -> Written:
 
 
 def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mapping[str, int]) -> Page:
-    """Builds the page for some points of a run and draws its plots.
-
-    where: axis values that selected them.
-    """
+    """Builds the page for some points of a run, selected by `where`, and draws its plots."""
     info, spec = run.info, run.info.device
     caption = partial(picture_caption, info)
     axes = list(dict.fromkeys(name for point in points for name in point.axes if name not in (*where, SHAPE_DIM)))
@@ -141,6 +138,7 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
         sections += [axis_section(axis, curves[axis], check, gallery, caption) for axis in ordered]
         sections += [
             steps_section(check),
+            kernels_section(check),
             maps_section(layers, axes, gallery, caption),
             rules_section(check.rules, spec),
         ]

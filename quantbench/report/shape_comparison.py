@@ -37,7 +37,6 @@ class MeasuredShape:
     logits_us: time of the logits ops; None if an op is missing.
     missing: ops that were measured for the first shape but not for this one.
     gain: tokens per second over the first shape's, at equal parameters; None if an op is missing.
-    predicted: predicted gain over the first shape, if any.
     verdict: whether the measured gain agrees with the prediction; "" if either is unknown.
     """
 
@@ -121,7 +120,6 @@ def _gain(first: Sequence[Point], own: Sequence[Point], asked: TransformerShape,
 
 
 def _columns(comparison: ShapeComparison) -> dict[str, list[str]]:
-    """Returns the cells below each heading: one line per shape and library."""
     shapes = comparison.shapes
     several = len({one.library for one in shapes}) > 1
     predicted = any(one.predicted is not None for one in shapes)

@@ -178,11 +178,8 @@ def draw_efficiency(
 ) -> None:
     """Writes a PNG with a panel per op: medians with 95 % intervals, a line per provider and value of the other axes.
 
-    points: points of any ops and providers.
-    axis: name of the axis along x.
     tile_of: function that returns the tile of a point (`Check.tile_of`). If that was recorded or recovered from the
         steps, tile edges are ticks at the foot and wave edges dashed lines in the colour of their curve.
-    title, caption: see `canvas.figure`.
     """
 
     def draw(panel: Axes, op: str) -> None:

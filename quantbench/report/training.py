@@ -23,7 +23,6 @@ _WIDTH_OF_A_GROUP = 0.8
 
 
 def _columns(summaries: Sequence[TrainingSummary]) -> dict[str, list[str]]:
-    """Returns the cells below each heading: one line per log."""
     rows = []
     for s in summaries:
         tokens = "–"

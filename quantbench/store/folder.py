@@ -118,8 +118,7 @@ def _warnings(folder: Path, info: RunInfo, found: _Found) -> tuple[str, ...]:
         said.append(f"{path}: the last line is torn ({found.torn} bytes); its point was not kept")
     if found.repeats:
         named = ", ".join(map(str, found.repeats[:_MOST_NAMED])) + (", …" if len(found.repeats) > _MOST_NAMED else "")
-        many = len(found.repeats) > 1
-        said.append(f"{path}: line{'s' if many else ''} {named} repeat{'' if many else 's'} a record; it counts once")
+        said.append(f"{path}: records that repeat another count once (lines {named})")
     missing = (info.num_records or 0) - len(found.records) - len(found.retried)
     if missing > 0 and not found.absent:
         said.append(f"{path}: {missing} of {info.num_records} records missing")
@@ -157,9 +156,8 @@ class RunWriter:
         except FileExistsError:
             raise StoreError("create run", f"{folder} exists", "a new run id, or --resume") from None
         except OSError as error:
-            raise StoreError(
-                "create run", f"{folder} ({error.strerror})", "a results folder that can be written"
-            ) from None
+            what = f"{folder} ({error.strerror})"
+            raise StoreError("create run", what, "a results folder that can be written") from None
         records = _open_alone(folder)
         try:
             write_run_info(folder, info)

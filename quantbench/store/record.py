@@ -191,18 +191,12 @@ def record_key(workload: Workload, provider: str, timing: TimingOptions) -> str:
 
 def record_to_json(record: Record) -> Json:
     data: Json = {
-        "version": RECORD_VERSION,
-        "run_id": record.run_id,
-        "key": record.key,
-        "role": record.role,
-        "origin": record.origin,
-        "source": record.source,
-        "elapsed_s": round(record.elapsed_s, 3),
+        "version": RECORD_VERSION, "run_id": record.run_id, "key": record.key, "role": record.role,
+        "origin": record.origin, "source": record.source, "elapsed_s": round(record.elapsed_s, 3),
         "places": [{"axes": dict(p.axes), "op": p.op, "count": p.count} for p in record.places],
-        "workload": workload_to_json(record.workload),
-        "provider": record.provider,
+        "workload": workload_to_json(record.workload), "provider": record.provider,
         "launch": _launch_to_json(record.launch),
-    }
+    }  # fmt: skip
     if record.check is not None:
         data["check"] = encode(record.check)
     if record.phases_s:
@@ -223,9 +217,8 @@ def record_from_json(data: object) -> Record:
         raise InputError("record", repr(data)[:80], "a JSON object")
     version = data.get("version")
     if version not in range(1, RECORD_VERSION + 1):
-        raise InputError(
-            "record", f"version = {version!r}", f"1 to {RECORD_VERSION} (a newer quantbench may have written it)"
-        )
+        expected = f"1 to {RECORD_VERSION} (a newer quantbench may have written it)"
+        raise InputError("record", f"version = {version!r}", expected)
     texts: dict[str, str] = {}
     for name in ("run_id", "key", "provider", "origin", "role", "source"):
         value = data.get(name)

@@ -33,12 +33,10 @@ class _WrongTypeError(Exception):
 
 @dataclass(frozen=True)
 class _Field:
-    """Decoder of one field. exact: class whose values need no conversion. is_tuple: whether lists become tuples.
-    expected: the type in words, for errors."""
+    """Decoder of one field. exact: class whose values need no conversion. expected: the type in words, for errors."""
 
     exact: type | None
     convert: _Convert
-    is_tuple: bool
     expected: str
 
 
@@ -64,8 +62,7 @@ def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) 
             try:
                 value = field.convert(value)
             except _WrongTypeError:
-                shown = tuple(value) if field.is_tuple and isinstance(value, list) else value
-                raise InputError(who or kind.__name__, f"{name} = {shown!r}"[:100], field.expected) from None
+                raise InputError(who or kind.__name__, f"{name} = {value!r}"[:100], field.expected) from None
         values[name] = value
     return kind(**values)
 
@@ -99,9 +96,8 @@ def _fields(kind: Any, whole: bool = False) -> tuple[Mapping[str, _Field], froze
 
 
 def _field(hint: Any, whole: bool) -> _Field:
-    options = _options(hint)
-    exact = next((option for option in options if option in (str, int, bool, NoneType) or is_dataclass(option)), None)
-    return _Field(exact, _converter(hint, whole), any(get_origin(option) is tuple for option in options), _words(hint))
+    exact = next((one for one in _options(hint) if one in (str, int, bool, NoneType) or is_dataclass(one)), None)
+    return _Field(exact, _converter(hint, whole), _words(hint))
 
 
 def _options(hint: Any) -> tuple[Any, ...]:

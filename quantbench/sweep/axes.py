@@ -186,7 +186,7 @@ def check_axes(axes: tuple[Axis, ...], who: str = "sweep") -> None:
         raise InputError(who, f"--dim {repeated} twice", "each dimension once")
     if "tokens" in dims and {"seq", "mbs"} & set(dims):
         raise InputError(who, "--dim " + " --dim ".join(dims), "tokens, or seq and mbs whose product they are")
-    if any(d in GEMM_DIMS for d in dims) and any(d in MODEL_DIMS for d in dims):
+    if 0 < sum(d in GEMM_DIMS for d in dims) < len(dims):
         raise InputError(who, "--dim " + " --dim ".join(dims), "dimensions of a model, or m, n, k, batch: not both")
     places = prod(len(axis.values) for axis in axes)
     if places > MOST_VALUES:

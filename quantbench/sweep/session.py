@@ -2,7 +2,7 @@
 
 Entry points: `SweepSession` (`new` builds the plan and the run folder, `resume` reopens a run, `run` measures), used by
 the commands `sweep` and `check`; `adaptive_more`, used by the command `sweep`; `resumed_options`, used by it and by
-`cluster.session`; `begun` (makes the run's `RunInfo`) and `records_to_keep`, used by `cluster.session`.
+`cluster.session`; `begun` (makes the run's `RunInfo`), `records_to_keep` and `first_reference_us`, used by `cluster`.
 """
 
 from __future__ import annotations
@@ -45,15 +45,11 @@ class SweepSession:
     """
 
     def __init__(self, worker: Asked, connect: Connect, options: SweepOptions, plan: Plan, writer: RunWriter) -> None:
-        self.hello = worker.hello
-        self.options = options
-        self.plan = plan
-        self.folder = writer.folder
+        self.hello, self.options, self.plan, self.folder = worker.hello, options, plan, writer.folder
         self.finished: Finished | None = None
         self.num_retried = 0
         self._worker: Asked | None = worker
-        self._connect = connect
-        self._writer = writer
+        self._connect, self._writer = connect, writer
         self._records: tuple[Record, ...] = ()
 
     @classmethod

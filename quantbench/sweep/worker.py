@@ -43,10 +43,7 @@ class Worker:
     def __init__(
         self, spec: DeviceSpec, timer: Timer, timing: TimingOptions, name: Callable[[Request], Launch | None]
     ) -> None:
-        self._spec = spec
-        self._name = name
-        self._timer = timer
-        self._timing = timing
+        self._spec, self._timer, self._timing, self._name = spec, timer, timing, name
         self._phases_s: dict[str, float] = {}
         self._functions: dict[tuple[str, str], object] | None = None  # before the first provider is imported
 
@@ -59,11 +56,9 @@ class Worker:
             return self._run(request)
         except UnsupportedError as error:
             return Reply(skipped=str(error), phases_s=self._phases_s)
-        except MeasurementError as error:
-            kind = "wrong_result" if error.operation.startswith("check") else "error"
-            return Reply(failed=(kind, str(error)), phases_s=self._phases_s)
         except QuantbenchError as error:
-            return Reply(failed=("error", str(error)), phases_s=self._phases_s)
+            wrong = isinstance(error, MeasurementError) and error.operation.startswith("check")
+            return Reply(failed=("wrong_result" if wrong else "error", str(error)), phases_s=self._phases_s)
         except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
             message = first_line(error)
             if context_lost(error):
@@ -89,10 +84,10 @@ class Worker:
         warmup_before_s, measuring_before_s = self._timer.warmup_s, self._timer.measuring_s
         point = measure(provider, request.workload, self._spec, self._timer, self._timing)
         require_unchanged(self._functions, provider.id)
-        self._phases_s["inputs"] = point.inputs_s
-        self._phases_s["check"] = point.check_s
-        self._phases_s["warm-up"] = self._timer.warmup_s - warmup_before_s
-        self._phases_s["measuring"] = self._timer.measuring_s - measuring_before_s
+        self._phases_s |= {
+            "inputs": point.inputs_s, "check": point.check_s, "warm-up": self._timer.warmup_s - warmup_before_s,
+            "measuring": self._timer.measuring_s - measuring_before_s,
+        }  # fmt: skip
         launch = point.launch
         if launch is None and request.name and self._spec.kind == "cuda":
             torch.cuda.empty_cache()

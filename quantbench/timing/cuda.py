@@ -42,8 +42,6 @@ def runs_in_graph(
 ) -> tuple[int, int]:
     """Returns how many copies rotate with a run in its graph, and how many runs the graph has.
 
-    run_us: approximate time of the run.
-    copies: number of copies that are available.
     min_bytes: least number of bytes that one run touches; if None, copies are not used, since they might fit into the
         cache.
 

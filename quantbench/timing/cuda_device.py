@@ -70,7 +70,6 @@ class HostFlagHold:
         self._release_view[0] = 1
 
     def was_held(self) -> bool:
-        """False if the kernel timed out before the release."""
         return bool(self._timed_out_view[0] == 0)
 
 
@@ -97,7 +96,6 @@ class SleepHold:
             self._cycles = min(2 * self._cycles, _LONGEST_SLEEP_CYCLES)
 
     def was_held(self) -> bool:
-        """False if the sleep ended before the release."""
         return not self._late
 
 
@@ -165,7 +163,6 @@ class TorchCuda:
         self._hold.release()
 
     def was_held(self) -> bool:
-        """Returns whether the stream stayed held until the release."""
         return self._hold.was_held()
 
     def stamp(self, index: int) -> None:

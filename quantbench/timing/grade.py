@@ -76,7 +76,6 @@ def grade(
     flops, min_bytes: operations and least device-memory traffic of one run.
     dtype: format whose peak applies; if None or without a known peak, the device's highest peak applies.
     drift_ratio: current time of the reference point over its first time; None without a reference.
-    options: requested half-width, cache and sample count.
     interpreted: whether it ran in triton's interpreter, whose times describe no kernel.
     unchecked: why the results could not be checked, or "".
     """

@@ -13,13 +13,11 @@ import triton.language as tl
 
 @triton.jit
 def now_ns():
-    """Nanoseconds of the device's global timer."""
     return tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
 
 
 @triton.jit
 def cycles():
-    """Cycles of this SM's clock."""
     return tl.inline_asm_elementwise("mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
 
 

@@ -148,8 +148,8 @@ def collect(
     If every sample was bad, all are kept except the one with the lowest clock, whose reason ends with `KEPT`. Raises
     MeasurementError if then fewer than two are finite positive times.
     """
-    good: list[_Sample] = []
-    bad: list[_Sample] = []
+    good: list[Discarded] = []
+    bad: list[Discarded] = []
     pause_s = _FIRST_PAUSE_S
     bad_batches = 0
     stopped_by = None
@@ -161,7 +161,7 @@ def collect(
         good += accepted
         bad += [s for s in samples if s.reason]
         for s in accepted:
-            rule.add(s.time_us)
+            rule.add(s.sample_us)
         if accepted:
             bad_batches = 0
         elif not all(s.reason.startswith(PREEMPTED) for s in samples):
@@ -179,9 +179,8 @@ def collect(
     if not good:
         good, bad = _keep(bad)
     clocks = tuple(s.clock_mhz for s in good if s.clock_mhz is not None)
-    discarded = tuple(Discarded(s.time_us, s.reason, s.clock_mhz) for s in bad)
     return Measurement(
-        tuple(s.time_us for s in good), clocks if len(clocks) == len(good) else (), discarded, stopped_by,
+        tuple(s.sample_us for s in good), clocks if len(clocks) == len(good) else (), tuple(bad), stopped_by,
         mode="unknown", cache="unknown", state_before=warm.state, state_after=batch.state,
     )  # fmt: skip
 
@@ -282,19 +281,12 @@ class Timer:
         return replace(measurement, floor_us=self._floor_us)
 
 
-@dataclass(frozen=True)
-class _Sample:
-    time_us: float
-    clock_mhz: float | None
-    reason: str
-
-
 def _is_time(value: float) -> bool:
     return isfinite(value) and value > 0
 
 
-def _judge(batch: Batch, steady_mhz: float | None) -> list[_Sample]:
-    """Pairs each sample with the reason for discarding it, or ""."""
+def _judge(batch: Batch, steady_mhz: float | None) -> list[Discarded]:
+    """Returns each sample with the reason for discarding it, or "" if it counts."""
     clocks: Sequence[float | None] = batch.clocks_mhz or [None] * len(batch.samples_us)
     hard = ", ".join(r for r in batch.state.throttle_reasons if r in HARD_THROTTLES)
     invalid = batch.invalid or [""] * len(batch.samples_us)
@@ -302,26 +294,23 @@ def _judge(batch: Batch, steady_mhz: float | None) -> list[_Sample]:
     for time_us, clock_mhz, why in zip(batch.samples_us, clocks, invalid, strict=True):
         if not _is_time(time_us):
             # Stored as 0, since JSON has no NaN; the reason keeps the value.
-            judged.append(_Sample(0.0, clock_mhz, f"{NOT_A_TIME}: {time_us!r} µs"))
-        elif why:
-            judged.append(_Sample(time_us, clock_mhz, why))
-        elif hard:
-            judged.append(_Sample(time_us, clock_mhz, f"{THROTTLED}: {hard}"))
-        elif clock_mhz is not None and steady_mhz is not None and clock_mhz < _THROTTLE_SHARE * steady_mhz:
+            time_us, why = 0.0, f"{NOT_A_TIME}: {time_us!r} µs"
+        elif not why and hard:
+            why = f"{THROTTLED}: {hard}"
+        elif not why and clock_mhz is not None and steady_mhz and clock_mhz < _THROTTLE_SHARE * steady_mhz:
             share = f"{clock_mhz:.0f} MHz is {clock_mhz / steady_mhz:.0%} of the steady {steady_mhz:.0f} MHz"
-            judged.append(_Sample(time_us, clock_mhz, f"{THROTTLED}: {share}"))
-        else:
-            judged.append(_Sample(time_us, clock_mhz, ""))
+            why = f"{THROTTLED}: {share}"
+        judged.append(Discarded(time_us, why, clock_mhz))
     return judged
 
 
-def _keep(bad: list[_Sample]) -> tuple[list[_Sample], list[_Sample]]:
+def _keep(bad: list[Discarded]) -> tuple[list[Discarded], list[Discarded]]:
     """Split samples that were all bad into kept and discarded ones; the reason of one discarded sample ends with
     KEPT."""
-    times = [s for s in bad if _is_time(s.time_us)]
+    times = [s for s in bad if _is_time(s.sample_us)]
     if len(times) < 2:
         raise MeasurementError("collect", f"{len(bad)} samples, none usable ({bad[-1].reason})", "finite times above 0")
-    worst = min(times, key=lambda s: (s.clock_mhz or 0.0, -s.time_us))
+    worst = min(times, key=lambda s: (s.clock_mhz or 0.0, -s.sample_us))
     kept = [s for s in times if s is not worst]
-    rest = [s for s in bad if not _is_time(s.time_us)]
-    return kept, [*rest, _Sample(worst.time_us, worst.clock_mhz, worst.reason + KEPT)]
+    rest = [s for s in bad if not _is_time(s.sample_us)]
+    return kept, [*rest, replace(worst, reason=worst.reason + KEPT)]

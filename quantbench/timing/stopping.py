@@ -111,7 +111,6 @@ class Steadiness:
 
     @property
     def _settled(self) -> bool:
-        """Whether short windows suffice."""
         if self._known_mhz is None or not self.light or not self._agree(_SHORT_WINDOW_S):
             return False
         return same_clock(_clock_mhz(self._windows(_SHORT_WINDOW_S)[1]), self._known_mhz)
@@ -233,7 +232,6 @@ class StoppingRule:
         return "noise_floor" if self._flat() else None
 
     def _flat(self) -> bool:
-        """Whether the interval has stopped narrowing."""
         count, width = self._widths[-1]
         earlier = [w for n, w in self._widths if n * _FLOOR_SPAN <= count]
         flat = count >= _FLOOR_MIN_SAMPLES and bool(earlier) and width > _FLOOR_SHARE * earlier[-1]

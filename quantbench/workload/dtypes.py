@@ -1,9 +1,9 @@
 """Defines the dtypes: their widths, the output dtype of GEMMs, and which dtypes each op supports.
 
-Entry points: `DTYPES`, `GEMM_DTYPES`, `VECTOR_DTYPES`, `MEASURED_DTYPES`, `element_bytes`, `dtype_name`. Used by the
-other modules of `workload`, by `kernels`, `latency`, `planner`, `profile`, `importers`, `providers`, `sweep`, `advice`,
-`comm`, `quantization`, `megatron`, `alignment_rules`, `explore`, `cli.advise`, `cli.model_options`,
-`tools.ship_gemm` and `pytest_plugin`.
+Entry points: `DTYPES`, `GEMM_DTYPES`, `VECTOR_DTYPES`, `MEASURED_DTYPES`, `element_bytes`, `dtype_name`,
+`missing_format`. Used by the other modules of `workload`, by `kernels`, `latency`, `planner`, `profile`, `importers`,
+`providers`, `sweep`, `advice`, `comm`, `quantization`, `megatron`, `alignment_rules`, `explore`, `cli.advise`,
+`cli.model_options`, `tools.ship_gemm` and `pytest_plugin`.
 
 Sources: IEEE 754 (fp16, fp32), NVIDIA A100 whitepaper 2020 (bf16; tf32: fp32 storage, 10-bit mantissa in the
 tensor core), OCP FP8 specification 1.0 2023 (fp8 is e4m3 here, as in torch.float8_e4m3fn), OCP MX specification 1.0
@@ -70,6 +70,9 @@ GEMM_DTYPES = ("fp16", "bf16", "fp32", "tf32", "fp8", "fp8_block", "mxfp8", "nvf
 MEASURED_DTYPES = ("fp16", "bf16", "fp32", "tf32", "fp8", "int8")
 #: dtypes of softmax and attention
 VECTOR_DTYPES = ("fp16", "bf16", "fp32")
+# First compute capability whose tensor cores support a dtype; older devices would convert bf16. Sources: NVIDIA A100
+# whitepaper 2020 (bf16, tf32), Turing whitepaper 2018 (int8), Ada whitepaper 2022 (fp8).
+_FIRST_CAPABILITY = {"bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9), "int8": (7, 5)}
 #: torch's names of the same dtypes
 _ALIASES = {
     "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "tfloat32": "tf32",
@@ -90,6 +93,17 @@ def dtype_name(dtype: object, operation: str = "dtype") -> str:
     if name not in GEMM_DTYPES:
         raise InputError(operation, f"dtype = {dtype!r}", f"one of {', '.join((*GEMM_DTYPES, *_ALIASES))}")
     return name
+
+
+def missing_format(dtype: str, capability: tuple[int, int]) -> str | None:
+    """Returns why a GPU of this compute capability does not compute in a dtype, or None.
+
+    >>> missing_format("fp8", (8, 0))
+    'fp8 needs compute capability 8.9, not 8.0'
+    """
+    first = _FIRST_CAPABILITY.get(dtype, capability)
+    have, need = (f"{major}.{minor}" for major, minor in (capability, first))
+    return f"{dtype} needs compute capability {need}, not {have}" if capability < first else None
 
 
 def element_bytes(dtype: str) -> int:

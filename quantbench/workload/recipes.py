@@ -1,7 +1,7 @@
 """Defines how a training step uses 8- and 4-bit formats: the formats of the products, and the casts of their inputs.
 
 Entry points: `RECIPES`, each a `Recipe`; `casts_of`, the casts of one linear layer. Used by `workload.transformer`,
-`planner` and `cli.model_options`.
+`planner`, `cli.model_options` and tools.
 
 A recipe quantizes x, W and dy of a linear layer y = x·Wᵀ. Tensor cores read 8-bit inputs along the reduction, which
 differs between the two uses of a tensor, so each is written twice. On Blackwell the scales per tensor need no second

@@ -23,7 +23,7 @@ from quantbench.latency.op_times import copy_us
 from quantbench.latency.tables import GemmTable
 from quantbench.workload import Gemm, TransformerShape
 from quantbench.workload.kinds import Compute
-from tools.accuracy.padding import pairs, regret, rules_table
+from tools.accuracy.padding import measured_again, pairs, regret, rules_table
 from tools.guide.markers import kept
 
 A100, H100 = lookup("a100-sxm4-80gb"), lookup("h100-sxm5-80gb")
@@ -129,10 +129,13 @@ def test_pairs_are_one_past_a_size_and_the_next_larger_one() -> None:
     gemms = Gemm(129, 1536, 4096), Gemm(160, 1536, 4096)
     shares = ({gemm: (1.0, one)} for gemm, one in zip(gemms, estimates, strict=True))
     judged = compare((), *shares, *estimates, [], 0, Times(1.0))
-    found = regret(table, tokens, [judged, judged])
+    second = GemmTable(m[1:], n[1:], np.full(4, 4096), np.array([4.0, 5.0, 3.0, 2.0]), "bf16", A100.name)
+    found = regret(table, tokens, [judged, judged], again=measured_again(table, second), shipped=None)
+    assert found.again == 0.5  # the second measurement pads neither
+    assert np.isnan(found.shipped)
     assert found.covered == 0.5  # of two measured savings, 50 % and −50 %
     assert (found.never, found.always, found.chosen) == (0.5, 0.25, 0.25)
-    assert found.median == pytest.approx(0.25)
+    assert found.differs == 0.375  # of 75 % and 0
 
 
 @pytest.mark.parametrize("words", [word for word in COMMANDS if "model.json" not in word])

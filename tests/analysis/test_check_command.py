@@ -96,12 +96,6 @@ def test_a_page_for_programs(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.slow
-def test_the_number_of_sms_need_not_be_known(tmp_path: Path) -> None:
-    period = call_json(write_simulated(tmp_path, GPU, staircase()), "--blind")["period"]
-    assert (period["verdict"], period["tile"], period["sm_count"]) == ("clear", "128x256", 108)
-
-
 def test_too_much_noise_is_unclear(tmp_path: Path) -> None:
     records = records_of(GPU, along("n", range(4096, 5633, 128), HELD), noise=0.06, samples=1, seed=1)
     period = call_json(write_simulated(tmp_path, GPU, records))["period"]

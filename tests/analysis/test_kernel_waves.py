@@ -16,6 +16,8 @@ from quantbench.importers import neusight
 from quantbench.importers.runs import Origin, Row, Rows, records_of, write_run
 from quantbench.launch import Launch, Tile
 from quantbench.quantization import cdiv
+from quantbench.report.page import write_report
+from quantbench.report.sections import kernels_section
 from quantbench.store.folder import Run, read_run
 from quantbench.store.record import Place
 from quantbench.workload import Gemm
@@ -101,6 +103,14 @@ def test_check_has_the_kernels(tmp_path: Path) -> None:
     assert kernel["kernel"] == NAME
     assert kernel["whole_tiles"]
     assert kernel["edges"][0]["blocks"] == 80
+    section = kernels_section(found)
+    assert section is not None
+    assert section.table is not None
+    (cells,) = section.table.rows
+    assert cells[0].startswith(NAME)
+    assert cells[4].startswith("80 ")
+    assert "80 SMs" in section.note
+    assert "Edges of named kernels" in write_report(found.run, tmp_path / "report.html").page.read_text("utf-8")
 
 
 @pytest.mark.slow

@@ -12,8 +12,7 @@ from ahead_of_time import (
     compile_forward,
 )
 from quantbench.kernels.attention.menu import WITH_DESCRIPTORS, Loads, Setting, backward_tiles, forward_menu
-from quantbench.kernels.attention.operands import aligned
-from quantbench.kernels.launching import TRITON, badly_compiled
+from quantbench.kernels.launching import TRITON, badly_compiled, widest
 
 from quantbench.quantization import TENSOR_MEMORY_COLUMNS
 
@@ -28,7 +27,7 @@ needs_good_backward = pytest.mark.skipif(
 
 def loads_of(arch: int, head_dim: int) -> Loads:
     """As contiguous bf16 tensors arrive."""
-    width = 2 * aligned("bf16", head_dim)
+    width = 2 * widest(8, head_dim)
     return Loads(width, descriptors=arch in WITH_DESCRIPTORS and width == 16)
 
 

@@ -15,8 +15,9 @@ import pytest
 import torch
 from ahead_of_time import SHARED_MEMORY_LIMIT_BYTES, KernelResources, compile_gemm, compile_kernel
 from interpreter import ACTIVE
+from made_operands import contiguous
 from quantbench.kernels.gemm import kernels as gemm_kernels
-from quantbench.kernels.gemm.config import align_bytes, configure, contiguous
+from quantbench.kernels.gemm.config import align_bytes, configure
 from quantbench.kernels.gemm.menu import tiles
 from quantbench.kernels.launching import HAS_TENSOR_DESCRIPTOR, TRITON, badly_compiled
 

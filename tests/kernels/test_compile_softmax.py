@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ahead_of_time import KernelResources, compile_softmax
 from quantbench.kernels.launching import TRITON
-from quantbench.kernels.softmax import MAX_COLS, softmax_tile, vector_elements
+from quantbench.kernels.softmax import MAX_COLS, softmax_tile
 
 from quantbench.errors import InputError
 
@@ -74,7 +74,3 @@ def test_a_tile_holds_whole_rows_and_enough_of_them(cols: int, element_bytes: in
 def test_rows_that_no_program_holds_are_refused() -> None:
     with pytest.raises(InputError, match=r"^softmax: cols = 16385; expected an integer from 1 to 16384$"):
         softmax_tile(MAX_COLS + 1, 2)
-
-
-def test_vectors_are_at_most_16_bytes() -> None:
-    assert [vector_elements(64, size) for size in (2, 4)] == [8, 4]

@@ -261,7 +261,7 @@ LSE = torch.zeros(1, 4, 20)
         (lambda: attention(*(x.double() for x in (Q, K, V))), "attention: q in float64; expected float16, bfloat16 or"),
         (
             lambda: attention(Q, K.float(), V),
-            "attention: k in float32 and q in float16; expected one format for all",
+            "attention: k of shape (1, 2, 20, 32) in float32 on cpu; expected (1, 2, 20, 32) in float16",
         ),
         (
             lambda: attention(Q.mT.contiguous().mT, K, V),
@@ -295,7 +295,7 @@ LSE = torch.zeros(1, 4, 20)
         ),
         (
             lambda: plan_backward(Q, K, V, Q, LSE, DO[:, :2]),
-            "attention: grad of shape (1, 2, 20, 32); expected (1, 4, 20, 32), that of q",
+            "attention: grad of shape (1, 2, 20, 32) in float16 on cpu; expected (1, 4, 20, 32) in float16",
         ),
         (
             lambda: plan_backward(Q, K, V, Q, LSE.double(), DO),

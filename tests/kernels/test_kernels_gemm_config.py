@@ -7,6 +7,7 @@ import doctest
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_operands import contiguous
 from quantbench.kernels import launching
 from quantbench.kernels.gemm import config, host, menu
 from quantbench.kernels.gemm.config import (
@@ -15,7 +16,6 @@ from quantbench.kernels.gemm.config import (
     align_bytes,
     complete,
     configure,
-    contiguous,
     streamed_tiles,
 )
 from quantbench.kernels.gemm.menu import ARCHITECTURES, SCHEDULES, estimated_clocks, pick, tiles

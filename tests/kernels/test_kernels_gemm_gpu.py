@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from quantbench.kernels.gemm import matmul, plan
 from quantbench.kernels.gemm.menu import SCHEDULES, architecture, tiles
-from quantbench.kernels.launching import HAS_TENSOR_DESCRIPTOR, missing_format
+from quantbench.kernels.launching import HAS_TENSOR_DESCRIPTOR
 
 from quantbench.errors import InputError
 from quantbench.launch import Tile
 from quantbench.providers.correctness import tolerance
 from quantbench.providers.inputs import TORCH_DTYPES, Inputs
 from quantbench.workload import Gemm
+from quantbench.workload.dtypes import missing_format
 
 pytestmark = pytest.mark.gpu
 

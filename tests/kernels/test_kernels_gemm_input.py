@@ -7,10 +7,11 @@ import torch
 from interpreter import ACTIVE
 from quantbench.kernels import launching
 from quantbench.kernels.gemm import matmul
-from quantbench.kernels.launching import badly_compiled, missing_format, unsupported_architecture
+from quantbench.kernels.launching import badly_compiled, unsupported_architecture
 
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.launch import Tile
+from quantbench.workload.dtypes import missing_format
 
 A = torch.ones(32, 48, dtype=torch.float16)
 B = torch.ones(48, 64, dtype=torch.float16)
@@ -27,9 +28,9 @@ B = torch.ones(48, 64, dtype=torch.float16)
             "a of shape (2, 32, 48) and b of shape (3, 48, 64); expected the sa",
         ),
         (A[:0], B, "a of shape (0, 48) and b of shape (48, 64); expected sizes of at least 1"),
-        (A, B.float(), "a in float16 and b in float32; expected one format for both"),
+        (A, B.float(), "b of shape (48, 64) in float32 on cpu; expected (48, 64) in float16 on cpu"),
         (A.double(), B.double(), "operands in float64; expected float16, bfloat16, float32, float8_e4m3fn"),
-        (A, B.to("meta"), "a on cpu and b on meta; expected one device for both"),
+        (A, B.to("meta"), "b of shape (48, 64) in float16 on meta; expected (48, 64) in float16 on cpu"),
         (
             torch.ones(32, 96, dtype=torch.float16)[:, ::2],
             B,
@@ -116,7 +117,8 @@ def test_cpu_tensors_need_the_interpreter() -> None:
     ],
 )
 def test_tiles_that_no_kernel_has(tile: Tile, schedule: str, words: str) -> None:
-    from quantbench.kernels.gemm.config import configure, contiguous
+    from made_operands import contiguous
+    from quantbench.kernels.gemm.config import configure
 
     from quantbench.workload import Gemm
 
@@ -180,8 +182,8 @@ def test_a_launch_on_volta_says_which_versions_to_install(monkeypatch: pytest.Mo
 
 
 def test_formats_that_came_later() -> None:
-    assert missing_format("bf16", (7, 5)) == "sm_75 does not support bf16"
-    assert missing_format("tf32", (7, 0)) == "sm_70 does not support tf32"
-    assert missing_format("fp8", (8, 6)) == "sm_86 does not support fp8"
+    assert missing_format("bf16", (7, 5)) == "bf16 needs compute capability 8.0, not 7.5"
+    assert missing_format("tf32", (7, 0)) == "tf32 needs compute capability 8.0, not 7.0"
+    assert missing_format("fp8", (8, 6)) == "fp8 needs compute capability 8.9, not 8.6"
     assert missing_format("fp8", (8, 9)) is None
     assert missing_format("fp16", (7, 0)) is None

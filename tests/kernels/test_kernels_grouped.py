@@ -14,8 +14,9 @@ from ahead_of_time import compile_kernel
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from interpreter import ACTIVE, in_interpreter
+from made_operands import contiguous
 from quantbench.kernels.gemm import grouped
-from quantbench.kernels.gemm.config import Operands, configure, contiguous
+from quantbench.kernels.gemm.config import Operands, configure
 from quantbench.kernels.gemm.menu import tiles
 from quantbench.kernels.launching import HAS_TENSOR_DESCRIPTOR
 from test_compile_gemm import EXHAUSTIVE, OPCODES, check_fits

@@ -95,9 +95,9 @@ def test_fit_recovers_the_kernel_family_and_the_times(family: str) -> None:
 
 def test_bad_rows_are_refused_and_few_leave_the_prior() -> None:
     works = [causal(128 * i) for i in range(1, 30)]
-    with pytest.raises(InputError, match=r"29 times for 29 shapes; expected a finite time above 0 for each"):
+    with pytest.raises(InputError, match=r"latency_us = .*; expected finite times above 0"):
         AttentionModel.fit(A100, works, [float("nan")] * 29)
-    with pytest.raises(InputError, match=r"2 times for 29 shapes"):
+    with pytest.raises(InputError, match=r"shape \(2,\) for 29 shapes"):
         AttentionModel.fit(A100, works, [1.0, 2.0])
     few = AttentionModel.fit(A100, works[:3], [20.0, 30.0, 40.0])
     assert f"(3 rows are fewer than the {FEWEST_ROWS} a fit needs)" in few.note

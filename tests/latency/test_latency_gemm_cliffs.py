@@ -10,7 +10,6 @@ from quantbench.latency.gemm.cliffs import (
     Calibration,
     calibration_of,
     cliff_probability,
-    forecast_cliffs,
 )
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.gemm.training import shipped_pool
@@ -22,10 +21,9 @@ def test_a_rise_of_the_step_is_as_likely_as_not() -> None:
     exact = Calibration(share=1.0, spread=1.0, noise=0.05)
     rise = np.log([1.10, 1.10, 1.20])
     deviation = np.array([0.0, 0.3, 0.0])
-    assert exact.probability(rise, deviation, step=0.10)[:2].tolist() == pytest.approx([0.5, 0.5])
+    assert exact.probability(rise, deviation)[:2].tolist() == pytest.approx([0.5, 0.5])
     # 0.087 above the step in log time, which is 1.74 standard deviations.
-    assert exact.probability(rise, deviation, step=0.10)[2] == pytest.approx(0.9591, abs=1e-4)
-    assert exact.probability(rise, deviation, step=0.20)[2] == pytest.approx(0.5)
+    assert exact.probability(rise, deviation)[2] == pytest.approx(0.9591, abs=1e-4)
 
 
 def test_the_less_sure_the_trees_the_closer_to_a_half() -> None:
@@ -53,18 +51,8 @@ def test_every_measured_family_is_calibrated_without_itself() -> None:
 def test_the_a100_model_sees_the_second_row_of_tiles() -> None:
     model = GemmModel.best(A100)
     sizes = ([256, 300, 300], 12288, [4096, 4096, 8192])
-    assert forecast_cliffs(model, *sizes).tolist() == [True, False, False]
     probability = cliff_probability(model, *sizes)
     assert probability[0] > 0.9 > 0.1 > probability[1:].max()
-
-
-def test_what_is_forecast_is_what_is_likely_enough() -> None:
-    model = GemmModel.best(A100)
-    m, n, k = np.array([128, 256, 384, 512, 1024, 2048]), np.full(6, 4096), np.full(6, 4096)
-    probability = cliff_probability(model, m, n, k)
-    for likely in (0.1, 0.5):
-        assert forecast_cliffs(model, m, n, k, likely=likely).tolist() == (probability >= likely).tolist()
-    assert np.all(cliff_probability(model, m, n, k, step=0.3) < probability)
 
 
 def test_a_rise_is_the_mean_over_all_trees_and_its_deviation_their_spread() -> None:
@@ -88,16 +76,9 @@ def test_a_prior_forecasts_by_its_cost_model_alone() -> None:
 
 
 def test_nothing_asked_is_nothing_forecast() -> None:
-    assert forecast_cliffs(GemmModel.best(A100), [], [], []).tolist() == []
+    assert cliff_probability(GemmModel.best(A100), [], [], []).tolist() == []
 
 
-def test_sizes_steps_and_probabilities_that_are_none_are_refused() -> None:
-    model = GemmModel.best(A100)
+def test_sizes_that_are_none_are_refused() -> None:
     with pytest.raises(InputError, match=r"cliff_probability: m = 0"):
-        forecast_cliffs(model, 0, 4096, 4096)
-    for step in (0.0, -0.1, float("nan")):
-        with pytest.raises(InputError, match=r"cliff_probability: step = "):
-            cliff_probability(model, 256, 4096, 4096, step=step)
-    for likely in (0.0, 1.0, float("nan"), 25):
-        with pytest.raises(InputError, match=r"forecast_cliffs: likely = "):
-            forecast_cliffs(model, 256, 4096, 4096, likely=likely)
+        cliff_probability(GemmModel.best(A100), 0, 4096, 4096)

@@ -147,7 +147,7 @@ def test_op_times_of_experts_and_products() -> None:
 
 def test_wrong_input_is_named() -> None:
     works = layers(30)
-    with pytest.raises(InputError, match="29 times for 30 layers"):
+    with pytest.raises(InputError, match=r"shape \(29,\) for 30 shapes"):
         MoEModel.fit(H100, works, np.ones(29), library="vllm")
     with pytest.raises(InputError, match="bf16, fp8"):
         MoEModel.fit(H100, [*works, replace(works[0], dtype="fp8")], np.ones(31), library="vllm")

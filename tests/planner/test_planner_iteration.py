@@ -12,7 +12,7 @@ from quantbench.device import lookup
 from quantbench.latency.estimate import Estimate
 from quantbench.latency.interconnect import Cluster, Link, cluster, reference_cluster, same_site
 from quantbench.latency.model_times import BestTimes
-from quantbench.latency.op_times import RememberedTimes, RooflineTimes
+from quantbench.latency.op_times import RememberedTimes
 from quantbench.planner.calibration import shipped
 from quantbench.planner.iteration import data_parallel_s, exposed_s, iteration, point_to_point_s, tied_embedding_s
 from quantbench.planner.layer_time import LayerTime, LayerTimes, Span, divided
@@ -331,13 +331,6 @@ def test_tflops_and_mfu_of_a_prediction() -> None:
     assert found.tflops == pytest.approx(full / found.sec_per_it / 384 / 1e12)
     assert 0.6 < found.mfu / (0.75 * found.tflops / 312) < 1.1
     assert found.tokens_per_s == pytest.approx(2048 * 2048 / found.sec_per_it)
-
-
-def test_roofline_times_have_an_interval() -> None:
-    times = RooflineTimes(lookup("h100-sxm5-80gb"))
-    found = times.estimates([Gemm(4096, 4096, 4096)])[0]
-    assert (found.low_us, found.high_us) == (found.latency_us / 2, found.latency_us * 2)
-    assert "factor of 2" in times.note
 
 
 def test_the_best_times_know_every_kind_of_work() -> None:

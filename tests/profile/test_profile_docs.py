@@ -15,12 +15,12 @@ import made_runs
 import numpy as np
 import pytest
 
-from quantbench.importers.aiconfigurator import TableFile
 from quantbench.latency.gemm.model import GemmModel
+from quantbench.latency.softmax import SoftmaxModel
 from quantbench.profile import Profile
 from quantbench.profile.file import schema
 from tools.accuracy.tables import SHIPPED_GPUS
-from tools.shelf import shelf_profile
+from tools.shelf import PUBLISHED_GPUS, Source, shelf_profile
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "profiles.md").read_text(encoding="utf-8")
@@ -61,9 +61,8 @@ def test_its_targets_exist() -> None:
 
 
 def test_a_shelf_profile_is_made_of_runs_and_holds_none_of_their_rows() -> None:
-    table = TableFile("gemm", Path("gemm_perf.parquet"), "a100_sxm", "sglang", "0.5.10", "a-package 1.2")
     made_of = made.run(made.gemm_records(), "a-run", source="a-package 1.2: gemm_perf.parquet")
-    profile = shelf_profile("a100-sxm4-80gb", [made_of], [table])
+    profile = shelf_profile("a100-sxm4-80gb", [made_of], Source(("bf16",), "a-package 1.2", "quantbench import it"))
     assert all(len(rows) == 0 for rows in profile.tables.values())
     assert "the measured rows stay in a-package 1.2 and are not redistributed" in profile.provenance.note
     assert (profile.provenance.runs[0].records, profile.provenance.runs[0].rows) == (22, 0)
@@ -73,23 +72,27 @@ def test_a_shelf_profile_is_made_of_runs_and_holds_none_of_their_rows() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slug", SHIPPED_GPUS)
+@pytest.mark.parametrize("slug", [*SHIPPED_GPUS, *PUBLISHED_GPUS])
 def test_the_shelf_holds_models_and_findings_and_no_rows(slug: str, tmp_path: Path) -> None:
     folder = ROOT / "results" / slug
     profile = Profile.load(folder)
     jsonschema.validate(json.loads((folder / "profile.json").read_text(encoding="utf-8")), schema())
     assert profile.device.name == slug
     assert all(len(table) == 0 for table in profile.tables.values())
-    assert "the measured rows stay in aiconfigurator-core" in profile.provenance.note
-    assert all(run.origin == "imported" and run.records > 1000 for run in profile.provenance.runs)
-    assert profile.cliffs
-    assert {finding.verdict for finding in profile.findings} > {"NOT TESTED"}
-    # Whoever fits the shipped models to other rows writes the shelf anew.
-    model, shipped = profile.models.gemm[0], GemmModel.best(slug)
-    for name in ("table", "sha256", "package", "rows_fitted"):
-        assert model.provenance[name] == shipped.provenance[name], "make shelf"
+    assert "the measured rows stay in" in profile.provenance.note
+    assert all(run.origin == "imported" and run.records > 300 for run in profile.provenance.runs)
+    if slug in SHIPPED_GPUS:  # the others' sizes are scattered: few of them are on a curve
+        assert profile.cliffs
+        assert {finding.verdict for finding in profile.findings} > {"NOT TESTED"}
+    assert profile.models.softmax == SoftmaxModel.best(profile.device), "make shelf"
     m, n, k = np.array([100, 4096, 8192]), np.array([1024, 4096, 28672]), np.array([4096, 4096, 8192])
-    error = np.abs(profile.gemm(m, n, k).latency_us / shipped.predict(m, n, k).latency_us - 1)
-    assert error.max() < 0.15
+    for model in profile.models.gemm:
+        # Whoever fits the shipped models to other rows writes the shelf anew.
+        shipped = GemmModel.best(slug, dtype=model.dtype)
+        for name in ("table", "sha256", "package", "rows_fitted"):
+            assert model.provenance[name] == shipped.provenance[name], "make shelf"
+        found = profile.gemm(m, n, k, dtype=model.dtype)
+        error = np.abs(found.latency_us / shipped.predict(m, n, k).latency_us - 1)
+        assert error.max() < 0.25
     profile.save(tmp_path / "profile.json")
     assert (tmp_path / "profile.json").read_bytes() == (folder / "profile.json").read_bytes()

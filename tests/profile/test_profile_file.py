@@ -12,9 +12,12 @@ import made_profiles as made
 import numpy as np
 import pytest
 
+from quantbench.device import lookup
 from quantbench.errors import InputError, StoreError
+from quantbench.latency.attention import AttentionModel
 from quantbench.profile import Profile
 from quantbench.profile.file import digest, schema, upgrade
+from quantbench.profile.models import Models, models_from_json, models_to_json
 
 
 def saved(folder: Path, profile: Profile | None = None) -> Path:
@@ -244,3 +247,9 @@ def test_infinite_numbers_do_not_pass(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="expected a folder that can be written"):
         made.profile().save(tmp_path / "nowhere" / "profile.json")
+
+
+def test_a_gpu_without_bf16_keeps_its_model_of_attention() -> None:
+    device = lookup("v100-sxm2-16gb")
+    models = Models(attention=AttentionModel.best(device))
+    assert models_from_json(json.loads(json.dumps(models_to_json(models))), device).attention is not None

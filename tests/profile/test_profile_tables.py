@@ -135,10 +135,9 @@ def test_runs_that_do_not_belong_together_are_refused(runs: list[Run], message: 
 @pytest.mark.parametrize(
     ("work", "us", "message"),
     [
-        (Gemm(4096, 4096, 4096), 0.55, "are 249,889 TFLOP/s; expected at most 312, the peak of a100-sxm4-80gb (are"),
+        (Gemm(4096, 4096, 4096), 0.55, "0.55; expected a time at the peak of a100-sxm4-80gb at the least (are they"),
         (Gemm(64, 64, 64), 0.004, "latency_us 0.004; expected at least 0.05 µs (is it in milliseconds?)"),
-        (Gemm(4096, 4096, 4096), 5.5e5, "every row is far too slow; row 0 (m 4096, n 4096, k 4096, batch 1, dtype"),
-        (Attention(8, 32, 4096, 4096, 128), 5.0, "TFLOP/s; expected at most 312"),
+        (Attention(8, 32, 4096, 4096, 128), 5.0, "expected a time at the peak of a100-sxm4-80gb at the least"),
         (Softmax(64, 2048, 2048), 0.5, "expected no more than 100 times the memory's 2039 GB/s"),
     ],
 )  # fmt: skip

@@ -20,7 +20,7 @@ from quantbench.launch import Tile
 from quantbench.store.record import Record
 from quantbench.workload import Attention, Gemm
 from tools.guide.formats import steps_of
-from tools.guide.kernels import named_kernels
+from tools.guide.kernels import half_precision, hidden_sizes, named_kernels
 from tools.guide.markers import fill, kept, table
 from tools.guide.products import edges_of, prices, rates
 from tools.guide.rules import CONFIRMED, INCONCLUSIVE, REFUTED, Effect, effect_of, words
@@ -41,6 +41,7 @@ DOCS = ROOT / "docs"
 PAGE = DOCS / "choosing-shapes.md"
 # Kept beside the checkout, not in it.
 NEUSIGHT = ROOT.parent / "shared" / "data" / "neusight_fp32.parquet"
+DEEPBENCH = NEUSIGHT.with_name("deepbench_v100.csv")
 SEARCHES = ROOT / "tests" / "data" / "bloom_tables.csv"
 A100 = lookup("a100-sxm4-80gb")
 
@@ -94,6 +95,21 @@ def test_the_page_says_what_the_tables_say(tmp_path: Path) -> None:
 @pytest.mark.skipif(not NEUSIGHT.exists(), reason="no ../shared beside the checkout")
 def test_the_page_says_what_the_named_kernels_say() -> None:
     assert kept(PAGE.read_text(encoding="utf-8"), "named-kernels") == named_kernels(NEUSIGHT)
+
+
+@pytest.mark.skipif(not DEEPBENCH.exists(), reason="no ../shared beside the checkout")
+def test_the_page_says_what_deepbench_says() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    for name, found in half_precision(DEEPBENCH).items():
+        assert kept(text, name) == found
+
+
+def test_sizes_that_the_v100s_sms_divide_use_as_many_slots_as_others() -> None:
+    found = hidden_sizes()
+    assert kept(PAGE.read_text(encoding="utf-8"), "v100-hidden") == found
+    for line in found.splitlines()[2:]:
+        divided, others = (float(cell.rstrip(" %")) for cell in line.strip("| ").split(" | ")[1:3])
+        assert abs(divided - others) < 1
 
 
 def test_places_are_filled_in_a_line_or_over_lines() -> None:

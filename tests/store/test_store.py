@@ -174,7 +174,7 @@ def test_a_line_that_is_there_twice_counts_once_and_is_named(tmp_path: Path) -> 
     path.write_text(first + second + first + again)
     run = read_run(writer.folder)
     assert [r.workload.n for r in run.records] == [8, 16]  # type: ignore[union-attr]
-    assert run.warnings == (f"{path}: lines 3, 4 repeat a record; it counts once",)
+    assert run.warnings == (f"{path}: records that repeat another count once (lines 3, 4)",)
 
 
 def test_several_kernels_of_one_workload_in_a_foreign_table_are_no_repeats(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from quantbench.device import lookup
 from quantbench.latency.contests import Contest, fit
 from quantbench.latency.families import family
 from quantbench.latency.gemm.cliffs import Calibration
-from quantbench.latency.scoring import cliff_pairs, held_out_sites
+from quantbench.latency.scoring import cliff_pairs, held_out_sites, rises
 from tools.accuracy.tables import SHIPPED_GPUS, read_packaged
 
 FloatArray = npt.NDArray[np.float64]
@@ -25,7 +25,6 @@ BoolArray = npt.NDArray[np.bool_]
 
 ROWS = 200
 SEEDS = range(8)
-_STEP = 0.10
 _START = Calibration(share=0.9, spread=1.0, noise=0.06)
 
 
@@ -47,10 +46,9 @@ def inner_rises(gpu: str, seeds: Sequence[int] = SEEDS) -> Rises:
         inner = held_out_sites(contest.table.n[pool], contest.table.k[pool], ROWS, seed)
         rows = pool[inner.test]
         model = fit(contest, pool[inner.train], seed)
-        low, high = cliff_pairs(*contest.shapes(rows))
+        pairs = low, _ = cliff_pairs(*contest.shapes(rows))
         rise, deviation = model.ensemble.rise(*(x.astype(np.float64) for x in contest.shapes(rows[low])))
-        measured = contest.table.latency_us[rows]
-        found.append((rise, deviation, measured[high] / measured[low] > 1.0 + _STEP))
+        found.append((rise, deviation, rises(contest.table.latency_us[rows], pairs)))
     rise, deviation, is_cliff = (np.concatenate(parts) for parts in zip(*found, strict=True))
     return Rises(rise, deviation, is_cliff)
 
@@ -69,9 +67,9 @@ def calibrate(families: Mapping[str, Sequence[Rises]]) -> Calibration:
     return Calibration(*(round(float(x), 3) for x in np.exp(found.x)))
 
 
-def _cross_entropy(calibration: Calibration, rises: Rises) -> float:
-    probability = np.clip(calibration.probability(rises.rise, rises.deviation, step=_STEP), 1e-6, 1.0 - 1e-6)
-    return float(-np.mean(np.log(np.where(rises.is_cliff, probability, 1.0 - probability))))
+def _cross_entropy(calibration: Calibration, of: Rises) -> float:
+    probability = np.clip(calibration.probability(of.rise, of.deviation), 1e-6, 1.0 - 1e-6)
+    return float(-np.mean(np.log(np.where(of.is_cliff, probability, 1.0 - probability))))
 
 
 def main() -> None:

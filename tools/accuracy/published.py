@@ -13,13 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.device import lookup
-from quantbench.latency.estimate import Estimates
-from quantbench.latency.gemm.model import GemmEstimates, GemmModel
+from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.scoring import Split, coverage, held_out_sites, random_split, summarize
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.units import percent
 from tools.accuracy.tables import PUBLISHED, SOFTMAX_GPUS, PublishedTable, SoftmaxTable, read_published, read_softmax
 from tools.guide.markers import table as markdown
+
+FloatArray = npt.NDArray[np.float64]
 
 #: NeuSight's shorter times are not judged: launches from Python are a third of them and more
 _LEAST_US = 200.0
@@ -105,12 +106,13 @@ def _judge_softmax(table: SoftmaxTable, gpu: str, least_us: float, seed: int) ->
     split = random_split(len(table), 200, seed)
     train, test = table.take(split.train), table.take(split.test[table.latency_us[split.test] > least_us])
     model = SoftmaxModel.fit(lookup(gpu), train.works, train.latency_us, library="torch")
-    return _scored(model.predict(test.works), test.latency_us)
+    found = model.predict(test.works)
+    return _scored(found.latency_us, found.low_us, found.high_us, test.latency_us)
 
 
-def _scored(found: Estimates | GemmEstimates, latency_us: npt.NDArray[np.float64]) -> Judged:
-    errors = summarize(found.latency_us, latency_us)
-    return (errors.median_pct, errors.mean_pct, errors.p95_pct), coverage(latency_us, found.low_us, found.high_us)
+def _scored(latency_us: FloatArray, low_us: FloatArray, high_us: FloatArray, measured_us: FloatArray) -> Judged:
+    errors = summarize(latency_us, measured_us)
+    return (errors.median_pct, errors.mean_pct, errors.p95_pct), coverage(measured_us, low_us, high_us)
 
 
 def _judge(case: Case, seed: int) -> Judged:
@@ -125,4 +127,5 @@ def _judge(case: Case, seed: int) -> Judged:
         table.gpu, **arguments(split.train), latency_us=table.latency_us[split.train], dtype=table.dtype,
         prior="family-out", seed=seed,
     )  # fmt: skip
-    return _scored(model.predict(**arguments(test)), table.latency_us[test])
+    found = model.predict(**arguments(test))
+    return _scored(found.latency_us, found.low_us, found.high_us, table.latency_us[test])

@@ -1,7 +1,7 @@
 """Reads the measured GEMM tables that the shipped models were fitted to.
 
 Entry points: `read_packaged` (aiconfigurator-core, extra `tables`), `read_published` (files of NeuSight, DeepBench and
-aiter), `read_softmax` (NeuSight). Used by `formats`, `gemm`, `published`, `cliff_calibration`, `page`,
+aiter), `read_softmax` (NeuSight). Used by `formats`, `gemm`, `published`, `cliff_calibration`, `page`, tools/shelf.py,
 tools/ship_gemm.py and tools/ship_softmax.py.
 """
 
@@ -81,8 +81,10 @@ PUBLISHED = {
     ("mi300x-192gb", "fp8_block"): _AITER,
     ("mi355x-288gb", "fp8_block"): _AITER,
 }
-# What ran each file's products, for `GemmModel.provenance`.
-_RAN = {
+#: importer of each file
+IMPORTERS: dict[str, Any] = {_NEUSIGHT: neusight, _DEEPBENCH: deepbench, _AITER: aiter}
+#: what ran each file's products, for `GemmModel.provenance`, and its source
+RAN = {
     _NEUSIGHT: ("PyTorch", "2.1", "sitar-lab/NeuSight, MIT"),
     _DEEPBENCH: ("cuBLAS", "10.1", "baidu-research/DeepBench, Apache-2.0"),
     _AITER: ("aiter", "(best of a search)", "ROCm/aiter, MIT"),
@@ -127,9 +129,8 @@ def read_published(gpu: str, dtype: str, folder: Path = DATA) -> PublishedTable:
     """Reads the table of a pair in PUBLISHED. A shape measured twice in one layout keeps its shorter time."""
     name, spec = PUBLISHED[gpu, dtype], lookup(gpu)
     path = folder / name
-    reader = {_NEUSIGHT: neusight, _DEEPBENCH: deepbench, _AITER: aiter}[name]
     best: dict[tuple[int, int, int, int, str], tuple[float, Launch | None]] = {}
-    for row in reader.read_rows(path, spec).rows:
+    for row in IMPORTERS[name].read_rows(path, spec).rows:
         work = row.workload
         if isinstance(work, Gemm) and work.dtype == dtype and row.has_time and row.latency_us > _LEAST_US.get(name, 0):
             key = (work.m, work.n, work.k, work.batch, work.layout)
@@ -144,7 +145,7 @@ def read_published(gpu: str, dtype: str, folder: Path = DATA) -> PublishedTable:
 
 
 def _provenance(path: Path, gpu: str) -> dict[str, Any]:
-    framework, version, source = _RAN[path.name]
+    framework, version, source = RAN[path.name]
     return {
         "table": path.name, "sha256": hashlib.sha256(read_bytes(path)).hexdigest(), "package": source,
         "framework": framework, "framework_version": version, "measured_on": gpu,

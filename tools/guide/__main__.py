@@ -1,6 +1,6 @@
 """Writes docs/choosing-shapes.md and its figures from the packaged public tables.
 
-Entry point: `write_guide`, or `python -m tools.guide [docs [NeuSight's table]]`. Run by `make docs`.
+Entry point: `write_guide`, or `python -m tools.guide [docs [folder of published tables]]`. Run by `make docs`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from quantbench.launch import Tile
 from tools.guide import figures
 from tools.guide.evidence import DTYPE, GuideResults, evidence, find, sources_caption
 from tools.guide.formats import formats_table
-from tools.guide.kernels import named_kernels
+from tools.guide.kernels import half_precision, hidden_sizes, named_kernels
 from tools.guide.markers import fill, kept
 from tools.guide.page import texts
 from tools.guide.products import SMALLEST_M, TOKENS
@@ -24,10 +24,11 @@ _SEARCHES = Path("tests/data/bloom_tables.csv")
 _STEPS_DRAWN = (64, 128, 192, 256, 512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 3584, 4096, 4352)
 
 
-def write_guide(docs: Path, neusight: Path | None = None) -> list[Path]:
+def write_guide(docs: Path, published: Path | None = None) -> list[Path]:
     """Fills docs/choosing-shapes.md and draws docs/figures/choosing-*.png. Returns the written paths.
 
-    neusight: NeuSight's table, which no package has; without it, what the page says of it is kept.
+    published: folder of NeuSight's and DeepBench's tables, which no package has; without it, what the page says of
+        them is kept.
     """
     page = docs / PAGE
     try:
@@ -35,8 +36,12 @@ def write_guide(docs: Path, neusight: Path | None = None) -> list[Path]:
     except OSError as error:
         raise StoreError("guide", f"{page} ({error.strerror})", "the docs folder of a checkout") from None
     found = find(evidence(), docs.parent / _SEARCHES)
-    kernels = kept(before, "named-kernels") if neusight is None else named_kernels(neusight)
-    tables = {"named-kernels": kernels, "formats": formats_table()}
+    if published is None:
+        tables = {name: kept(before, name) for name in ("named-kernels", "v100-alignment", "v100-rows")}
+    else:
+        named = named_kernels(published / "neusight_fp32.parquet")
+        tables = {"named-kernels": named, **half_precision(published / "deepbench_v100.csv")}
+    tables |= {"formats": formats_table(), "v100-hidden": hidden_sizes()}
     page.write_text(fill(before, {**texts(found), **tables}), encoding="utf-8")
     return [page, *draw_figures(found, docs / "figures")]
 

@@ -21,14 +21,16 @@ const CONTROLS = [
   ['layers', 1, 160, 1, 'Layers'],
 ];
 const EXPERTS = [['experts', 0, 512, 1, 'Experts (0: dense)'], ['top_k', 1, 16, 1, 'Experts of a token'],
-  ['expert_ffn', 128, 32768, 128, "Width of an expert's MLP"], ['ep', 1, 64, 1, 'Expert-parallel GPUs']];
-const AXES = ['hidden', 'ffn', 'heads', 'seq', 'mbs', 'tp', 'vocab'];
+  ['moe_ffn', 128, 32768, 128, "Width of an expert's MLP"], ['ep', 1, 64, 1, 'Expert-parallel GPUs']];
+const AXES = ['hidden', 'ffn', 'heads', 'seq', 'mbs', 'tp', 'vocab', 'moe_ffn', 'top_k', 'ep'];
+const CHOICES = {direction: ['forward', 'both'], attention: ['flash', 'unfused'], routing: ['balanced', 'power_law_1.01', 'power_law_1.2']};
+const COUNTS = ['heads', 'tp', 'mbs', 'ep', 'top_k'], FLAGS = ['gated', 'gate_fused', 'tied'];
 const COLOURS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00'];
 const DARK = ['#56B4E9', '#E69F00', '#2BC79A', '#E59BC6', '#9AD0F5', '#F0E442'];
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 5], [1, 2]];
 const CLIFF = 0.05, SLICE_MS = 12, FIRST_MS = 22, MOST_MODELS = 12;
 
-let page, state, locks = {}, lines = [], active, models = new Map(), plot, job = 0, shownOp = '', zoom = null, draws;
+let page, state, locks = {}, lines = [], active, models = new Map(), plot, job = 0, shownOp = '', zoom = null;
 
 async function start() {
   const packed = Uint8Array.from(atob($('data').textContent.trim()), c => c.charCodeAt(0));
@@ -37,7 +39,7 @@ async function start() {
   const [length] = new Uint32Array(buffer, 0, 1), start = 8 + Math.ceil(length / 8) * 8;
   page = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length)));
   page.view = (Type, [at, bytes]) => new Type(buffer, start + at, bytes / Type.BYTES_PER_ELEMENT);
-  draws = Array.from(page.view(Float64Array, page.draws));
+  for (const name of ['draws', 'load_draws']) page[name] = Array.from(page.view(Float64Array, page[name]));
   state = {...page.setting};
   lines = page.gpus.slice(0, page.lines).map(gpu => gpu.entries[0].id);
   [active] = lines;
@@ -60,10 +62,12 @@ const nameOf = id => { const {gpu, entry} = entryOf(id); return `${gpu.name} · 
 // Compiles the models that are drawn. Those that were drawn longest ago go: a browser has room for about a hundred.
 async function load(ids) {
   for (const id of new Set(ids)) {
-    const known = models.get(id), {gpu, entry} = entryOf(id);
+    const known = models.get(id), {gpu, entry} = entryOf(id), core = gpu.entries.find(one => one.dtype === page.formats[entry.dtype].attention);
     models.delete(id);
+    if (core !== entry) await load([core.id]);
     models.set(id, known || new Times(gpu, {...entry, gemm: await GemmModel.load(entry.gemm, page.view),
-      attention: await AttentionModel.load(gpu.attention[page.formats[entry.dtype].attention], page.view)}, page.formats));
+      experts: await ExpertsModel.load(entry.experts, page.view), softmax: await loadModel(SoftmaxModel, gpu.softmax, page.view),
+      attention: await AttentionModel.load(gpu.attention[core.dtype], page.view)}, page.formats, models.get(core.id)));
   }
   for (const id of [...models.keys()].slice(0, -MOST_MODELS)) models.delete(id);
 }
@@ -81,7 +85,7 @@ function buildControls() {
         make('input', {type: 'range', id: `r-${name}`, min: low, max: high, step, 'aria-label': `${title} (slider)`, oninput: event => slide(name, Number(event.target.value), step)})));
     }
   }
-  for (const [id, options] of [['axis', AXES], ['direction', ['forward', 'both']], ['skew', ['balanced', 'power_law_1.01', 'power_law_1.2']]]) {
+  for (const [id, options] of Object.entries({axis: AXES, ...CHOICES})) {
     fill(id, ...options.map(name => make('option', {value: name}, $(id).dataset[name] || name)));
     $(id).onchange = event => { if (id === 'axis') zoom = null; state[id] = event.target.value; update(); };
   }
@@ -132,7 +136,8 @@ function sync() {
   for (const [name] of [...CONTROLS, ...EXPERTS]) for (const kind of ['n', 'r']) $(`${kind}-${name}`).value = state[name];
   for (const [name] of CONTROLS) $(`lock-${name}`).checked = !!locks[name];
   for (const name of ['gated', 'gate_fused']) $(name).checked = state[name];
-  for (const name of ['axis', 'direction', 'skew']) $(name).value = state[name];
+  for (const name of ['axis', ...Object.keys(CHOICES)]) $(name).value = state[name];
+  for (const option of $('axis').options) option.disabled = !state.experts && ['moe_ffn', 'top_k', 'ep'].includes(option.value);
   const {gpu, entry} = entryOf(active), unique = list => [...new Set(list)].map(name => make('option', {value: name}, name));
   fill('gpu', ...unique(page.gpus.map(one => one.name)));
   fill('dtype', ...unique(gpu.entries.map(one => one.dtype)));
@@ -144,8 +149,8 @@ const NAMES = [...CONTROLS, ...EXPERTS].map(([name]) => name);
 
 function writeUrl() {
   const words = new URLSearchParams(NAMES.map(name => [name, state[name]]));
-  for (const name of ['gated', 'gate_fused', 'tied']) words.set(name, +state[name]);
-  for (const name of ['axis', 'direction', 'skew']) words.set(name, state[name]);
+  for (const name of FLAGS) words.set(name, +state[name]);
+  for (const name of ['axis', ...Object.keys(CHOICES)]) words.set(name, state[name]);
   words.set('keep', NAMES.filter(name => locks[name]).join());
   words.set('lines', lines.join());
   words.set('detail', active);
@@ -158,10 +163,8 @@ function readUrl() {
     const value = Number(words.get(name));
     if (words.has(name) && Number.isInteger(value) && value >= (name === 'experts' ? 0 : 1) && value < 2 ** 31) state[name] = value;
   }
-  for (const name of ['gated', 'gate_fused', 'tied']) if (words.has(name)) state[name] = words.get(name) === '1';
-  if (AXES.includes(words.get('axis'))) state.axis = words.get('axis');
-  if (['forward', 'both'].includes(words.get('direction'))) state.direction = words.get('direction');
-  if (/^(balanced|power_law_1\.(01|2))$/.test(words.get('skew') || '')) state.skew = words.get('skew');
+  for (const name of FLAGS) if (words.has(name)) state[name] = words.get(name) === '1';
+  for (const [name, options] of Object.entries({axis: AXES, ...CHOICES})) if (options.includes(words.get(name))) state[name] = words.get(name);
   if (words.has('keep')) locks = Object.fromEntries(words.get('keep').split(',').filter(name => NAMES.includes(name)).map(name => [name, true]));
   if (words.has('lines')) lines = words.get('lines').split(',').filter(known).slice(0, COLOURS.length - 1);
   if (known(words.get('detail'))) active = words.get('detail');
@@ -171,12 +174,13 @@ function readUrl() {
 
 function update() {
   if (state.heads === 0) state = {...state, heads: 1};
+  if (!state.experts && ['moe_ffn', 'top_k', 'ep'].includes(state.axis)) $('axis').value = state.axis = 'hidden';
   const mine = ++job, began = performance.now(), wrong = objection(state);
   $('wrong').textContent = wrong ? `Impossible: ${wrong}. The figures below are of the last possible shape.` : '';
   writeUrl();
   commands();
   if (wrong) return;
-  const times = models.get(active), list = ops(state).map(op => ({...op, times: 1}));
+  const times = models.get(active), list = ops(state);
   const near = neighbourValue(), other = near && changed(state, state.axis, near, locks);
   const before = other && !objection(other) ? {value: near, state: other} : null;
   answer(times, before);
@@ -220,7 +224,7 @@ function update() {
 // The size to compare with: the multiple of 64 below, or the next possible one if the size is such a multiple.
 function neighbourValue() {
   const value = state[state.axis];
-  if (!['seq', 'ffn', 'hidden', 'vocab'].includes(state.axis)) return 0;
+  if (!['seq', 'ffn', 'hidden', 'vocab', 'moe_ffn'].includes(state.axis)) return 0;
   if (value % 64 && possible(changed(state, state.axis, value - value % 64, locks))) return value - value % 64;
   const step = state.axis === 'seq' ? 1 : 8;
   for (let near = value + step; near < value + 2048; near += step) if (possible(changed(state, state.axis, near, locks))) return near;
@@ -228,15 +232,14 @@ function neighbourValue() {
 }
 
 function answer(times, before) {
-  const now = times.layer(state), wasted = ops(state).filter(op => op.name !== 'logits')
-    .reduce((sum, op) => sum + ((times.waste(op) || {us: 0}).us), 0);
-  const what = state.direction === 'both' ? 'forward and backward' : 'forward';
+  const now = times.layer(state), wasted = layerOf(state).reduce((sum, op) => sum + ((times.waste(op) || {us: 0}).us), 0);
+  const what = state.direction === 'both' && !state.experts ? 'forward and backward' : 'forward';
   const parts = [make('strong', {}, nameOf(active)), `: one layer ${what} takes `, make('strong', {}, latency(now.us)),
     ` (90 % interval ${latency(now.low)} to ${latency(now.high)}), ${Number.isFinite(now.share) ? percent(now.share) : '?'} of peak. `,
     wasted / now.us < 0.005 ? 'Hardly any of it is lost past edges.' : `${percent(wasted / now.us)} of it is lost past edges.`];
   fill('answer', ...parts);
   const said = [];
-  if (!times.measured) said.push(`Nobody measured ${times.entry.dtype} with ${times.entry.library} on ${times.gpu.name}: figures are expected from other GPUs, and their intervals are wide.`);
+  if (!times.measured(state)) said.push(`Nobody measured ${times.entry.dtype} with ${times.entry.library} on ${times.gpu.name}: figures are expected from other GPUs, and their intervals are wide.`);
   if (state.vocab / state.tp > LARGEST) said.push(`Logits of ${state.vocab / state.tp} columns are left out: no time is predicted above ${LARGEST}.`);
   if (before) {
     const then = times.layer(before.state), value = state[state.axis];
@@ -251,14 +254,14 @@ function table(times, list, before) {
   $('versus').textContent = before ? `against ${state.axis} ${before.value}` : '';
   fill('ops', ...list.map((op, i) => {
     const {us, low, high} = times.estimate(op), share = times.share(op, us), waste = times.waste(op), why = times.reasons(op);
-    const part = waste ? waste.us / us : 0, shape = op.kind === 'gemm' ? `${op.m}×${op.n}×${op.k}` : `${op.batch}×${op.heads} heads of ${op.headDim}, ${op.seq} tokens`;
+    const part = waste ? waste.us / us : 0, shape = sizesOf(op);
     const show = () => { shownOp = label(op); picture(); };
     const words = waste ? waste.words : why.length ? why[0].words : share !== null && share < 0.3 && op.kind === 'gemm' ? 'small: launch and memory, no edge' : '';
     const bar = make('div', {class: 'bar', 'aria-hidden': true}, make('span', {class: 'used'}), make('span', {class: 'wasted'}));
     bar.children[0].style.width = `${100 * us / most * (1 - part)}%`;
     bar.children[1].style.width = `${100 * us / most * part}%`;
     const row = make('tr', {onmouseenter: show},
-      make('th', {scope: 'row'}, op.kind === 'gemm' ? make('button', {type: 'button', class: 'op', onclick: show, onfocus: show, title: 'Show its tiles'}, label(op)) : label(op)),
+      make('th', {scope: 'row'}, drawable(op) ? make('button', {type: 'button', class: 'op', onclick: show, onfocus: show, title: 'Show its tiles'}, label(op)) : label(op)),
       make('td', {}, shape), make('td', {class: 'wide'}, bar),
       make('td', {class: 'num', title: `90 % interval ${latency(low)} to ${latency(high)}`}, latency(us)),
       make('td', {class: 'num'}, share === null ? '?' : percent(share)),
@@ -269,11 +272,15 @@ function table(times, list, before) {
   }));
 }
 
+const sizesOf = op => op.kind === 'gemm' ? `${op.batch > 1 ? `${op.batch} × ` : ''}${op.m}×${op.n}×${op.k}` : op.kind === 'softmax' ? `${op.batch}×${op.seq}×${op.seq}`
+  : op.kind === 'experts' ? `${op.tokens} tokens to ${op.topK} of ${op.experts}` : `${op.batch}×${op.heads} heads of ${op.headDim}, ${op.seq} tokens`;
+const drawable = op => op.kind === 'gemm' && op.batch === 1;
+
 // --- the curve --------------------------------------------------------------------------------------------------------
 
 function axisValues() {
   const now = state[state.axis], name = state.axis;
-  if (['tp', 'mbs'].includes(name)) return [...new Set([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 64, now])].sort((a, b) => a - b);
+  if (name !== 'heads' && COUNTS.includes(name)) return [...new Set([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 64, now])].sort((a, b) => a - b);
   let [low, high] = zoom || [Math.max(1, 0.55 * now), 1.5 * now];
   const grain = name === 'heads' ? 1 : 8, wide = (high - low) / 90;
   const step = Math.max(grain, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096].find(size => size >= wide) || 8192);
@@ -377,8 +384,8 @@ function cliffs(curve, times) {
   }
   marks = found.sort((a, b) => b.drop - a.drop).slice(0, 5).sort((a, b) => a.x - b.x);
   fill('cliffs', ...marks.map(one => {
-    const [old, now] = [one.from, one.x].map(x => ops(changed(state, state.axis, x, locks)).filter(op => op.name !== 'logits'));
-    const worst = now.map((op, i) => ({op, before: old[i], more: times.estimate(op).us - times.estimate(old[i]).us * flopsOf(op) / flopsOf(old[i])}))
+    const [old, now] = [one.from, one.x].map(x => layerOf(changed(state, state.axis, x, locks)));
+    const worst = now.map((op, i) => ({op, before: old[i], more: times.estimate(op).us - times.estimate(old[i]).us * (flopsOf(op) || op.batch) / (flopsOf(old[i]) || old[i].batch)}))
       .sort((a, b) => b.more - a.more)[0];
     return make('li', {}, make('strong', {}, `${state.axis} ${one.from} → ${one.x}: −${percent(one.drop)} of the rate. `), causeOf(worst, times));
   }));
@@ -403,7 +410,7 @@ function causeOf({op, before}, times) {
 // --- tiles and waves --------------------------------------------------------------------------------------------------
 
 function picture() {
-  const gemms = ops(state).filter(op => op.kind === 'gemm');
+  const gemms = ops(state).filter(drawable);
   const op = gemms.find(one => label(one) === shownOp) || gemms[0], times = models.get(active);
   const {us, kernel} = times.estimate(op), q = times.credible(op, kernel, times.share(op, us)), canvas = $('tiles');
   $('tiles-title').textContent = `${label(op)}: ${op.m}×${op.n}×${op.k}`;
@@ -412,7 +419,7 @@ function picture() {
     const t = times.entry.gemm.tile(kernel);
     $('tiles-text').textContent = times.waves
       ? `No picture: ${t.held > 1 ? `${t.held} blocks of the expected ${t.blockM}x${t.blockN} tile share an SM, so that a partly filled wave is shorter` : 'its tiles and waves contradict the expected rate'}.`
-      : `No picture: on ${times.gpu.name} the waves of one tile do not explain the steps that were measured${times.measured ? '' : ' on related GPUs'}, so it would mislead.`;
+      : `No picture: on ${times.gpu.name} the waves of one tile do not explain the steps that were measured${times.entry.gemm.rows ? '' : ' on related GPUs'}, so it would mislead.`;
     return;
   }
   const sms = times.gpu.sm_count, idle = sms - q.last, ratio = devicePixelRatio, width = canvas.clientWidth || 640;
@@ -466,6 +473,7 @@ function* better(times) {
     const useful = parameters({...s, vocab: Math.min(s.vocab, state.vocab)});
     return {s, parts, us, useful, each: us / (s.seq * s.mbs) / useful};
   };
+  if (state.experts) return [];
   const base = costOf(state), best = new Map();
   yield;
   for (const s of near(state, locks)) {
@@ -484,7 +492,7 @@ function* better(times) {
 
 // advice.cost.ratio_factor
 function ratioFactor(above, below, times) {
-  const together = {gemm: 0, attention: 0};
+  const together = {gemm: 0, attention: 0, softmax: 0};
   let alone = 0;
   for (const key of new Set([...above.parts.keys(), ...below.parts.keys()])) {
     const [a, b] = [above.parts.get(key), below.parts.get(key)], one = a || b;
@@ -492,8 +500,8 @@ function ratioFactor(above, below, times) {
     alone += part ** 2;
     together[one.kind] += part;
   }
-  const common = times.measured ? 0 : page.unmeasured_common;
-  return Math.exp(page.wider * Math.sqrt((1 - common) * alone + common * (together.gemm ** 2 + together.attention ** 2)));
+  const common = times.measured(state) ? 0 : page.unmeasured_common;
+  return Math.exp(page.wider * Math.sqrt((1 - common) * alone + common * (together.gemm ** 2 + together.attention ** 2 + together.softmax ** 2)));
 }
 
 function neighbours(found, times) {
@@ -504,24 +512,21 @@ function neighbours(found, times) {
     make('td', {class: 'num'}, signed(one.gain)), make('td', {class: 'num'}, `${signed(one.low)} to ${signed(one.high)}`),
     make('td', {class: 'num'}, signed(parameters(one.s) / parameters(state) - 1)), make('td', {class: 'num'}, hours(one).toFixed(0)),
     make('td', {}, make('button', {type: 'button', 'aria-label': `Take ${changes(one.s)}`, onclick: () => { state = {...one.s}; zoom = null; sync(); update(); }}, 'Take')))));
-  $('no-better').textContent = found.length ? (found.some(one => one.low > 0) ? '' : 'None is surely faster: measure before you move.') : 'No shape near this one gains 0.5 % or more.';
+  $('no-better').textContent = found.length ? (found.some(one => one.low > 0) ? '' : 'None is surely faster: measure before you move.') : state.experts ? 'For models with experts: the advise line below.' : 'No shape near this one gains 0.5 % or more.';
 }
 
 // --- experts ----------------------------------------------------------------------------------------------------------
 
 function experts() {
-  const {experts: count, top_k: topK, ep} = state, tokens = state.seq * state.mbs;
-  const wrong = !count ? 'A dense model. Set experts above 0 to see their tokens.' : topK > count ? `top_k = ${topK} exceeds experts = ${count}.`
-    : count % ep ? `ep = ${ep} must divide experts = ${count}.` : count > draws.length ? `At most ${draws.length} experts are drawn.` : '';
-  $('experts').hidden = !!wrong;
-  if (wrong) return void ($('experts-text').textContent = wrong);
-  const exponent = state.skew === 'balanced' ? 0 : Number(state.skew.slice(10)), rows = tokensPerExpert({tokens, experts: count, topK, ep, exponent}, draws);
-  const padded = rows.map(n => cdiv(n, 128) * 128), sum = list => list.reduce((a, b) => a + b, 0), local = count / ep;
-  const ranks = Array.from({length: ep}, (_, r) => sum(rows.slice(r * local, (r + 1) * local))), most = Math.max(...padded, 1);
-  $('experts-text').textContent = `${tokens} tokens × ${topK} = ${sum(rows)} rows for ${count} experts: ${Math.min(...rows)} to ${Math.max(...rows)} each. ` +
+  const op = ops(state).find(one => one.kind === 'experts');
+  $('experts').hidden = !op;
+  if (!op) return void ($('experts-text').textContent = 'A dense model. Set experts above 0: they replace the MLP.');
+  const rows = tokensPerExpert(op, page.draws), padded = rows.map(n => cdiv(n, 128) * 128), sum = list => list.reduce((a, b) => a + b, 0);
+  const ranks = rankRows(op), most = Math.max(...padded, 1);
+  $('experts-text').textContent = `${op.tokens} tokens × ${op.topK} = ${sum(rows)} rows for ${op.experts} experts: ${Math.min(...rows)} to ${Math.max(...rows)} each. ` +
     `Tiles of 128 rows pad them to ${sum(padded)}: ${percent(1 - sum(rows) / sum(padded))} of the rows computed are padding. ` +
-    `The busiest of ${ep} rank${ep > 1 ? 's' : ''} has ${Math.max(...ranks)} rows, ${(Math.max(...ranks) * ep / sum(rows)).toFixed(2)} times the average. ` +
-    `Each row is multiplied by ${state.gated ? `${2 * state.expert_ffn / state.tp}×${state.hidden}` : `${state.expert_ffn / state.tp}×${state.hidden}`} and ${state.hidden}×${state.expert_ffn / state.tp} weights. The times above are of the dense MLP, not of experts.`;
+    `The busiest of ${op.ep} GPU${op.ep > 1 ? 's' : ''} has ${Math.max(...ranks)} rows, ${(Math.max(...ranks) * op.ep / sum(rows)).toFixed(2)} times the average. ` +
+    `Each row is multiplied by ${(op.gated ? 2 : 1) * op.ffn / op.tp}×${op.hidden} and ${op.hidden}×${op.ffn / op.tp} weights. Dispatch and combine are left out.`;
   fill('experts', ...rows.map((n, e) => {
     const bar = make('div', {class: 'expert', title: `expert ${e}: ${n} rows, ${padded[e]} with padding`}, make('span', {class: 'pad'}), make('span', {class: 'rows'}));
     bar.children[0].style.height = `${100 * (padded[e] - n) / most}%`;
@@ -537,20 +542,22 @@ function commands() {
   const {gpu, entry} = entryOf(active), s = state;
   const usual = gpu.entries.find(one => one.dtype === entry.dtype), library = usual === entry ? '' : ` --library ${entry.library}`;
   const sizes = names => names.map(name => `--${name.replace('_', '-')} ${s[name]}`).join(' ');
-  const gate = s.gated ? ' --gated' : '', all = ['hidden', 'heads', 'kv_heads', 'head_dim', 'ffn', 'seq', 'mbs', 'tp', 'vocab'];
-  const others = all.filter(name => name !== s.axis), names = [...new Set(ops(s).map(op => op.name))].join();
-  const xs = axisValues().filter(x => x % 8 === 0 || ['heads', 'tp', 'mbs'].includes(s.axis));
-  const range = ['heads', 'tp', 'mbs'].includes(s.axis) ? xs.join() : `${xs[0]}:${xs[xs.length - 1]}:${xs[1] - xs[0] || 8}`;
+  const gate = `${s.gated ? ' --gated' : ''} --attention ${s.attention}`, moe = s.experts ? ['experts', 'top_k', 'moe_ffn', 'ep'] : [];
+  const all = ['hidden', 'heads', 'kv_heads', 'head_dim', 'ffn', 'seq', 'mbs', 'tp', 'vocab', ...moe], dim = s.axis.replace('_', '-');
+  const grouped = [s.gated ? 'experts_up_gate' : 'experts_up', 'experts_down'];
+  const others = all.filter(name => name !== s.axis), names = [...new Set(ops(s).flatMap(op => op.kind === 'experts' ? grouped : op.name))];
+  const xs = axisValues().filter(x => x % 8 === 0 || COUNTS.includes(s.axis));
+  const range = COUNTS.includes(s.axis) ? xs.join() : `${xs[0]}:${xs[xs.length - 1]}:${xs[1] - xs[0] || 8}`;
   // Heads follow hidden here, so a sweep over hidden leaves their ops out, and key/value heads with them.
   const moving = {hidden: [...(s.heads * s.head_dim === s.hidden ? ['heads', 'kv_heads', 'head_dim'] : []), ...(s.ffn === 4 * s.hidden && !locks.ffn ? ['ffn'] : [])], heads: ['kv_heads', 'head_dim']}[s.axis] || [];
-  const follows = others.filter(name => !moving.includes(name)), grouped = s.kv_heads !== s.heads && moving.includes('heads');
-  const swept = names.split(',').filter(name => !moving.includes('heads') || !(name === 'attention' || (grouped && name === 'qkv'))).join();
-  const direction = s.direction === 'both' ? ' --direction both' : '', tail = ` --dtype ${entry.dtype}${library} --ops ${names}${direction}`;
-  const fused = s.gate_fused ? '  # gate and up as one product: only with --model or --config' : '';
+  const follows = others.filter(name => !moving.includes(name)), some = s.kv_heads !== s.heads && moving.includes('heads');
+  const swept = names.filter(name => !moving.includes('heads') || !(['attention', 'scores', 'softmax', 'context'].includes(name) || (some && name === 'qkv')));
+  const tail = list => ` --dtype ${entry.dtype}${library} --ops ${list.join()}${s.direction === 'both' && !s.experts ? ' --direction both' : ''}`;
+  const routing = s.experts ? ` --routing ${s.routing}` : '', fused = s.gate_fused ? '  # gate and up as one product: only with --model or --config' : '';
   const lines = {
-    predict: `quantbench predict --gpu ${gpu.slug} --dim ${s.axis}=${s[s.axis]} ${sizes(others)}${gate}${tail}${fused}`,
-    advise: `quantbench advise --gpu ${gpu.slug} ${sizes([...all, 'layers'])}${gate} --dtype ${entry.dtype}${library}${keeps()}`,
-    sweep: `quantbench sweep --dim ${s.axis}=${range} ${sizes(follows)}${gate}${tail.replace(names, swept)} --skip-impossible`,
+    predict: `quantbench predict --gpu ${gpu.slug} --dim ${dim}=${s[s.axis]} ${sizes(others)}${gate}${routing}${tail(names)}${fused}`,
+    advise: `quantbench advise --gpu ${gpu.slug} ${sizes([...all, 'layers'])}${gate}${routing} --dtype ${entry.dtype}${library}${keeps()}`,
+    sweep: `quantbench sweep --dim ${dim}=${range} ${sizes(follows)}${gate}${routing}${tail(swept)} --skip-impossible`,
   };
   for (const [name, line] of Object.entries(lines)) {
     $(`c-${name}`).textContent = line;

@@ -4,29 +4,45 @@
 
 const EXACT_BLOCKS = 64, UNSEEN = Math.log(2), WIDEST_HEAD = 256;
 
+// Makes a model of a class from packed data: `run` computes the numbers in `out`.
+async function loadModel(Class, data, view) {
+  const {instance} = await WebAssembly.instantiate(view(Uint8Array, data.wasm)), {times: run, bounds: bound, memory} = instance.exports;
+  return Object.assign(new Class(), data, {run, bound, out: new Float64Array(memory.buffer), known: new Map()});
+}
+
+// Remembers what `make` returns for a key.
+function remember(known, key, make) {
+  let found = known.get(key);
+  if (!found) {
+    if (known.size > 60000) known.clear();
+    known.set(key, found = make());
+  }
+  return found;
+}
+
 class GemmModel {
   static async load(data, view) {
-    const model = Object.assign(new GemmModel(), data);
-    const {instance} = await WebAssembly.instantiate(view(Uint8Array, data.wasm));
-    model.run = instance.exports.times;
-    model.bound = instance.exports.bounds;
-    model.out = new Float64Array(instance.exports.memory.buffer);
+    const model = await loadModel(GemmModel, data, view);
     model.kernels = view(Float64Array, data.kernels);
     model.members = data.members.map(member => ({...member, forest: member.forest && unpackForest(member.forest, view),
       x: new Float32Array(member.columns)}));
-    model.known = new Map();
+    // Times that were measured, by m, n, k and layout.
+    const sizes = view(Int32Array, data.measured.sizes), times = view(Float32Array, data.measured.times);
+    model.looked = new Map();
+    for (let row = 0; row < sizes.length / 3; row++) {
+      model.looked.set(sizes.subarray(3 * row, 3 * row + 3).join(), times.subarray(9 * row, 9 * row + 9));
+    }
     return model;
   }
 
   // Returns {us, low, high, kernel, bound} of one GEMM; sizes are whole numbers, layout an index (nn, nt, tn).
   predict(m, n, k, batch = 1, layout = 0) {
-    const key = `${m},${n},${k},${batch},${layout}`;
-    let found = this.known.get(key);
-    if (!found) {
-      if (this.known.size > 60000) this.known.clear();
-      this.known.set(key, found = this.fresh(m, n, k, batch, layout));
-    }
-    return found;
+    return remember(this.known, `${m},${n},${k},${batch},${layout}`, () => {
+      const looked = batch === 1 && this.looked.get(`${m},${n},${k}`), found = this.fresh(m, n, k, batch, layout);
+      if (!looked) return found;
+      const [us, low, high] = looked.subarray(3 * layout);
+      return {...found, us, low, high};
+    });
   }
 
   fresh(m, n, k, batch, layout) {
@@ -121,24 +137,15 @@ function walk({feature, number, right, roots}, x) {
 
 class AttentionModel {
   static async load(data, view) {
-    const model = Object.assign(new AttentionModel(), data);
-    const {instance} = await WebAssembly.instantiate(view(Uint8Array, data.wasm));
-    model.run = instance.exports.times;
-    model.out = new Float64Array(instance.exports.memory.buffer);
+    const model = await loadModel(AttentionModel, data, view);
     if (data.learner) model.process = new GaussianProcess(data.learner, view);
-    model.quick = new Map();
     return model;
   }
 
   // Returns {us, low, high, bound} of causal attention of `seq` tokens.
   predict(batch, heads, kvHeads, seq, headDim, causal = true, backward = false) {
-    const key = `${batch},${heads},${kvHeads},${seq},${headDim},${causal},${backward}`;
-    let found = this.quick.get(key);
-    if (!found) {
-      if (this.quick.size > 20000) this.quick.clear();
-      this.quick.set(key, found = this.fresh(batch, heads, kvHeads, seq, headDim, causal, backward));
-    }
-    return found;
+    return remember(this.known, [batch, heads, kvHeads, seq, headDim, causal, backward].join(),
+      () => this.fresh(batch, heads, kvHeads, seq, headDim, causal, backward));
   }
 
   fresh(batch, heads, kvHeads, seq, headDim, causal, backward) {
@@ -147,7 +154,7 @@ class AttentionModel {
       b.rows, b.keys, b.longest, b.blockM, b.blockN, b.width, b.group);
     const [plain, launch, compute, memory] = out;
     const seen = this.masks.includes(causal ? 'causal' : 'full') && !backward && headDim % 8 === 0 &&
-      headDim <= WIDEST_HEAD && this.known;
+      headDim <= WIDEST_HEAD && this.learned;
     const [shift, deviation] = seen && this.process ? this.process.predict(out.subarray(5, 14)) : [0, 0];
     const half = this.factor * Math.sqrt(deviation ** 2 + this.floor ** 2) + (seen ? 0 : UNSEEN);
     const fastest = attentionFlops(batch, heads, seq, headDim, causal, backward) / this.flop_per_us;
@@ -247,4 +254,102 @@ class GaussianProcess {
     for (const value of this.solve(this.factor, cross)) explained += value * value;
     return [mean, Math.sqrt(Math.max(this.amplitude - explained, 0))];
   }
+}
+
+// Megatron's softmax of unfused attention; `separate` kernels move more bytes than the fused one.
+class SoftmaxModel {
+  predict({bytes, separate, rows, columns}) {
+    this.run(bytes, rows, columns);
+    const [us, low, high, launch, memory] = this.out, by = separate / bytes;
+    return {us: by * us, low: by * low, high: by * high, fused: us, bound: memory >= launch ? 'memory' : 'latency'};
+  }
+}
+
+// The routed experts of a layer, on the GPU with the most rows.
+class ExpertsModel {
+  static async load(data, view) {
+    const model = await loadModel(ExpertsModel, data, view);
+    model.x = new Float32Array(data.columns);
+    model.groups = data.groups.map(group => group.map(part => ({...part, forest: unpackForest(part.forest, view)})));
+    return model;
+  }
+
+  predict(op, draws) {
+    return remember(this.known, [op.tokens, op.hidden, op.ffn, op.gated, op.tp, op.experts, op.topK, op.ep, op.routing].join(), () => {
+      const ffn = op.ffn / op.tp, out = this.out, loads = expertLoads(op, this.tiles, draws);
+      this.run(op.tokens, op.hidden, op.ffn, ffn, op.gated ? 2 * ffn : ffn, op.experts, op.topK, op.ep, ...loads);
+      const [roofline, fastest, launch, compute, memory] = out, mean = list => list.reduce((a, b) => a + b, 0) / list.length;
+      const corrections = this.groups.map(group => mean(group.map(({at, base, forest}) => {
+        this.x.set(out.subarray(at, at + this.columns));
+        return base + walk(forest, this.x)[0];
+      })));
+      if (!corrections.length) corrections.push(0);
+      const middle = mean(corrections), variance = mean(corrections.map(one => (one - middle) ** 2));
+      const us = Math.max(Math.exp(roofline + middle), fastest), by = Math.exp(this.factor * Math.sqrt(variance + this.floor ** 2));
+      const bound = compute >= Math.max(memory, launch) ? 'compute' : memory >= launch ? 'memory' : 'latency';
+      return {us, low: Math.max(us / by, fastest), high: us * by, bound};
+    });
+  }
+}
+
+// Rows, experts with rows, most and median rows of an expert, and tiles along the rows of each size, on the GPU with the
+// most rows (latency.moe_features.ExpertLoads): means over draws of a power law.
+function expertLoads({tokens, experts, topK, ep, routing}, tiles, draws) {
+  const total = tokens * topK, exponent = exponentOf(routing), local = experts / ep, every = [];
+  for (let draw = 0; draw < (exponent ? 4 : 1); draw++) {
+    let rows;
+    if (!exponent) rows = evenly(total, experts);
+    else {
+      const weights = powerLaw(draws.slice(draw * experts, (draw + 1) * experts), exponent, tokens, total);
+      const scale = total / weights.reduce((a, b) => a + b, 0);
+      rows = weights.map(weight => Math.min(roundEven(weight * scale), tokens));
+    }
+    const missing = total - rows.reduce((a, b) => a + b, 0);
+    let busiest = null;
+    for (let rank = 0; rank < ep; rank++) {
+      const own = rows.slice(rank * local, (rank + 1) * local).sort((a, b) => a - b);
+      const each = Math.floor(Math.abs(missing) / ep) + (rank < Math.abs(missing) % ep);
+      const held = own.map((n, i) => Math.max(0, missing > 0 ? n + (i < each) : n - (local - 1 - i < each)));
+      const sum = held.reduce((a, b) => a + b, 0);
+      if (!busiest || sum > busiest.sum) busiest = {held, sum};
+    }
+    const sorted = busiest.held.sort((a, b) => a - b), half = (local - 1) / 2;
+    every.push([busiest.sum, sorted.filter(n => n > 0).length, sorted[local - 1], (sorted[Math.floor(half)] + sorted[Math.ceil(half)]) / 2,
+      ...tiles.map(tile => sorted.reduce((sum, n) => sum + Math.ceil(n / tile), 0))]);
+  }
+  return every[0].map((_, i) => every.reduce((sum, one) => sum + one[i], 0) / every.length);
+}
+
+const exponentOf = routing => routing === 'balanced' ? 0 : Number(routing.slice(10));
+const evenly = (rows, experts) => Array.from({length: experts}, (_, e) => Math.floor((e + 1) * rows / experts) - Math.floor(e * rows / experts));
+
+// Weights of experts: quantiles of a power law (workload.moe).
+function powerLaw(shares, exponent, tokens, rows) {
+  const [low, high] = rows > shares.length ? [1, 0.8 * tokens] : [0.01, 2], power = 1 - exponent;
+  return shares.map(share => exponent === 1 ? low * (high / low) ** share
+    : ((high ** power - low ** power) * share + low ** power) ** (1 / power));
+}
+
+// Tokens of each expert (workload.MoE.tokens_per_expert). draws: the first numbers of Python's random.Random(0).
+function tokensPerExpert({tokens, experts, topK, ep, routing}, draws) {
+  const rows = tokens * topK, exponent = exponentOf(routing);
+  if (!exponent) return evenly(rows, experts);
+  const weights = powerLaw(draws.slice(0, experts), exponent, tokens, rows), scale = rows / weights.reduce((a, b) => a + b, 0);
+  const found = weights.map(weight => Math.min(roundEven(weight * scale), tokens)), local = experts / ep;
+  let missing = rows - found.reduce((a, b) => a + b, 0);
+  while (missing) {
+    for (let rank = 0; rank < ep && missing; rank++) {
+      let pick = rank * local;
+      for (let e = pick; e < (rank + 1) * local; e++) if (missing > 0 ? found[e] < found[pick] : found[e] > found[pick]) pick = e;
+      const step = missing > 0 ? Math.min(1, tokens - found[pick]) : -Math.min(1, found[pick]);
+      found[pick] += step;
+      missing -= step;
+    }
+  }
+  return found;
+}
+
+function roundEven(x) {
+  const r = Math.round(x);
+  return Math.abs(x % 1) === 0.5 && r % 2 ? r - 1 : r;
 }

@@ -14,7 +14,7 @@ const digits = value => fixed(value, value > 0 ? Math.max(0, 2 - Math.floor(Math
 const latency = us => us < 999.5 ? `${digits(us)} µs` : us / 1e3 < 999.5 ? `${digits(us / 1e3)} ms` : `${digits(us / 1e6)} s`;
 
 const SIZES = ['hidden', 'heads', 'kv_heads', 'head_dim', 'ffn', 'seq', 'mbs', 'tp', 'vocab', 'layers'];
-const LARGEST = 2 ** 21 - 1;  // LARGEST_SIDE of latency.gemm.model
+const LARGEST = 2 ** 21 - 1, MOST_EXPERTS = 512;  // LARGEST_SIDE of latency.gemm; experts whose routing is in the page
 
 // Returns what makes a shape impossible (TransformerShape's conditions), or ''.
 function objection(s) {
@@ -22,6 +22,10 @@ function objection(s) {
   if (s.heads % s.kv_heads) return `kv_heads = ${s.kv_heads} must divide heads = ${s.heads}`;
   for (const name of ['heads', 'ffn', 'vocab']) if (s[name] % s.tp) return `tp = ${s.tp} must divide ${name} = ${s[name]}`;
   if (s.kv_heads % s.tp && s.tp % s.kv_heads) return `one of kv_heads = ${s.kv_heads} and tp = ${s.tp} must divide the other`;
+  if (s.experts > MOST_EXPERTS) return `experts = ${s.experts}: at most ${MOST_EXPERTS} are drawn`;
+  if (s.experts && s.top_k > s.experts) return `top_k = ${s.top_k} must be at most experts = ${s.experts}`;
+  if (s.experts && s.experts % s.ep) return `ep = ${s.ep} must divide experts = ${s.experts}`;
+  if (s.experts && s.moe_ffn % s.tp) return `tp = ${s.tp} must divide moe_ffn = ${s.moe_ffn}`;
   for (const op of ops(s)) {
     const side = op.kind === 'gemm' ? Math.max(op.m, op.n, op.k) : 0;
     if (side > LARGEST) return `${op.name} has a side of ${side}: no time is predicted above ${LARGEST}`;
@@ -29,81 +33,126 @@ function objection(s) {
   return '';
 }
 
-// Returns the ops of one GPU: {name, kind, phase, count, …}; layout 0 nn, 1 nt, 2 tn. Logits too wide for the models
-// are left out.
+// Returns the ops of one GPU: {name, kind, phase, count, …}; layout 0 nn, 1 nt, 2 tn; core: in attention's number format.
+// Logits too wide for the models are left out; of layers with experts there is a forward pass only.
 function ops(s) {
-  const tokens = s.seq * s.mbs, heads = s.heads / s.tp, kv = Math.max(1, Math.floor(s.kv_heads / s.tp)), ffn = s.ffn / s.tp;
-  const gemm = (name, n, k, count = s.layers, side = []) =>
-    ({name, kind: 'gemm', phase: 'forward', m: tokens, n, k, layout: 1, count, sides: ['tokens', ...side]});
-  const up = s.gated && s.gate_fused ? [gemm('mlp_up_gate', 2 * ffn, s.hidden, s.layers, ['2 · ffn / tp', 'hidden'])]
-    : ['mlp_up', ...(s.gated ? ['mlp_gate'] : [])].map(name => gemm(name, ffn, s.hidden, s.layers, ['ffn / tp', 'hidden']));
+  const heads = s.heads / s.tp, kv = Math.max(1, Math.floor(s.kv_heads / s.tp)), ffn = s.ffn / s.tp, batch = s.mbs * heads;
+  const all = {phase: 'forward', count: s.layers}, core = {...all, core: true, batch}, inner = {...core, kind: 'gemm'};
+  const gemm = (name, n, k, ...sides) => ({...all, name, kind: 'gemm', m: s.seq * s.mbs, n, k, batch: 1, layout: 1, sides: ['tokens', ...sides]});
+  const attention = s.attention === 'flash' ? [{...core, name: 'attention', kind: 'attention', batch: s.mbs, heads, kv, seq: s.seq, headDim: s.head_dim}] : [
+    {...inner, name: 'scores', m: s.seq, n: s.seq, k: s.head_dim, layout: 1, sides: ['seq', 'seq', 'head_dim']},
+    {...core, name: 'softmax', kind: 'softmax', seq: s.seq, mbs: s.mbs, heads},
+    {...inner, name: 'context', m: s.seq, n: s.head_dim, k: s.seq, layout: 0, sides: ['seq', 'head_dim', 'seq']}];
+  const up = s.gated && s.gate_fused ? [gemm('mlp_up_gate', 2 * ffn, s.hidden, '2 · ffn / tp', 'hidden')]
+    : ['mlp_up', ...(s.gated ? ['mlp_gate'] : [])].map(name => gemm(name, ffn, s.hidden, 'ffn / tp', 'hidden'));
   const forward = [
-    gemm('qkv', (heads + 2 * kv) * s.head_dim, s.hidden, s.layers, ['qkv width / tp', 'hidden']),
-    {name: 'attention', kind: 'attention', phase: 'forward', batch: s.mbs, heads, kv, seq: s.seq, headDim: s.head_dim, count: s.layers},
-    gemm('proj', s.hidden, heads * s.head_dim, s.layers, ['hidden', 'heads · head_dim / tp']),
-    ...up,
-    gemm('mlp_down', s.hidden, ffn, s.layers, ['hidden', 'ffn / tp']),
-    ...(s.vocab / s.tp > LARGEST ? [] : [gemm('logits', s.vocab / s.tp, s.hidden, 1, ['vocab / tp', 'hidden'])]),
+    gemm('qkv', (heads + 2 * kv) * s.head_dim, s.hidden, 'qkv width / tp', 'hidden'), ...attention,
+    gemm('proj', s.hidden, heads * s.head_dim, 'hidden', 'heads · head_dim / tp'),
+    ...(s.experts ? [{...all, name: 'experts', kind: 'experts', tokens: s.seq * s.mbs * s.ep, hidden: s.hidden, ffn: s.moe_ffn,
+      gated: s.gated, tp: s.tp, ep: s.ep, experts: s.experts, topK: s.top_k, routing: s.routing}]
+      : [...up, gemm('mlp_down', s.hidden, ffn, 'hidden', 'ffn / tp')]),
+    ...(s.vocab / s.tp > LARGEST ? [] : [{...gemm('logits', s.vocab / s.tp, s.hidden, 'vocab / tp', 'hidden'), count: 1}]),
   ];
-  return s.direction === 'both' ? [...forward, ...forward.slice().reverse().flatMap(backward)] : forward;
+  return s.direction === 'both' && !s.experts ? [...forward, ...forward.slice().reverse().flatMap(backward)] : forward;
 }
 
 function backward(op) {
-  if (op.kind === 'attention') return [{...op, phase: 'backward'}];
-  const {m, n, k, sides: [a, b, c]} = op;
-  return [{...op, phase: 'dgrad', m, n: k, k: n, layout: 0, sides: [a, c, b]},
-    {...op, phase: 'wgrad', m: n, n: k, k: m, layout: 2, sides: [b, c, a]}];
+  if (op.kind !== 'gemm') return [{...op, phase: 'backward'}];
+  const {m, n, k, sides: [a, b, c]} = op, weight = {...op, phase: 'wgrad', layout: 2};
+  return [{...op, phase: 'dgrad', n: k, k: n, layout: 1 - op.layout, sides: [a, c, b]},
+    op.layout ? {...weight, m: n, n: k, k: m, sides: [b, c, a]} : {...weight, m: k, k: m, sides: [c, b, a]}];
 }
 
 const label = op => op.phase === 'forward' ? op.name : `${op.name}.${op.phase}`;
-const flopsOf = op => op.kind === 'gemm' ? 2 * op.m * op.n * op.k
-  : attentionFlops(op.batch, op.heads, op.seq, op.headDim, true, op.phase === 'backward');
+// The layer alone, each op once.
+const layerOf = s => ops(s).filter(op => op.name !== 'logits');
 
-// The models of one GPU, number format and library; `of` has the peaks, `formats` the bytes of each number format.
+function flopsOf(op) {
+  if (op.kind === 'gemm') return 2 * op.batch * op.m * op.n * op.k;
+  if (op.kind === 'attention') return attentionFlops(op.batch, op.heads, op.seq, op.headDim, true, op.phase === 'backward');
+  if (op.kind === 'experts') return 2 * Math.max(...rankRows(op)) * op.hidden * op.ffn / op.tp * (op.gated ? 3 : 2);
+  return 0;  // a softmax: its share is that of the memory's bandwidth
+}
+
+function rankRows(op) {
+  const rows = tokensPerExpert(op, page.draws), local = op.experts / op.ep;
+  return Array.from({length: op.ep}, (_, r) => rows.slice(r * local, (r + 1) * local).reduce((a, b) => a + b, 0));
+}
+
+// Bytes that a causal softmax moves in one kernel, and in separate ones (workload.Softmax, latency.softmax).
+function softmaxBytes({batch, seq, mbs, phase}, width) {
+  const all = batch * seq * seq, live = batch * seq * (seq + 1) / 2;
+  return phase === 'backward' ? [width * (2 * live + all), all * (16 + width)] : [width * (live + all), all * (24 + 2 * width) + mbs * seq * seq];
+}
+
+// Reasons why Megatron's fused softmax does not run (megatron.softmax_objections).
+function softmaxObjections({batch, heads, mbs, seq}, dtype) {
+  const last = seq <= 2048, columns = 2 ** Math.ceil(Math.log2(seq)), perBlock = 128 / Math.min(columns, 32) * (columns <= 128 ? 2 : 1);
+  return [
+    dtype === 'fp32' && 'dtype fp32 is neither fp16 nor bf16',
+    !(seq >= 17 && seq <= (last ? 2048 : 16384)) && `sk = ${seq} is not from 17 to ${last ? 2048 : 16384}`,
+    !last && seq % 4 && `sk = ${seq} is not a multiple of 4`, seq % 4 && `sq = ${seq} is not a multiple of 4`,
+    batch % perBlock && `heads per GPU ${heads} · MBS ${mbs} = ${batch} is not a multiple of ${perBlock}`,
+  ].filter(Boolean);
+}
+
+// The models of one GPU, number format and library; `core`: those of its attention's number format.
 class Times {
-  constructor(gpu, entry, formats) {
-    Object.assign(this, {gpu, entry, format: formats[entry.dtype]});
+  constructor(gpu, entry, formats, core) {
+    Object.assign(this, {gpu, entry, format: formats[entry.dtype], core: core || this});
     this.peak = gpu.peaks[entry.dtype];
-    this.attentionPeak = gpu.peaks[this.format.attention];
     this.waves = entry.gemm.in_waves;
-    this.measured = entry.gemm.rows > 0;
+  }
+
+  // Whether all models of a setting's ops rest on measurements.
+  measured(s) {
+    return this.entry.gemm.rows > 0 && this.core.entry.gemm.rows > 0 && !(s.experts && !this.entry.experts.rows);
   }
 
   estimate(op) {
-    const found = op.kind === 'gemm' ? this.entry.gemm.predict(op.m, op.n, op.k, 1, op.layout)
-      : this.entry.attention.predict(op.batch, op.heads, op.kv, op.seq, op.headDim, true, op.phase === 'backward');
-    return found;
+    if (op.core && this.core !== this) return this.core.estimate(op);
+    const {gemm, attention, softmax, experts, dtype} = this.entry;
+    if (op.kind === 'attention') return attention.predict(op.batch, op.heads, op.kv, op.seq, op.headDim, true, op.phase === 'backward');
+    if (op.kind === 'experts') return experts.predict(op, page.load_draws);
+    if (op.kind === 'softmax') {
+      const [bytes, all] = softmaxBytes(op, this.format.bytes), separate = softmaxObjections(op, dtype).length ? all : bytes;
+      return softmax.predict({bytes, separate, rows: op.batch * op.seq, columns: op.seq});
+    }
+    const batch = Math.min(op.batch, Math.floor(LARGEST / op.m)), by = op.batch / batch;
+    const found = gemm.predict(op.m, op.n, op.k, batch, op.layout);
+    if (op.batch === 1) return found;
+    const [us, low, high] = [by * found.us, by * found.low, by * found.high];
+    if (!['fp16', 'bf16'].includes(dtype) || !this.gpu.peaks.fp32 || [op.m, op.n, op.k].every(side => side % 8 === 0)) return {...found, us, low, high};
+    // Unaligned batches: latency.op_times.as_run.
+    const {share, spread} = page.unaligned, slow = Math.max(us, flopsOf(op) / (this.gpu.peaks.fp32 * 1e6 * share));
+    return {...found, us: slow, low: Math.max(slow / spread, low), high: slow * spread};
   }
 
   share(op, us) {
-    const peak = op.kind === 'gemm' ? this.peak : this.attentionPeak;
-    return peak ? flopsOf(op) / us / 1e6 / peak : null;
+    if (op.core && this.core !== this) return this.core.share(op, us);
+    if (op.kind === 'softmax') return softmaxBytes(op, this.format.bytes)[0] / us / this.gpu.bytes_per_us;
+    return this.peak ? flopsOf(op) / us / 1e6 / this.peak : null;
   }
 
-  // Returns {us, low, high, share, flops} of one layer without logits, as `quantbench predict` sums it.
-  sum(list) {
+  // Returns {us, low, high, share, flops} of a setting's layer without logits, as `quantbench predict` sums it.
+  layer(s) {
     let us = 0, below = 0, above = 0, below2 = 0, above2 = 0, peaked = 0, flops = 0;
-    for (const op of list) {
-      const one = this.estimate(op);
-      const [low, high] = [(one.us - one.low) * op.times, (one.high - one.us) * op.times];
-      us += one.us * op.times;
-      flops += flopsOf(op) * op.times;
-      peaked += (this.share(op, one.us) ?? NaN) * one.us * op.times;
+    for (const op of layerOf(s)) {
+      const one = this.estimate(op), [low, high] = [one.us - one.low, one.high - one.us];
+      us += one.us;
+      flops += flopsOf(op);
+      if (op.kind !== 'softmax') peaked += (this.share(op, one.us) ?? NaN) * one.us;
       below += low; above += high; below2 += low ** 2; above2 += high ** 2;
     }
-    const correlation = this.measured ? 0.5 : 1;
+    const correlation = this.measured(s) ? 0.5 : 1;
     const joined = (sum, squares) => Math.sqrt((1 - correlation) * squares + correlation * sum ** 2);
     return {us, low: us - joined(below, below2), high: us + joined(above, above2), share: peaked / us, flops};
-  }
-
-  layer(s) {
-    return this.sum(ops(s).filter(op => op.name !== 'logits').map(op => ({...op, times: 1})));
   }
 
   // Tiles and waves of a GEMM with the kernel that the model chooses.
   quantize(op, kernel, withSplit = true) {
     const t = this.entry.gemm.tile(kernel), split = withSplit ? t.splitK : 1;
-    const tilesM = cdiv(op.m, t.blockM), tilesN = cdiv(op.n, t.blockN), blocks = tilesM * tilesN * split;
+    const tilesM = cdiv(op.m, t.blockM), tilesN = cdiv(op.n, t.blockN), blocks = op.batch * tilesM * tilesN * split;
     const sms = this.gpu.sm_count, waves = cdiv(blocks, sms);
     const tileShare = op.m * op.n / (tilesM * t.blockM * tilesN * t.blockN), waveShare = blocks / (waves * sms);
     return {...t, tilesM, tilesN, blocks, waves, last: blocks - (waves - 1) * sms, tileShare, waveShare,
@@ -119,9 +168,11 @@ class Times {
 
   // Reasons why an op runs below peak, as analysis.blocks.idle_reasons words them.
   reasons(op) {
+    if (op.core && this.core !== this) return this.core.reasons(op);
     if (op.kind === 'attention') {
       return op.headDim % 8 ? [{share: 0, words: `head_dim = ${op.headDim} is not a multiple of 8`}] : [];
     }
+    if (op.kind !== 'gemm') return [];
     const {us, kernel} = this.estimate(op), share = this.share(op, us), found = [];
     const q = this.quantize(op, kernel);
     for (const [name, size, block] of [['m', op.m, q.blockM], ['n', op.n, q.blockN]]) {
@@ -151,20 +202,39 @@ class Times {
 
   // The worst edge that an op has crossed, {us, words}: the time beyond the rate just before the edge (advice.cost).
   waste(op) {
+    if (op.core && this.core !== this) return this.core.waste(op);
     const now = this.estimate(op), found = [];
-    const add = (before, words, most) => {
-      const ideal = this.estimate(before).us * flopsOf(op) / flopsOf(before), share = Math.min(most, 1 - ideal / now.us);
+    const lost = (ideal, words, most) => {
+      const share = Math.min(most, 1 - ideal / now.us);
       if (share >= 0.01) found.push({us: share * now.us, words});
     };
+    const add = (before, words, most) => lost(this.estimate(before).us * flopsOf(op) / flopsOf(before), words, most);
     if (op.kind === 'attention') {
-      const to = cdiv(op.headDim, 32) * 32, down = op.headDim % 8 ? Math.max(8, op.headDim - op.headDim % 8) : 0;
-      if (down) add({...op, headDim: down}, `head_dim = ${op.headDim} is no multiple of 8: rows aligned to ${(2 * op.headDim) & -(2 * op.headDim)} bytes, not 16`, 1);
+      const to = cdiv(op.headDim, 32) * 32, step = 16 / this.format.bytes, down = op.headDim % step ? Math.max(step, op.headDim - op.headDim % step) : 0;
+      const row = op.headDim * this.format.bytes;
+      if (down) add({...op, headDim: down}, `head_dim = ${op.headDim} is no multiple of ${step}: rows aligned to ${row & -row} bytes, not 16`, 1);
       if (to !== op.headDim && to > 32) add({...op, headDim: to - 32}, `head_dim = ${op.headDim} pads to ${to}: ${percent(1 - op.headDim / to)} idle`, 1 - op.headDim / to);
-    } else {
+    } else if (op.kind === 'softmax') {
+      lost(now.fused, `Megatron's fused softmax does not run: ${softmaxObjections(op, this.entry.dtype).join('; ')}`, 1);
+    } else if (op.kind === 'experts') this.expertEdges(op, add, lost);
+    else {
       this.unaligned(op, add);
       this.tileEdges(op, now, add);
     }
     return found.sort((a, b) => b.us - a.us)[0] || null;
+  }
+
+  expertEdges(op, add, lost) {
+    const balanced = {...op, routing: 'balanced'}, total = op.tokens * op.topK;
+    const skew = Math.max(...rankRows(op)) / (total / op.ep), rows = Math.max(...tokensPerExpert(balanced));
+    if (skew > 1 && op.routing !== 'balanced') {
+      const words = op.ep === 1 ? `the fullest expert has ${Math.max(...tokensPerExpert(op, page.draws))} rows, the mean ${Number((total / op.experts).toPrecision(4))}`
+        : `the busiest of ${op.ep} GPUs has ${fixed(skew, 2)} times the rows of the mean`;
+      lost(this.estimate(balanced).us, `${words} (${op.routing})`, 1);
+    }
+    const block = [128, 64].find(size => size <= rows) || 16, to = cdiv(rows, block) * block;
+    const tokens = Math.floor(Math.floor(rows / block) * block * op.experts / op.topK);
+    if (to !== rows && tokens) add({...op, tokens}, `rows of an expert = ${rows} pads to ${to}: ${percent(1 - rows / to)} idle (tiles of ${block} rows)`, 1 - rows / to);
   }
 
   unaligned(op, add) {
@@ -280,33 +350,4 @@ function* near(s, locks) {
     const next = {...s, mbs};
     if (!locks.mbs && Number.isInteger(mbs) && mbs <= 16 && !objection(next)) yield next;
   }
-}
-
-// Tokens of each expert (workload.MoE.tokens_per_expert). draws: the first numbers of Python's random.Random(0).
-function tokensPerExpert({tokens, experts, topK, ep, exponent}, draws) {
-  const rows = tokens * topK;
-  if (!exponent) {
-    return Array.from({length: experts}, (_, e) => Math.floor((e + 1) * rows / experts) - Math.floor(e * rows / experts));
-  }
-  const [low, high] = rows > experts ? [1, 0.8 * tokens] : [0.01, 2], power = 1 - exponent;
-  const weights = draws.slice(0, experts).map(share => exponent === 1 ? low * (high / low) ** share
-    : ((high ** power - low ** power) * share + low ** power) ** (1 / power));
-  const scale = rows / weights.reduce((a, b) => a + b, 0);
-  const found = weights.map(weight => Math.min(roundEven(weight * scale), tokens)), local = experts / ep;
-  let missing = rows - found.reduce((a, b) => a + b, 0);
-  while (missing) {
-    for (let rank = 0; rank < ep && missing; rank++) {
-      let pick = rank * local;
-      for (let e = pick; e < (rank + 1) * local; e++) if (missing > 0 ? found[e] < found[pick] : found[e] > found[pick]) pick = e;
-      const step = missing > 0 ? Math.min(1, tokens - found[pick]) : -Math.min(1, found[pick]);
-      found[pick] += step;
-      missing -= step;
-    }
-  }
-  return found;
-}
-
-function roundEven(x) {
-  const r = Math.round(x);
-  return Math.abs(x % 1) === 0.5 && r % 2 ? r - 1 : r;
 }

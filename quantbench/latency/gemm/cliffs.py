@@ -1,9 +1,9 @@
 """Predicts the probability of cliffs with a GEMM model, and selects the shapes that are most useful to measure next.
 
-Entry points: `cliff_probability` and `forecast_cliffs`, used by `analysis.forecast`, `contests` and, through `latency`,
-by users' Python code; `LIKELY`, the probability above which a cliff is forecast, used by `contests` and
-`report.forecast`; `next_points`, used by `sweep.refine` (`--adaptive`; docs/accuracy.md compares it with a random
-choice); `Calibration`. The last two are used by `tools.accuracy`.
+Entry points: `cliff_probability`, used by `analysis.forecast`, `contests` and, through `latency`, by users' Python
+code; `LIKELY`, the probability above which a cliff is forecast, used by `contests` and `report.forecast`;
+`next_points`, used by `sweep.refine` (`--adaptive`; docs/accuracy.md compares it with a random choice); `Calibration`.
+The last two are used by `tools.accuracy`.
 
 An ensemble's mean rise finds too few cliffs, because members place the edges of tiles and waves at different m, which
 smooths their average. So the rises of all trees of all members are treated as a normal distribution, and the
@@ -34,6 +34,8 @@ BoolArray = npt.NDArray[np.bool_]
 _SUSPECTED_STEP = 0.05
 # Largest ratio of m between the two sides of an edge.
 _NEIGHBOUR_RATIO = 1.02
+# Rise that is a cliff, as in `scoring.rises`.
+_STEP = 0.10
 # Smallest interval width (log time) in the odds, so that shapes with a narrow interval may be drawn too.
 _LEAST_WIDTH = 0.01
 #: probability from which a cliff is forecast; optimal if a false alarm costs a third of a missed cliff
@@ -53,13 +55,13 @@ class Calibration:
     spread: float
     noise: float
 
-    def probability(self, rise: FloatArray, deviation: FloatArray, *, step: float = 0.10) -> FloatArray:
-        """Returns the probability that the time rises by more than `step`, (rows,). rise, deviation: mean and standard
+    def probability(self, rise: FloatArray, deviation: FloatArray) -> FloatArray:
+        """Returns the probability that the time rises by more than 10 %, (rows,). rise, deviation: mean and standard
         deviation of the rise over the trees, log time, (rows,)."""
         from scipy.special import ndtr
 
         unsure = np.sqrt((self.spread * deviation) ** 2 + self.noise**2)
-        return np.asarray(ndtr((self.share * rise - np.log1p(step)) / unsure))
+        return np.asarray(ndtr((self.share * rise - np.log1p(_STEP)) / unsure))
 
 
 #: generation → calibration fitted on the tables of the other families
@@ -80,43 +82,20 @@ def calibration_of(model: GemmModel) -> Calibration:
     return CALIBRATIONS.get(generation(family(model.device)), CALIBRATION_ELSEWHERE)
 
 
-def cliff_probability(
-    model: GemmModel, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike, *, step: float = 0.10
-) -> FloatArray:
-    """Returns the probability that the time of m×k times k×n rises by more than `step` from m to m + 1, (rows,).
+def cliff_probability(model: GemmModel, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike) -> FloatArray:
+    """Returns the probability that the time of m×k times k×n rises by more than 10 % from m to m + 1, (rows,).
 
-    Calibrated for m of 128 and more, multiples of 32, n and k of at least 1024 and a step of 10 %. Between edges it is
-    about 0.07, because measured times are noisy. Without measured rows (`GemmModel.prior`) the model has one member and
-    no trees, so its probabilities are too close to 0 and 1.
+    Calibrated for m of 128 and more, multiples of 32, n and k of at least 1024. Between edges it is about 0.07, because
+    measured times are noisy. Without measured rows (`GemmModel.prior`) the model has one member and no trees, so its
+    probabilities are too close to 0 and 1.
 
     >>> at_edge, behind_it = cliff_probability(GemmModel.best("a100-sxm4-80gb"), [256, 300], 12288, 4096)
     >>> bool(at_edge > 0.9 > 0.1 > behind_it)
     True
     """
-    if not 0.0 < step < np.inf:
-        raise InputError("cliff_probability", f"step = {step!r}", "a share above 0, as 0.10")
     wide = np.broadcast_arrays(*(np.atleast_1d(np.asarray(x)) for x in (m, n, k)))
     rows, columns, depth = whole_sizes("cliff_probability", *wide)
-    return calibration_of(model).probability(*model.ensemble.rise(rows, columns, depth), step=step)
-
-
-def forecast_cliffs(
-    model: GemmModel,
-    m: npt.ArrayLike,
-    n: npt.ArrayLike,
-    k: npt.ArrayLike,
-    *,
-    step: float = 0.10,
-    likely: float = LIKELY,
-) -> BoolArray:
-    """Returns whether the probability of a rise by more than `step` from m to m + 1 is at least `likely`, (rows,).
-
-    >>> forecast_cliffs(GemmModel.best("a100-sxm4-80gb"), [256, 300], 12288, 4096).tolist()
-    [True, False]
-    """
-    if not 0.0 < likely < 1.0:
-        raise InputError("forecast_cliffs", f"likely = {likely!r}", "a probability between 0 and 1")
-    return np.asarray(cliff_probability(model, m, n, k, step=step) >= likely)
+    return calibration_of(model).probability(*model.ensemble.rise(rows, columns, depth))
 
 
 def next_points(

@@ -1,7 +1,7 @@
 """Averages several fitted cost models and their trees into one prediction of GEMM times, monotone in doubling k.
 
 Entry points: `Ensemble`; `Reference`, the rows that it was fitted to; `shape_keys`, `hold_rising`. Used by `model`,
-`training`, `distilled`, `files` and `tools.ship_gemm`.
+`training`, `distilled`, `files` and tools.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _all_sizes(
     return m, n, k, np.ones(len(m)) if batch is None else batch, np.full(len(m), -1.0) if layout is None else layout
 
 
-def shape_keys(m: FloatArray, n: FloatArray, k: FloatArray) -> IntArray:
+def shape_keys(m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike) -> IntArray:
     """Returns one integer per shape, unique for sizes below 2**21."""
     parts = [np.asarray(x).astype(np.int64) for x in (m, n, k)]
     return np.asarray((parts[0] << 42) | (parts[1] << 21) | parts[2])

@@ -1,6 +1,6 @@
 """Validates what a GEMM model is asked or fitted to, and turns it into arrays.
 
-Entry points: `machine_of`, `whole_sizes`, `layout_indices`, `measured_times`, `recorded_kernels`, `LARGEST_SIDE`. Used
+Entry points: `machine_of`, `whole_sizes`, `layout_indices`, `recorded_kernels`, `LARGEST_SIDE`. Used
 by `gemm.model`, `gemm.cliffs`, `model_times`, `advice.pad`, `profile` and tools.
 """
 
@@ -61,17 +61,6 @@ def layout_indices(who: str, layout: str | Sequence[str], rows: int) -> FloatArr
     for name in set(names):
         require_choice(who, "layout", name, LAYOUTS)
     return np.array([LAYOUTS.index(name) for name in names], dtype=np.float64)
-
-
-def measured_times(latency_us: npt.ArrayLike, rows: int) -> FloatArray:
-    """Returns the times, (rows,) µs. Raises InputError unless there is one per row, finite and above 0."""
-    times = np.atleast_1d(np.asarray(latency_us, dtype=np.float64))
-    if times.shape != (rows,):
-        raise InputError("GemmModel.fit", f"latency_us of shape {times.shape} for {rows} shapes", "one time each")
-    bad = ~(np.isfinite(times) & (times > 0))
-    if bad.any():
-        raise InputError("GemmModel.fit", f"latency_us = {times[bad][0]}", "finite times above 0 µs")
-    return times
 
 
 def recorded_kernels(menu: Menu, launches: Sequence[Launch | None] | None, rows: int) -> tuple[IndexArray, FloatArray]:

@@ -29,13 +29,13 @@ from quantbench.device.registry import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, QuantbenchError, StoreError, UnsupportedError, require_choice
 from quantbench.files import read_bytes, reason, write_file
-from quantbench.latency.estimate import Estimate, IntervalCalibration
+from quantbench.latency.estimate import Estimate, IntervalCalibration, measured_times
 from quantbench.latency.families import family, unit
 from quantbench.latency.gemm import files
 from quantbench.latency.gemm.cost_model import FloatArray, IndexArray, Machine, Menu, Shapes, runs_in_waves
 from quantbench.latency.gemm.distilled import FastGemm, distil
 from quantbench.latency.gemm.ensemble import Ensemble, Reference, shape_keys
-from quantbench.latency.gemm.inputs import layout_indices, machine_of, measured_times, recorded_kernels, whole_sizes
+from quantbench.latency.gemm.inputs import layout_indices, machine_of, recorded_kernels, whole_sizes
 from quantbench.latency.gemm.public import FOLDER, TABLE_EFFORT, TABLE_ROWS, PublicTable, file_name, fitting
 from quantbench.latency.gemm.table_audit import Unexplained, audit
 from quantbench.latency.gemm.training import (
@@ -161,7 +161,7 @@ class GemmModel:
         machine = machine_of(spec, dtype)
         m = np.atleast_1d(np.asarray(m))
         sizes = whole_sizes("GemmModel.fit", m, n, k, np.broadcast_to(batch, m.shape) if np.ndim(batch) == 0 else batch)
-        times = measured_times(latency_us, len(sizes[0]))
+        times = measured_times("GemmModel.fit", latency_us, len(sizes[0]))
         menu = menu_for(launches, unit(spec, dtype))
         layouts = layout_indices("GemmModel.fit", layout, len(times))
         kernels, split_k = recorded_kernels(menu, launches, len(times))

@@ -1,7 +1,7 @@
 """Finds measured GEMM times that no hardware explains, so that models are not fitted to them.
 
 Entry points: `audit`, which returns an `Unexplained` for each such row; `REASONS`. Used by `model` (fits set these rows
-aside), `analysis.run_audit` (`quantbench check --audit`) and tools.
+aside), `analysis.check` (`quantbench check --audit`) and tools.
 
 A row is unexplained if its rate is above the GPU's peak; if at least two products as large or larger in m, n, k and
 batch take half its time or less (padding to them would be faster: their kernels exist, so the time holds something

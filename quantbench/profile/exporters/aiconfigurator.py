@@ -203,7 +203,6 @@ def _model_attention(dtype: str, *, prompts: bool) -> list[Attention]:
 
 
 def _moe_rows(table: Table, out: Exported) -> Columns:
-    """Returns the table of experts, whose columns are those of the importer."""
     known = np.isin(table["dtype"], list(_MOE_DTYPES))
     out.leave_out("experts of a dtype that aiconfigurator has no name for", int((~known).sum()))
     rows = table.where(known)
@@ -243,7 +242,6 @@ def _nccl_rows(profile: Profile, out: Exported) -> Columns:
 
 
 def _description(profile: Profile, options: ExportOptions, system: str, out: Exported, *, nccl: bool) -> dict[str, Any]:
-    """Returns the content of `<system>.yaml`."""
     device, links = profile.device, link_rates(profile, out)
     reached = achieved(profile, options, Exported())
     major, minor = device.compute_capability or (0, 0)

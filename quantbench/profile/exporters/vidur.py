@@ -169,7 +169,6 @@ def _model_attention(model: VidurModel, tp: int, dtype: str, *, prefill: bool) -
 
 
 def _write_network(profile: Profile, sku: str, out: Exported) -> None:
-    """Writes all_reduce and send_recv, if measured."""
     table = collectives(profile, out)
     per_node = table["num_gpus"] // table["num_nodes"]
     written = False
