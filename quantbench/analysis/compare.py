@@ -143,7 +143,8 @@ def _side(run: Run, by: str, provider: str, name: str) -> dict[_Key, list[Record
         raise InputError("compare", f"--provider-{name.lower()} {provider}", f"one of run {name}'s: {there}")
     found: dict[_Key, list[Record]] = defaultdict(list)
     for record in points:
-        found[record.key if by == "key" else record.workload,].append(record)
+        key = record.key if by == "key" else record.workload
+        found[(key,)].append(record)
     for records in found.values() if by == "workload" else ():
         # A provider that skipped the workload does not count.
         providers = sorted({r.provider for r in records if not isinstance(r.outcome, Skipped)})

@@ -154,13 +154,8 @@ class PlanOptions(ShapeOptions):
         per_tp = integers("--tp", self.tp) or (self.where().gpus_per_node,)
         padded = any(padded_vocab(shape.vocab, tp) != shape.vocab for tp in per_tp)
         usual = _OF_ONE_LAYOUT if one_layout else ()
-        stages = f"stages of {'different' if self.uneven else 'equal'} length"
-        after = (
-            ("optimizer", "fused Adam"),
-            *_FIXED,
-            ("allow_uneven", stages),
-            ("cluster", f"{self.where().name} as its system"),
-        )
+        stages = ("allow_uneven", f"stages of {'any' if self.uneven else 'equal'} length")
+        after = (("optimizer", "fused Adam"), *_FIXED, stages, ("cluster", f"{self.where().name} as its system"))
         vocab = [f"vocab {shape.vocab} padded to multiples of 128 · tp"] if padded else []
         if shape.experts:
             said = ["experts not measured in training: a product of each and a fitted factor", "balanced routing"]

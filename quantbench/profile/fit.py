@@ -20,9 +20,8 @@ from quantbench.latency.attention_cost_model import AttentionShapes
 from quantbench.latency.gemm.distilled import LEAN, distil
 from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.gemm.model import GemmModel
+from quantbench.latency.gemm.public import TABLE_EFFORT, TABLE_ROWS
 from quantbench.latency.gemm.training import FEWEST_ROWS as FEWEST_PRODUCT_ROWS
-from quantbench.latency.gemm.training import Effort
-from quantbench.latency.gemm.trees import Growth
 from quantbench.latency.libraries import library_of
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.launch import Launch, Tile
@@ -32,12 +31,10 @@ from quantbench.workload import Softmax
 
 FloatArray = npt.NDArray[np.float64]
 
-# Most rows that the GEMM model is fitted to, and most that its distilled form is trained on: more rows cost time and
-# hardly change other predictions.
-_MOST_PRODUCT_ROWS, _MOST_DISTILLED = 8000, 16_000
+# Most rows that the GEMM model's distilled form is trained on: more rows cost time and hardly change other predictions.
+_MOST_DISTILLED = 16_000
 # Tables of more rows are fitted with fewer members and trees, because with many rows the members hardly differ.
 _MANY_PRODUCT_ROWS = 2000
-_MANY_ROWS_EFFORT = Effort(members=2, rows_first=1000, rows_other=600, growth=Growth(trees=10, leaf=3))
 # Fitting attention's Gaussian process takes time cubic in the rows.
 _MOST_ATTENTION_ROWS = 600
 # Half-widths are stored at the median times of this many groups of equally many probed shapes.
@@ -84,13 +81,13 @@ def _product(device: DeviceSpec, table: Table, dtype: str, library: str, fit: bo
     kept = np.flatnonzero(plain if plain.sum() >= FEWEST_PRODUCT_ROWS else whole)
     if not fit or len(kept) < FEWEST_PRODUCT_ROWS:
         return _unfitted(device, dtype, seed)
-    kept = np.sort(np.random.default_rng(seed).permutation(kept)[:_MOST_PRODUCT_ROWS])
+    kept = np.sort(np.random.default_rng(seed).permutation(kept)[:TABLE_ROWS])
     chosen = table.where(kept)
     launches = _launches(chosen)
     model = GemmModel.fit(
         device, m[kept], chosen["n"], chosen["k"], chosen["latency_us"], dtype=dtype, library=library,
         launches=launches if any(launches) else None, seed=seed,
-        effort=_MANY_ROWS_EFFORT if len(kept) > _MANY_PRODUCT_ROWS else None,
+        effort=TABLE_EFFORT if len(kept) > _MANY_PRODUCT_ROWS else None,
     )  # fmt: skip
     trained = np.flatnonzero(whole)
     if len(trained) > _MOST_DISTILLED:

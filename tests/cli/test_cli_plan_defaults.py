@@ -44,7 +44,7 @@ DEFAULTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "cp_contiguous": ((True,), r"no context parallelism"),
     "expert_tp": ((2,), r"whole experts on each GPU|MLP of"),
     "shards": ((8,), r"ZeRO over all data-parallel GPUs"),
-    "allow_uneven": ((True, False), r"stages of (equal|different) length"),
+    "allow_uneven": ((True,), r"stages of (equal|any) length"),
 }
 #: likewise, of one layout; a search tries all values of these and its table names them
 OF_ONE_LAYOUT: dict[str, tuple[tuple[Any, ...], str]] = {

@@ -30,6 +30,7 @@ from quantbench.planner.rows import (
     uncounted,
     usual_heads,
 )
+from quantbench.workload.presets import preset
 from tools.planner_fit import LAST_DAY, SITE, SITE_FACTORS, documents, fit_site, left_out, published
 
 DATA = Path(__file__).parents[1] / "data"
@@ -389,6 +390,19 @@ def test_columns_of_a_recipe_and_of_experts() -> None:
         case_of(replace(row, gpu="A100-80GB"))
     with pytest.raises(InputError, match="fp8_recipe"):
         case_of(replace(row, fp8_recipe="fp9"))
+
+
+def test_columns_of_latent_attention_have_the_names_of_a_config(tmp_path: Path) -> None:
+    file = tmp_path / "latent.csv"
+    file.write_text(
+        "gpu,gpus,tp,pp,ep,mbs,gbs,layers,hidden,heads,head_dim,ffn,gated,experts,top_k,moe_ffn,shared_ffn,"
+        "first_k_dense_replace,q_lora_rank,kv_lora_rank,qk_rope_head_dim,v_head_dim,n_group,topk_group,vocab,tied,seq\n"
+        "GB200,256,1,4,64,1,4096,61,7168,128,192,18432,yes,256,8,2048,2048,3,1536,512,64,128,8,4,129280,no,4096\n"
+    )
+    shape = case_of(read_table(file)[0]).job.shape
+    assert shape == preset("deepseek-v3")
+    (found,) = predict_rows(read_table(file), TIMES, shipped())
+    assert found.prediction is not None
 
 
 def test_layers_that_do_not_divide_ran_in_uneven_stages() -> None:

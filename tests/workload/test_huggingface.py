@@ -199,6 +199,7 @@ def test_a_dropout_that_is_no_share_is_refused(tmp_path: Path) -> None:
 DEEPSEEK_V3: dict[str, Any] = {  # deepseek-ai/DeepSeek-V3
     "model_type": "deepseek_v3", "hidden_act": "silu", "hidden_size": 7168, "intermediate_size": 18432,
     "first_k_dense_replace": 3, "moe_layer_freq": 1, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
+    "n_group": 8, "topk_group": 4,
     "qk_rope_head_dim": 64, "v_head_dim": 128, "max_position_embeddings": 163840, "moe_intermediate_size": 2048,
     "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "num_attention_heads": 128,
     "num_hidden_layers": 61, "num_key_value_heads": 128, "tie_word_embeddings": False, "vocab_size": 129280,
@@ -225,6 +226,12 @@ def test_layers_with_and_without_experts_add_up_to_the_published_parameters(
     assert shape.parameters / 1e9 == pytest.approx(total, rel=0.005)
     assert shape.active_parameters / 1e9 == pytest.approx(active, rel=0.02)
     assert (shape.dense_layers, shape.dense_spread) == (dense, config is MAVERICK)
+
+
+def test_the_config_of_deepseek_is_its_preset(tmp_path: Path) -> None:
+    assert describe(written(tmp_path, DEEPSEEK_V3), seq=4096).shape == preset("deepseek-v3")
+    anywhere = describe(written(tmp_path, {**DEEPSEEK_V3, "n_group": 1, "topk_group": 1}), seq=4096).shape
+    assert (anywhere.expert_groups, anywhere.top_groups) == (0, 0)
 
 
 def test_latent_attention_has_its_products_and_as_many_flops_of_attention(tmp_path: Path) -> None:

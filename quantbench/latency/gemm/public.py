@@ -1,7 +1,7 @@
 """Finds the files of models: those that are shipped, and those of public tables, which are fitted on first use.
 
-Entry points: `file_name`, `FOLDER`, `PublicTable`, `fitting`, `TABLE_ROWS` and `TABLE_EFFORT`. Used by `gemm.model` and
-tools.
+Entry points: `file_name`, `FOLDER`, `PublicTable`, `fitting`, `TABLE_ROWS` and `TABLE_EFFORT`. Used by `gemm.model`,
+`profile.fit` and tools.
 
 A fitted model is kept below $XDG_CACHE_HOME (~/.cache) in quantbench/models, under a name that changes with the table
 and with quantbench.

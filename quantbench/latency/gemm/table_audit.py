@@ -37,14 +37,12 @@ class Unexplained:
     row: its index.
     reason: one of REASONS.
     ratio: how far it is off: of its rate to the peak, or of the two contradicting times; 1 for another method.
-    other: index of a row that contradicts it, or -1.
     words: the evidence.
     """
 
     row: int
     reason: str
     ratio: float
-    other: int
     words: str
 
 
@@ -67,8 +65,8 @@ def audit(
     m, n, k, batch = (np.asarray(x, dtype=np.int64) for x in sizes)
     found: dict[int, Unexplained] = {}
 
-    def say(row: int, reason: str, ratio: float, words: str, other: int = -1) -> None:
-        found.setdefault(row, Unexplained(row, reason, float(ratio), other, words))
+    def say(row: int, reason: str, ratio: float, words: str) -> None:
+        found.setdefault(row, Unexplained(row, reason, float(ratio), words))
 
     def shape(row: int) -> str:
         return f"{m[row]}×{n[row]}×{k[row]}" + (f" × {batch[row]}" if batch[row] > 1 else "")
@@ -88,12 +86,12 @@ def audit(
         if count >= _FEWEST:
             ratio = latency_us[row] / latency_us[fast]
             words = f"{latency_us[row]:.1f} µs; {shape(fast)} takes {latency_us[fast]:.1f} µs"
-            say(row, REASONS[2], ratio, words + f", {count} larger products take half or less", fast)
+            say(row, REASONS[2], ratio, words + f", {count} larger products take half or less")
     for place, count in alone.items():
         if count >= _FEWEST:
             row, slow = int(rest[place]), int(rest[np.flatnonzero((against == place) & (larger == 1))[-1]])
             words = f"{latency_us[row]:.1f} µs; {shape(slow)} takes {latency_us[slow]:.1f} µs"
-            say(row, REASONS[3], latency_us[slow] / latency_us[row], words, slow)
+            say(row, REASONS[3], latency_us[slow] / latency_us[row], words)
     return sorted(found.values(), key=lambda one: -one.ratio)
 
 

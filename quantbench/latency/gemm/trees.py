@@ -3,7 +3,7 @@
 Entry points: `Forest` (trees grown by scikit-learn, evaluated by numpy), `VALUE_STEP`, `Member` (a cost model and its
 forests), `train_member`, `Measured` (training rows), `Growth`, `watched_columns`, `chunks`, `Float32Array`,
 `NAMED_COLUMNS`. Used by `ensemble`, `training`, `distilled`, `model`, `files`, `public`, `latency.moe`,
-`profile.fit`, `explore.evaluator` and tools.
+`explore.evaluator` and tools.
 """
 
 from __future__ import annotations
