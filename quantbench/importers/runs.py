@@ -34,13 +34,18 @@ from quantbench.store.record import Measured, Place, Record, Skipped, record_key
 from quantbench.store.run import RunInfo, now_text, read_run_info
 from quantbench.timing.options import TimingOptions
 from quantbench.units import counted, latency
-from quantbench.workload import Collective, Workload
+from quantbench.workload import Collective, Gemm, Workload
 
 _T = TypeVar("_T")
 
 # Bounds of a table's median of time / roofline. The packaged tables have 0.6 to 3.7, small shapes in a cache down to
 # 0.05; with a unit wrong by a factor of 1,000 they have less than 0.004 or more than 500.
 _FASTEST, _SLOWEST = 1 / 30, 100.0
+# In the public tables no product is faster than the peak, and the median of those that should take 50 µs or more is 0.3
+# to 2.5 times the roofline. Other GPUs' times are neither. Only libraries that are tuned are held to the latter.
+_MOST_REJECTED = 0.2
+_LONG_US, _SLOWEST_LONG, _FEWEST = 50.0, 4.0, 10
+_TUNED = ("aiter", "cublas", "torch")
 # Approximate number of rows for this median, and most rows that a note names.
 _MOST_JUDGED = 1000
 _MOST_NAMED = 3
@@ -231,7 +236,8 @@ def write_run(
     letters = Counter(record.outcome.grade.letter for record in records if isinstance(record.outcome, Measured))
     if not letters:
         raise InputError("import", f"no row has a time above 0, such as {_times(found.rows[:1])}", "at least one")
-    if letters["rejected"] > letters.total() / 2:
+    most = _MOST_REJECTED if letters["rejected"] >= _FEWEST else 0.5
+    if letters["rejected"] > most * letters.total():
         share = "all" if letters["rejected"] == letters.total() else f"{letters['rejected']:,} of"
         fastest = f"{share} {letters.total():,} figures are above the peak of {spec.name}"
         raise InputError("import", fastest, "times that it can reach: the right --gpu, dtype and unit")
@@ -287,7 +293,7 @@ def _launch(kernel: str) -> Launch:
 
 
 def _require_plausible(rows: list[Row], spec: DeviceSpec) -> None:
-    """Raises InputError if the median time is so far from the roofline that the unit must be wrong.
+    """Raises InputError if the median time is so far from the roofline that the unit or the GPU must be wrong.
 
     A wrong unit is a factor of 1,000. Good libraries are within a factor of about two of the roofline, slow kernels and
     small sizes within ten. Collectives are not checked: their times depend on the links.
@@ -296,8 +302,17 @@ def _require_plausible(rows: list[Row], spec: DeviceSpec) -> None:
     judged = judged[:: max(1, len(judged) // _MOST_JUDGED)]
     if not judged:
         return
-    ratio = median(row.latency_us / roofline_us(row.workload, spec) for row in judged)
+    ratios = [row.latency_us / roofline_us(row.workload, spec) for row in judged]
+    ratio = median(ratios)
     if _FASTEST <= ratio <= _SLOWEST:
+        long = [
+            times
+            for times, row in zip(ratios, judged, strict=True)
+            if isinstance(row.workload, Gemm) and row.provider in _TUNED and row.latency_us >= _LONG_US * times
+        ]
+        if len(long) >= _FEWEST and median(long) > _SLOWEST_LONG:
+            said = f"large products take {median(long):.0f} times what they should on {spec.name} (median)"
+            raise InputError("import", said, "the times of that GPU: the right --gpu, or --units-are-right")
         return
     times = f"{float(f'{ratio:.2g}'):,.0f} times" if ratio > 1 else f"1/{float(f'{1 / ratio:.2g}'):,.0f} of"
     said = f"the median time is {times} what {spec.name} should take, such as {_times(judged[:1])}"

@@ -95,6 +95,11 @@ class Inputs:
             self.fill(found[-1])
         return tuple(found)
 
+    def gemm_operands(self, gemm: Gemm) -> tuple[torch.Tensor, torch.Tensor]:
+        """Creates a and b of a GEMM, for users' own providers."""
+        a, b = self.operands(gemm)
+        return a, b
+
     def fill(self, tensor: torch.Tensor) -> None:
         """Writes new values into a tensor stored like those of `operands`; a boolean tensor is a padding mask, and one
         of 64-bit integers holds indices."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from known_profile import gemm_row, known_profile, table
 from made_runs import HOSTILE
 from typer.testing import CliRunner
@@ -19,6 +20,7 @@ from quantbench.device import lookup
 from quantbench.errors import InputError
 from quantbench.explore.page import fitted_models, shelf_devices, write_explorer
 from quantbench.explore.trace import Node, in_order, inputs
+from quantbench.profile import Profile
 from quantbench.workload.presets import preset
 
 
@@ -64,6 +66,10 @@ def test_a_profiles_products_are_fitted(tmp_path: Path) -> None:
     assert device.name == "a100-sxm4-80gb"
     assert fitted["bf16"].model.rows == 30
     assert "30 rows of the profile" in fitted["bf16"].note
+    profile = Profile.load(tmp_path / "profile.json")
+    for (m, n, k), times in zip(fitted["bf16"].sizes.tolist(), fitted["bf16"].times, strict=True):
+        one = profile.gemm(m, n, k, dtype="bf16", layout="nt")
+        assert times[3:6] == pytest.approx((one.latency_us, one.low_us, one.high_us), rel=1e-6)
 
 
 def test_the_shelf_has_measured_gpus_of_their_usual_format() -> None:

@@ -1,10 +1,12 @@
-"""The explorer in a real browser: its figures are those of `predict` and `advise`, every control changes what it
-should, it asks nothing of the network, complains of nothing and stays accessible. Skipped without Chromium."""
+"""The explorer in real browsers: its figures are those of `predict` and `advise`, every control changes what it
+should, it asks nothing of the network, complains of nothing and stays accessible. Skipped without Chromium, and one
+test without Firefox. QUANTBENCH_EXHAUSTIVE=1: 10,000 products on each GPU, 200 settings."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -13,10 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import Browser, Tab, browser, find_browser
+from firefox import find_firefox, firefox
 from made_runs import HOSTILE
+from typer.testing import CliRunner
 
 from quantbench.advice.cost import cost_of
+from quantbench.advice.neighbours import Neighbours
+from quantbench.advice.space import Space, alone, together
 from quantbench.analysis.blocks import idle_reasons, tile_in_use
+from quantbench.cli.app import app
 from quantbench.device import lookup
 from quantbench.explore.page import FittedModel, shelf_devices, write_explorer
 from quantbench.latency.gemm.model import GemmModel
@@ -34,7 +41,7 @@ pytestmark = [
 ]
 
 GPUS = ("a100-sxm4-80gb", "h100-sxm5-80gb")
-EXHAUSTIVE = pytest.mark.skipif(os.environ.get("QUANTBENCH_EXHAUSTIVE") != "1", reason="takes six minutes")
+EXHAUSTIVE = os.environ.get("QUANTBENCH_EXHAUSTIVE") == "1"
 AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
 IDLE = """new Promise(done => (function look() {
   document.documentElement.dataset.busy === 'no' ? done(1) : setTimeout(look, 20); })())"""
@@ -56,11 +63,19 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def tab(opened: Browser, page: Path) -> Iterator[Tab]:
+@pytest.fixture(scope="module")
+def one_tab(opened: Browser, page: Path) -> Iterator[Tab]:
     with opened.tab(page, 1280) as found:
-        found.evaluate(IDLE)
         yield found
+
+
+@pytest.fixture
+def tab(one_tab: Tab) -> Tab:
+    """The tab that tests share, as it was when the page was opened."""
+    one_tab.evaluate(IDLE)
+    one_tab.evaluate("$('reset').click(); lines = page.gpus.map(gpu => gpu.entries[0].id); choose(lines[0])")
+    one_tab.evaluate(IDLE)
+    return one_tab
 
 
 def random_products(count: int, seed: int) -> Any:
@@ -71,24 +86,31 @@ def random_products(count: int, seed: int) -> Any:
     return np.stack([m, n + rng.integers(0, 8, count) * (rng.random(count) < 0.15), k], axis=1)
 
 
-@pytest.mark.parametrize("gpus", [GPUS, pytest.param((), marks=EXHAUSTIVE)])
-def test_products_take_the_time_that_python_predicts(opened: Browser, tmp_path: Path, gpus: tuple[str, ...]) -> None:
-    """Every number format and library that the page shows; QUANTBENCH_EXHAUSTIVE=1: 10,000 products on all GPUs."""
-    page = tmp_path / "explore.html"
-    write_explorer(page, [lookup(gpu) for gpu in gpus] or shelf_devices(), preset("llama-3-8b"))
-    with opened.tab(page, 1280) as tab:
+def check_products(tab: Tab, count: int) -> None:
+    """Compares products of every number format and library that a page shows."""
+    every = tab.evaluate("page.gpus.flatMap(gpu => gpu.entries.map(one => [gpu.slug, one.dtype, one.library]))")
+    for seed, (gpu, dtype, library) in enumerate(every):
+        sizes = random_products(count, seed)
+        expected = best_gemm_model(lookup(gpu), dtype, library)[0].predict(*sizes.T, layout="nt")
+        found = tab.evaluate(
+            f"load(['{gpu}/{dtype}/{library}']).then(() => {json.dumps(sizes.tolist())}.map(sizes =>"
+            f"models.get('{gpu}/{dtype}/{library}').entry.gemm.predict(...sizes, 1, 1))"
+            ".map(one => [one.us, one.low, one.high]))"
+        )
+        times = np.stack([expected.latency_us, expected.low_us, expected.high_us], axis=1)
+        assert np.abs(found / times - 1).max() < 1e-6, (gpu, dtype, library)
+
+
+def test_products_take_the_time_that_python_predicts(tab: Tab) -> None:
+    check_products(tab, 100)
+
+
+@pytest.mark.skipif(not EXHAUSTIVE, reason="takes six minutes (QUANTBENCH_EXHAUSTIVE=1)")
+def test_products_on_all_gpus_take_the_time_that_python_predicts(opened: Browser, tmp_path: Path) -> None:
+    write_explorer(tmp_path / "explore.html", shelf_devices(), preset("llama-3-8b"))
+    with opened.tab(tmp_path / "explore.html", 1280) as tab:
         tab.evaluate(IDLE)
-        every = tab.evaluate("page.gpus.flatMap(gpu => gpu.entries.map(one => [gpu.slug, one.dtype, one.library]))")
-        for seed, (gpu, dtype, library) in enumerate(every):
-            sizes = random_products(200 if gpus else 10_000, seed)
-            expected = best_gemm_model(lookup(gpu), dtype, library)[0].predict(*sizes.T, layout="nt")
-            found = tab.evaluate(
-                f"load(['{gpu}/{dtype}/{library}']).then(() => {json.dumps(sizes.tolist())}.map(sizes =>"
-                f"models.get('{gpu}/{dtype}/{library}').entry.gemm.predict(...sizes, 1, 1))"
-                ".map(one => [one.us, one.low, one.high]))"
-            )
-            times = np.stack([expected.latency_us, expected.low_us, expected.high_us], axis=1)
-            assert np.abs(found / times - 1).max() < 1e-6, (gpu, dtype, library)
+        check_products(tab, 10_000)
 
 
 def settings(count: int) -> list[dict[str, Any]]:
@@ -119,7 +141,7 @@ def settings(count: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("gpu", GPUS)
 def test_settings_cost_what_predict_and_advise_print(tab: Tab, gpu: str) -> None:
     device = lookup(gpu)
-    made = settings(200)
+    made = settings(200 if EXHAUSTIVE else 20)
     identity = f"{gpu}/bf16/{best_gemm_model(device, 'bf16')[0].library}"
     script = (
         f"load(['{identity}']).then(() => {{ const t = models.get('{identity}');"
@@ -244,19 +266,81 @@ def test_a_better_shape_is_taken_over_by_a_click(tab: Tab) -> None:
         assert tab.evaluate(f"state.{name}") == int(value)
 
 
-@pytest.mark.parametrize(("width", "dark", "text"), [(400, False, 100), (1280, True, 200), (2560, False, 100)])
+@pytest.mark.parametrize(
+    ("width", "dark", "text", "fragment"),
+    [
+        (400, False, 100, "#attention=unfused&seq=2050&gated=0&direction=both"),
+        (1280, True, 200, "#experts=8&ep=4&axis=moe_ffn&routing=power_law_1.2&detail=h100-sxm5-80gb/bf16/vllm"),
+        (2560, False, 100, "#seq=257&axis=seq"),
+    ],
+)
 def test_it_fits_asks_nothing_of_the_network_and_complains_of_nothing(
-    opened: Browser, page: Path, width: int, dark: bool, text: int
+    opened: Browser, page: Path, width: int, dark: bool, text: int, fragment: str
 ) -> None:
-    with opened.tab(page, width, dark=dark) as tab:
+    with opened.tab(page, width, dark=dark, fragment=fragment) as tab:
         tab.evaluate(f"document.documentElement.style.fontSize = '{text}%'")
         tab.evaluate(IDLE)
         assert tab.shown.problems == []
-        assert [url for url in tab.shown.requests if not url.startswith("data:")] == [page.resolve().as_uri()]
+        assert [url.partition("#")[0] for url in tab.shown.requests if not url.startswith("data:")] == [page.as_uri()]
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
         if AXE.is_file():
             found = violations(tab)
             assert found == []
+
+
+@pytest.mark.skipif(find_firefox() is None, reason="no Firefox here (apt-get install firefox-esr)")
+def test_firefox_shows_the_same_figures_without_complaints(tab: Tab, page: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.html"
+    bad.write_text("<!doctype html><script>console.warn('a'); setTimeout(() => missing())</script>", encoding="utf-8")
+    path = find_firefox()
+    assert path is not None
+    figures = "[...document.querySelectorAll('#answer, #ops td.num, #better td')].map(e => e.textContent)"
+    with firefox(path, tmp_path) as other:
+        other.open(page.as_uri())
+        other.evaluate(IDLE)
+        assert other.evaluate(figures) == tab.evaluate(figures)
+        assert other.evaluate("performance.getEntriesByType('resource').length") == 0
+        assert other.problems() == []
+        other.open(bad.as_uri())
+        assert len(other.problems()) == 2
+
+
+def test_better_shapes_are_those_of_advise(tab: Tab) -> None:
+    sizes = {"hidden": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128, "ffn": 14336, "seq": 2049, "tp": 2}
+    shape = TransformerShape(**sizes, mbs=1, vocab=128256, layers=32, gated=True, tied=False)
+    space = Space(keep=("ffn",))
+    times = RememberedTimes(ModelTimes(lookup(GPUS[0])), softmax="megatron")
+    script = f"state = {{...page.setting, ...{json.dumps(sizes)}, mbs: 1, layers: 32}}; locks = {{ffn: true}};"
+    found = tab.evaluate(script + "update(); [...near(state, locks)].map(s => SIZES.map(name => s[name]))")
+    names = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "seq", "mbs", "tp", "vocab", "layers")
+    expected = {*together(shape, space), *alone(shape, space)["mbs"]}
+    assert {tuple(one) for one in found} == {tuple(getattr(one, name) for name in names) for one in expected}
+    tab.evaluate(IDLE)
+    listed = tab.evaluate(
+        "(search => { let step; do step = search.next(); while (!step.done); return step.value.map(one =>"
+        "[SIZES.map(name => one.s[name]), one.gain, one.low, one.high]); })(better(models.get(active)))"
+    )
+    assert listed
+    shapes = {tuple(getattr(one, name) for name in names): one for one in expected}
+    against = Neighbours(shape, times, None, expected).against([shapes[tuple(one[0])] for one in listed])
+    for (_, *gain), one in zip(listed, against, strict=True):
+        assert gain == pytest.approx((one.gain, one.low, one.high), abs=1e-5)
+
+
+@pytest.mark.parametrize("change", ["seq=257&axis=seq", "attention=unfused&direction=both", "experts=8&ep=2&axis=ep"])
+def test_the_copied_commands_run_and_say_the_same(tab: Tab, change: str) -> None:
+    tab.evaluate(f"location.hash += '&{change}'")
+    tab.evaluate("new Promise(done => setTimeout(done, 50))")
+    tab.evaluate(IDLE)
+    lines = {name: shlex.split(seen(tab)[f"c-{name}"]) for name in ("predict", "advise", "sweep")}
+    done = CliRunner().invoke(app, [*lines["predict"][1:], "--json"])
+    assert done.exit_code == 0, done.output
+    ops = tab.evaluate("ops(state).map(op => [label(op), models.get(active).estimate(op).us])")
+    found = json.loads(done.stdout)["rows"][0]["ops"]
+    assert [(one["op"], pytest.approx(one["latency_us"], rel=1e-5)) for one in found] == [tuple(one) for one in ops]
+    assert CliRunner().invoke(app, [*lines["advise"][1:], "--json"]).exit_code == 0
+    # A sweep would measure; that its grid has points is what the page can promise.
+    assert CliRunner().invoke(app, ["predict", "--gpu", GPUS[0], *lines["sweep"][2:], "--json"]).exit_code == 0
 
 
 def violations(tab: Tab) -> list[str]:
@@ -269,13 +353,17 @@ def violations(tab: Tab) -> list[str]:
 
 def test_hostile_names_are_text(opened: Browser, tmp_path: Path) -> None:
     device, path = lookup("a100-sxm4-80gb"), tmp_path / "explore.html"
-    hostile = FittedModel(GemmModel.prior(device, dtype="bf16"), HOSTILE)
+    sizes, times = np.array([[640, 512, 256]], dtype="<i4"), np.arange(1, 10, dtype="<f4")[None]
+    hostile = FittedModel(GemmModel.prior(device, dtype="bf16"), HOSTILE, sizes, times)
     write_explorer(path, [device], preset("gpt2-xl"), title=HOSTILE, fitted={"bf16": hostile})
     with opened.tab(path, 1280, fragment="#hidden=<img src=x onerror=alert(1)>&lines=<b>&keep=<i>&axis=<u>") as tab:
         tab.evaluate(IDLE)
         assert tab.shown.problems == []
         assert HOSTILE.strip()[:20] in tab.evaluate("document.body.innerText")
         assert tab.evaluate("document.querySelectorAll('img, b, i, u').length") == 0
+        # What a profile has measured is looked up, by layout.
+        looked = "(one => [one.us, one.low, one.high])(models.get(active).entry.gemm.predict(640, 512, 256, 1, 2))"
+        assert tab.evaluate(looked) == [7, 8, 9]
 
 
 def test_sixty_moves_leave_no_memory_behind(tab: Tab) -> None:

@@ -1,5 +1,6 @@
 """Tables of NeuSight, DeepBench and aiter: their layouts, what their words mean here, and what is wrong in bad ones."""
 
+import re
 from collections import Counter
 from csv import DictReader
 from pathlib import Path
@@ -265,7 +266,7 @@ def test_times_of_a_faster_gpu_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("read", "name", "text", "said"),
     [
-        ("neusight", "t.csv", "M,N,K\n1,2,3\n", "t.csv has no column 'OPName'; expected one of M, N, K"),
+        ("neusight", "t.csv", "M,N,K\n1,2,3\n", "t.csv has no column OPName or op: M, N, K; expected a table as"),
         (
             "neusight",
             "t.csv",
@@ -283,7 +284,7 @@ def test_times_of_a_faster_gpu_are_refused(tmp_path: Path) -> None:
             "column a_t = 'x'; expected t or n",
         ),
         ("deepbench", "t.txt", PRINTED.replace("half", "quad"), "dtype = 'quad'"),
-        ("aiter", "t.csv", "M,N,K\n1,2,3\n", "t.csv has no column 'cu_num'; expected one of M, N, K"),
+        ("aiter", "t.csv", "M,N,K\n1,2,3\n", "t.csv has no column cu_num or compute_units: M, N, K"),
         ("aiter", "t.csv", BLOCKSCALE, "line 2: dtype ''; expected --dtype fp16"),
         ("aiter", "a8w8_x.csv", BLOCKSCALE.replace("304", "228"), "has no row of a gfx942 with 304 compute units"),
         ("aiter", "a8w8_x.csv", BLOCKSCALE.replace("18.5", "fast"), "column us = 'fast'; expected a number"),
@@ -300,3 +301,26 @@ def test_bad_tables_end_in_one_line(read: str, name: str, text: str, said: str, 
         reader(file, lookup(gpu))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "of_peak", "said"),
+    [
+        ("t4-16gb", 1.5, "12 of 40 figures are above the peak of t4-16gb"),
+        ("h100-sxm5-80gb", 0.1, "large products take 7 times what they should on h100-sxm5-80gb (median)"),
+    ],
+)
+def test_times_of_another_gpu_are_refused(tmp_path: Path, gpu: str, of_peak: float, said: str) -> None:
+    spec = lookup(gpu)
+    peak = spec.peak("fp16")
+    assert peak is not None
+    lines = ["M,N,K,a_t,b_t,precision,time_us"]
+    for i in range(40):
+        share = of_peak if of_peak < 1 or i < 12 else 0.5
+        work = Gemm(4096, 4096 + 64 * i, 4096, dtype="fp16")
+        lines.append(f"{work.n},{work.m},{work.k},n,n,half,{work.flops / peak / 1e6 / share:.3f}")
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    rows = deepbench.read_rows(path, spec)
+    with pytest.raises(InputError, match=re.escape(said)):
+        write_run(tmp_path, spec, deepbench.origin_of(path, spec), rows)

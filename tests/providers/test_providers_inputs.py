@@ -108,7 +108,7 @@ def test_a_large_mask_is_half_true_and_drops_no_whole_row() -> None:
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
 def test_operands_are_stored_as_the_layout_says(layout: str, batch: int) -> None:
-    a, b = Inputs(CPU).operands(Gemm(m=5, n=7, k=11, batch=batch, layout=layout))
+    a, b = Inputs(CPU).gemm_operands(Gemm(m=5, n=7, k=11, batch=batch, layout=layout))
     leading = (3,) if batch == 3 else ()
     assert a.shape == (*leading, 5, 11)
     assert b.shape == (*leading, 11, 7)

@@ -28,7 +28,7 @@ const COUNTS = ['heads', 'tp', 'mbs', 'ep', 'top_k'], FLAGS = ['gated', 'gate_fu
 const COLOURS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00'];
 const DARK = ['#56B4E9', '#E69F00', '#2BC79A', '#E59BC6', '#9AD0F5', '#F0E442'];
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 5], [1, 2]];
-const CLIFF = 0.05, SLICE_MS = 12, FIRST_MS = 22, MOST_MODELS = 12;
+const CLIFF = 0.05, SLICE_MS = 12, FIRST_MS = 16, MOST_MODELS = 12;
 
 let page, state, locks = {}, lines = [], active, models = new Map(), plot, job = 0, shownOp = '', zoom = null;
 
@@ -393,10 +393,10 @@ function cliffs(curve, times) {
   const now = curve.get(state[state.axis]);
   let best = null;
   for (const x of xs) if (Math.abs(x / state[state.axis] - 1) <= 0.05 && (!best || curve.get(x).share > curve.get(best).share)) best = x;
-  if (now && best && best !== state[state.axis]) {
+  if (now && best && curve.get(best).share > 1.005 * now.share) {
     fill('best', `Best ${state.axis} within 5 %: `, make('strong', {}, `${best}`), `, ${percent(curve.get(best).share)} of peak instead of ${percent(now.share)}. `,
       make('button', {type: 'button', onclick: () => set(state.axis, best)}, `Take ${best}`));
-  } else fill('best', now ? `No ${state.axis} drawn within 5 % reaches a larger share of peak than ${state[state.axis]}.` : '');
+  } else fill('best', now ? `No ${state.axis} drawn within 5 % is more than 0.5 % faster for its arithmetic than ${state[state.axis]}.` : '');
 }
 
 function causeOf({op, before}, times) {
@@ -479,7 +479,7 @@ function* better(times) {
   for (const s of near(state, locks)) {
     const one = costOf(s);
     one.gain = base.each / one.each - 1;
-    const key = s.mbs === state.mbs ? s.hidden : `mbs ${s.mbs}`;
+    const key = s.mbs === state.mbs ? s.hidden : 'mbs';
     if (one.gain >= 0.005 && !(best.get(key)?.gain >= one.gain)) best.set(key, one);
     yield;
   }

@@ -346,8 +346,8 @@ function* near(s, locks) {
       if (!seen.has(key) && !objection(next)) { seen.add(key); yield next; }
     }
   }
-  for (const mbs of [s.mbs / 2, 2 * s.mbs, 4 * s.mbs]) {
+  for (const mbs of [Math.floor(s.mbs / 2), 2 * s.mbs, 4 * s.mbs, 8 * s.mbs, 16 * s.mbs]) {
     const next = {...s, mbs};
-    if (!locks.mbs && Number.isInteger(mbs) && mbs <= 16 && !objection(next)) yield next;
+    if (!locks.mbs && mbs >= 1 && mbs <= 16 && !objection(next)) yield next;
   }
 }
