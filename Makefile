@@ -38,8 +38,9 @@ quick: install
 	$(BIN)/python -m pytest --benchmark-skip -n $(PROCESSES) --dist loadfile -q -m "not slow"
 
 # The tests that a plain `make test` skips for want of a package: Ray, public tables, what loads our exports, the site.
-# vidur's own requirements are 1.3 GB. The tests of a page in a browser need Debian's package chromium besides.
-EXTRAS := tests/cluster/test_cluster_ray.py tests/importers tests/profile tests/project tests/report/test_report_browser.py
+# vidur's own requirements are 1.3 GB. The tests of a page in a browser need Debian's packages chromium and firefox-esr,
+# and axe-core (npm install --no-save axe-core) for contrast and labels.
+EXTRAS := tests/cluster/test_cluster_ray.py tests/importers tests/profile tests/project tests/report/test_report_browser.py tests/explore
 .venv/extras: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,tables,ray,consumers,docs]'
 	@touch $@

@@ -104,10 +104,11 @@ def bridge_table(path: Path, times: TimesOf, calibrations: Calibrations) -> str:
     groups = [(name, names == name) for name in dict.fromkeys(names.tolist())]
     rows = []
     for name, keep in (*groups, ("all dense", ~experts), ("all with experts", experts)):
-        rank = spearmanr(measured[keep], (measured * np.exp(errors))[keep]).statistic
+        several = keep.sum() > 1
+        rank = f"{spearmanr(measured[keep], (measured * np.exp(errors))[keep]).statistic:.2f}" if several else "–"
         inside = (np.abs(errors) <= half)[keep].mean()
         cells = [f"{100 * np.abs(off[keep]).mean():.1f} %", f"{100 * np.median(np.abs(off[keep])):.1f} %"]
-        cells += [f"{100 * off[keep].mean():+.1f} %", f"{rank:.2f}", f"{inside:.0%}"]
+        cells += [f"{100 * off[keep].mean():+.1f} %", rank, f"{inside:.0%}"]
         rows.append([name, str(keep.sum()), *cells])
     left = "; ".join(f"{count} of {why}" for why, count in sorted(refused.items()))
     said = f"Factors of release {RELEASE}. Not expressible: {left}."

@@ -35,7 +35,10 @@ from quantbench.units import latency
 from quantbench.workload import MoE, TransformerShape
 from quantbench.workload.presets import preset
 
-pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium here (apt-get install chromium)")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_browser() is None, reason="no Chromium here (apt-get install chromium)"),
+]
 
 GPUS = ("a100-sxm4-80gb", "h100-sxm5-80gb")
 EXHAUSTIVE = os.environ.get("QUANTBENCH_EXHAUSTIVE") == "1"
@@ -102,7 +105,6 @@ def test_products_take_the_time_that_python_predicts(tab: Tab) -> None:
     check_products(tab, 100)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not EXHAUSTIVE, reason="takes six minutes (QUANTBENCH_EXHAUSTIVE=1)")
 def test_products_on_all_gpus_take_the_time_that_python_predicts(opened: Browser, tmp_path: Path) -> None:
     write_explorer(tmp_path / "explore.html", shelf_devices(), preset("llama-3-8b"))
@@ -286,7 +288,6 @@ def test_it_fits_asks_nothing_of_the_network_and_complains_of_nothing(
             assert found == []
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(find_firefox() is None, reason="no Firefox here (apt-get install firefox-esr)")
 def test_firefox_shows_the_same_figures_without_complaints(tab: Tab, page: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.html"

@@ -479,7 +479,7 @@ function* better(times) {
   for (const s of near(state, locks)) {
     const one = costOf(s);
     one.gain = base.each / one.each - 1;
-    const key = s.mbs === state.mbs ? s.hidden : `mbs ${s.mbs}`;
+    const key = s.mbs === state.mbs ? s.hidden : 'mbs';
     if (one.gain >= 0.005 && !(best.get(key)?.gain >= one.gain)) best.set(key, one);
     yield;
   }
