@@ -3,13 +3,14 @@
 First table: the BigScience documents, with the constants of their site, split by whether these were fitted to a row.
 Second table: published runs of other sites, each table predicted with factors fitted without it (`left out`) and with
 the shipped ones. Third table: Megatron-Bridge's runs, each model predicted with factors fitted without it. Fourth
-table: ranks of its layouts. Run by maintainers after `tools.planner_fit`.
+table: ranks of its layouts. Fifth table: what is picked among layouts that ran, what is said to fit, and which ZeRO
+stages searches over all layouts pick. Run by maintainers after `tools.planner_fit`.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,13 +21,17 @@ from quantbench.latency.model_times import BestTimes
 from quantbench.latency.op_times import TimesOf
 from quantbench.planner.calibration import Calibrations, shipped
 from quantbench.planner.fitting import log_errors, observe, op_spreads
+from quantbench.planner.layout import Layout
 from quantbench.planner.row_results import RowResult, predict_rows, summarize
 from quantbench.planner.rows import read_table
+from quantbench.planner.search import Space, search
 from tools.guide.markers import fill, table
 from tools.planner_bridge import PUBLISHED_LAYOUTS, RELEASE, STACK, bridge_runs
 from tools.planner_fit import BRIDGE, DOCUMENTS, LAST_DAY, PUBLISHED, SITE, documents, left_out, published
 
 PAGE = "planning.md"
+# Layouts of one job that make a sweep, and the share by which a pick may be slower than the fastest.
+_SWEEP, _NEAR = 3, 0.05
 _HEAD = ["rows", "number", "mean error", "median", "bias", "rank correlation", "inside the interval"]
 _LEFT_OUT_HEAD = [
     "table", "stack", "runs", "mean error, left out", "bias, left out", "interval, either way", "inside", "mean error"
@@ -99,10 +104,11 @@ def bridge_table(path: Path, times: TimesOf, calibrations: Calibrations) -> str:
     groups = [(name, names == name) for name in dict.fromkeys(names.tolist())]
     rows = []
     for name, keep in (*groups, ("all dense", ~experts), ("all with experts", experts)):
-        rank = spearmanr(measured[keep], (measured * np.exp(errors))[keep]).statistic
+        several = keep.sum() > 1
+        rank = f"{spearmanr(measured[keep], (measured * np.exp(errors))[keep]).statistic:.2f}" if several else "–"
         inside = (np.abs(errors) <= half)[keep].mean()
         cells = [f"{100 * np.abs(off[keep]).mean():.1f} %", f"{100 * np.median(np.abs(off[keep])):.1f} %"]
-        cells += [f"{100 * off[keep].mean():+.1f} %", f"{rank:.2f}", f"{inside:.0%}"]
+        cells += [f"{100 * off[keep].mean():+.1f} %", rank, f"{inside:.0%}"]
         rows.append([name, str(keep.sum()), *cells])
     left = "; ".join(f"{count} of {why}" for why, count in sorted(refused.items()))
     said = f"Factors of release {RELEASE}. Not expressible: {left}."
@@ -125,6 +131,60 @@ def ranks_table(times: TimesOf, calibrations: Calibrations) -> str:
     return table(_RANKS_HEAD, rows)
 
 
+def picks_table(data: Path, times: TimesOf, calibrations: Calibrations) -> str:
+    """Formats how well layouts that ran are ranked and said to fit, and which ZeRO stages a search picks for their
+    jobs, as a Markdown table."""
+    results = [
+        r for name in (DOCUMENTS, *PUBLISHED) for r in predict_rows(read_table(data / name), times, calibrations)
+    ]
+    sweeps: dict[tuple[object, ...], dict[Layout, list[RowResult]]] = defaultdict(lambda: defaultdict(list))
+    for r in results:
+        if r.error is not None and r.case is not None:
+            sweeps[r.case.job.key][r.case.layout].append(r)
+    losses = [_loss(layouts) for layouts in sweeps.values() if len(layouts) >= _SWEEP]
+    fits = [r.prediction.fits for r in results if r.prediction and r.row.status != "fail" and r.row.sec_per_it]
+    ran_out = [not r.prediction.fits for r in results if r.prediction and r.row.status == "oom"]
+    jobs = {
+        (r.case.job.key, r.case.layout.cp): r.case for r in results if r.case is not None and r.prediction is not None
+    }
+    picked: dict[str, list[float]] = defaultdict(list)
+    for case in jobs.values():
+        job = case.job
+        constants = calibrations.of(job.cluster, job.stack)
+        found = search(job, times(job.cluster.device), constants, Space(cp=(case.layout.cp,))).ranked
+        if not found:
+            continue
+        best = found[0]
+        where = (
+            "in one node" if best.layout.sharded_over * best.layout.tp <= job.cluster.gpus_per_node else "over nodes"
+        )
+        lower = next((p.sec_per_it for p in found if p.layout.zero <= 1), float("nan"))
+        picked[f"ZeRO-{best.layout.zero} {where}" if best.layout.zero > 1 else "other"].append(
+            100 * (lower / best.sec_per_it - 1)
+        )
+    searched, near = sum(map(len, picked.values())), [loss <= _NEAR for loss in losses]
+    rows = [
+        [f"the fastest of {_SWEEP} or more layouts that ran, within 5 %", str(len(losses)), str(sum(near))],
+        ["runs out of memory, predicted to be", str(len(ran_out)), str(sum(ran_out))],
+        ["runs that fit, predicted to", str(len(fits)), str(sum(fits))],
+        *(
+            [
+                f"searches that pick {name}; gain over ZeRO-0 and 1 {np.nanmin(gains):.1f} to {np.nanmax(gains):.1f} %",
+                str(searched), str(len(gains)),
+            ]
+            for name, gains in sorted(picked.items()) if name != "other"
+        ),
+    ]  # fmt: skip
+    return table(["check", "of", "found"], rows)
+
+
+def _loss(layouts: dict[Layout, list[RowResult]]) -> float:
+    """Returns the share by which the layout with the shortest predicted time was slower than the fastest that ran."""
+    measured = {layout: float(np.mean([r.row.sec_per_it or 0 for r in runs])) for layout, runs in layouts.items()}
+    pick = min(layouts, key=lambda layout: p.sec_per_it if (p := layouts[layout][0].prediction) else np.inf)
+    return measured[pick] / min(measured.values()) - 1
+
+
 def main() -> None:
     """Writes the tables into the page."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -137,6 +197,7 @@ def main() -> None:
         "left-out": left_out_table(arguments.data, times, shipped()),
         "bridge": bridge_table(arguments.data / BRIDGE, times, shipped()),
         "ranks": ranks_table(times, shipped()),
+        "picks": picks_table(arguments.data, times, shipped()),
     }
     page.write_text(fill(page.read_text(encoding="utf-8"), found), encoding="utf-8")
     print(*found.values(), sep="\n")

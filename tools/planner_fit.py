@@ -159,7 +159,7 @@ def fit(data: Path, before: str, start: Calibrations, times: TimesOf) -> Calibra
     pooled = replace(
         fit_stacks(observed, rest),
         provenance={
-            "script": f"python -m tools.planner_fit {data.name}",
+            "script": f"python -m tools.planner_fit {data}",
             "tables": sorted({one.table for one in observed}), "runs": len(observed),
             "files": dict(_digests(data / name for name in (DOCUMENTS, *PUBLISHED))),
         },

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import inf, isfinite, isinf
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
@@ -271,6 +271,13 @@ class PlanOptions(ShapeOptions):
             dp_overlap=self.overlap, rampup_step=self.rampup_step, stack=self.used_stack,
         )  # fmt: skip
 
+    @property
+    def _shared(self) -> dict[str, Any]:
+        """Fields of a layout that one value sets for all."""
+        typed = ("shards", "expert_tp", "offload_activations", "offload_optimizer")
+        ways = {"cp_ring": not self.cp_gather, "cp_balanced": not self.cp_contiguous}
+        return {name: getattr(self, name) for name in typed} | ways
+
     def space(self) -> Space:
         from quantbench.planner.search import Space, divisors
 
@@ -280,10 +287,8 @@ class PlanOptions(ShapeOptions):
             mbs=integers("--mbs", self.mbs), interleave=integers("--interleave", self.interleave),
             zero=integers("--zero", self.zero, low=0, high=3) or (0, 1, 2, 3), recompute=kinds,
             sequence_parallel=self.sequence_parallel, uneven=self.uneven, recompute_layers=layers,
-            cp=integers("--cp", self.cp) or (1,), cp_ring=not self.cp_gather, cp_balanced=not self.cp_contiguous,
-            shards=self.shards, ep=integers("--ep", self.ep) or tuple(divisors(self.shape().experts or 1)),
-            expert_tp=self.expert_tp, offload_activations=self.offload_activations,
-            offload_optimizer=self.offload_optimizer,
+            cp=integers("--cp", self.cp) or (1,), **self._shared,
+            ep=integers("--ep", self.ep) or tuple(divisors(self.shape().experts or 1)),
         )  # fmt: skip
 
     def _recomputation(self, default: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
@@ -301,10 +306,7 @@ class PlanOptions(ShapeOptions):
         found = Layout(
             dp=dp, tp=tp, pp=pp, mbs=self._one("mbs", default=1), interleave=self._one("interleave", default=1),
             zero=self._one("zero", default=1, low=0), recompute=kinds[0], recompute_layers=layers,
-            sequence_parallel=bool(self.sequence_parallel), cp=cp, cp_ring=not self.cp_gather,
-            cp_balanced=not self.cp_contiguous, shards=self.shards, ep=self._one("ep", default=1),
-            expert_tp=self.expert_tp, offload_activations=self.offload_activations,
-            offload_optimizer=self.offload_optimizer,
+            sequence_parallel=bool(self.sequence_parallel), cp=cp, ep=self._one("ep", default=1), **self._shared,
         )  # fmt: skip
         return replace(found, partition=partition_of(self.shape().layers, pp, uneven=self.uneven))
 

@@ -32,8 +32,9 @@ from quantbench.workload.recipes import RECIPES, casts_of
 _CORE = ("scores", "softmax", "context", "attention")
 
 # Half-width of attention's interval, log time, with latent keys and values, which is priced as another one of as many
-# FLOPs (`TransformerShape.core_dim`): forward, aiconfigurator-core 0.12.0's tables of TRT-LLM 1.3.0rc20 are 0 to 27 %
-# below that (context_mla_perf; H100, H200, B200, B300, GB200, GB300; 1024 tokens and more).
+# FLOPs (`TransformerShape.core_dim`). Forward, the medians of TRT-LLM 1.3.0rc20 are 3 % above that on H100 and up to
+# 25 % below on B300 and GB300 (aiconfigurator-core 0.12.0, context_mla_perf, 1024 tokens and more); backward is not
+# measured.
 _LATENT_SCATTER = math.log(1.4)
 
 # Products whose input, or whose output's gradient, comes from attention, a residual addition or a permutation.

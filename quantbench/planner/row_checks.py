@@ -14,19 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from quantbench.device import lookup
 from quantbench.errors import InputError
-from quantbench.latency.interconnect import cluster, reference_cluster
 from quantbench.latency.op_times import TimesOf
 from quantbench.planner.calibration import Calibrations
 from quantbench.planner.constraints import strict_violations
 from quantbench.planner.formulas import parameters, tflops_by_calculator
-from quantbench.planner.layout import Job, Layout, partition_of
 from quantbench.planner.memory import memory
 from quantbench.planner.predict import Prediction
 from quantbench.planner.row_results import predict_cases
 from quantbench.planner.rows import Case, Given, TableRow, case_of
-from quantbench.workload import TransformerShape
 
 # TFLOPs are printed with four or five digits, and sizes rounded to 1e9.
 _TFLOPS_TOLERANCE = 0.005
@@ -85,23 +81,16 @@ def _impossible(row: TableRow) -> tuple[str, ...]:
     """Returns the strict rules that the cells break. Empty cells get values that break none."""
     if row.tp is None or row.pp is None or row.mbs is None or row.gpus is None:
         return ()
-    cp = row.cp or 1
-    dp = row.dp or max(1, row.gpus // (row.tp * row.pp * cp))
+    dp = row.dp or max(1, row.gpus // (row.tp * row.pp * (row.cp or 1)))
     heads = row.heads or row.tp
+    cells = {
+        "heads": heads, "hidden": 128 * heads, "layers": row.pp, "gbs": dp * row.mbs, "zero": 0, "vocab": 128 * row.tp
+    }  # fmt: skip
     try:
-        shape = TransformerShape(
-            hidden=row.hidden or heads * 128, heads=heads, kv_heads=(row.heads and row.kv_heads) or 0,
-            head_dim=row.head_dim or 0, ffn=row.ffn or 0, gated=bool(row.gated), layers=row.layers or row.pp,
-            vocab=128 * row.tp,
-        )  # fmt: skip
+        case = case_of(row, replace(_ANYWHERE, cells=cells))
     except InputError as error:
         return (f"{error.value}; expected {error.expected}",)
-    where = reference_cluster(lookup(row.gpu)) if row.gpu else cluster("dgx-a100")
-    per_node = row.gpus // row.nodes if row.nodes else max(where.gpus_per_node, row.tp)
-    job = Job(shape, where.changed(gpus_per_node=per_node), row.gpus, row.gbs or dp * row.mbs, stack=row.stack)
-    partition = partition_of(shape.layers, row.pp)
-    layout = Layout(dp, row.tp, row.pp, row.mbs, zero=row.zero or 0, partition=partition, cp=cp)
-    return tuple(map(str, strict_violations(job, layout)))
+    return tuple(map(str, strict_violations(case.job, case.layout)))
 
 
 def _tflops(row: TableRow) -> str:
