@@ -122,8 +122,7 @@ def _check(model: ProductModel, device: DeviceSpec) -> None:
 
 _KINDS = ("gemm", "softmax", "attention")
 _SOFTMAX_PROBES = (Softmax(64, 2048, 2048), Softmax(1, 1, 1))
-# fp16, which every GPU with a model of attention runs
-_ATTENTION_PROBES = (Attention(1, 32, 2048, 2048, 128, dtype="fp16"), Attention(8, 8, 64, 64, 64, dtype="fp16"))
+_ATTENTION_PROBES = (Attention(1, 32, 2048, 2048, 128), Attention(8, 8, 64, 64, 64))
 
 
 @dataclass(frozen=True)
@@ -188,7 +187,7 @@ def _attention(data: Any, device: DeviceSpec) -> AttentionModel:
             raise InputError(who, f"dtype = {model.dtype!r}"[:100], "fp16, bf16 or fp32")
         _check_learner(who, model.learner)
         # Without the Gaussian process, whose matrices are too slow to build for a check.
-        found = replace(model, learner=None).predict(_ATTENTION_PROBES)
+        found = replace(model, learner=None).predict([replace(probe, dtype=model.dtype) for probe in _ATTENTION_PROBES])
         _require_times(who, found.low_us, found.latency_us, found.high_us)
         return model
 

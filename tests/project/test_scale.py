@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from simulator import SimulatedGpu, along, records_of
 
 from quantbench.analysis import curves as curve_fits
@@ -19,7 +20,6 @@ from quantbench.latency.gemm.training import Effort
 from quantbench.launch import Tile
 from quantbench.profile import fit as profile_fit
 from quantbench.profile.table import Table
-from quantbench.report import canvas
 from quantbench.report.overview import draw_heat_map, heat_maps
 from quantbench.store.record import record_from_json, record_to_json
 from quantbench.workload import Gemm
@@ -92,7 +92,7 @@ def test_a_heat_map_of_hundreds_of_sizes_has_few_ticks(monkeypatch: pytest.Monke
     records = records_of(GPU, [({"m": shape.m, "n": shape.n}, shape) for shape in shapes], noise=0.0, seed=0)
     (heat,) = heat_maps(rows_of(points_of(records, GPU.spec())), ("m", "n"))
     drawn: list[Any] = []
-    monkeypatch.setattr(canvas, "_save", lambda figure, path: drawn.extend(figure.axes[0].get_xticklabels()))
+    monkeypatch.setattr(Figure, "savefig", lambda drawing, *_, **__: drawn.extend(drawing.axes[0].get_xticklabels()))
     draw_heat_map(heat, tmp_path / "map.png", "")
     assert 10 <= len(drawn) <= 14
     assert [label.get_text() for label in drawn[:2]] == ["32", str(32 * 23)]
