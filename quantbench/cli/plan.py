@@ -27,7 +27,6 @@ from quantbench.planner.calibration import STACKS, Calibration, Calibrations, lo
 from quantbench.planner.formulas import parameters
 from quantbench.planner.layout import (
     MODULES,
-    RECOMPUTATIONS,
     Job,
     Layout,
     padded_vocab,
@@ -102,8 +101,8 @@ class PlanOptions(ShapeOptions):
     zero: str = _layout("", "ZeRO stages, 0 to 3 (default: all).")
     recompute: str = _layout(
         "",
-        "Activation recomputation: full, selective, none (default: all); full:4 for 4 layers of each stage; modules as "
-        f"in Megatron, joined by +: {', '.join(MODULES)}.",
+        "Activation recomputation: full, none, selective (default: all; selective without flash attention only); "
+        f"full:4 for 4 layers of each stage; modules as in Megatron, joined by +: {', '.join(MODULES)}.",
     )
     offload_activations: float = _layout(
         0, "Share of each stage's layers whose activations wait in the host's memory.", min=0, max=1
@@ -281,7 +280,7 @@ class PlanOptions(ShapeOptions):
     def space(self) -> Space:
         from quantbench.planner.search import Space, divisors
 
-        kinds, layers = self._recomputation(RECOMPUTATIONS)
+        kinds, layers = self._recomputation(())
         return Space(
             dp=integers("--dp", self.dp), tp=integers("--tp", self.tp), pp=integers("--pp", self.pp),
             mbs=integers("--mbs", self.mbs), interleave=integers("--interleave", self.interleave),

@@ -10,7 +10,7 @@ dropout, residuals) are counted in bytes. All-reduces use the cluster's links.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -337,10 +337,10 @@ def _moved(op: Op, shape: TransformerShape) -> tuple[int, int]:
 
 
 def _timed(work: Compute) -> tuple[Compute, ...]:
-    """Returns the workloads whose times make up that of `work`: of grouped products, those of each expert; none of what
-    only moves bytes."""
+    """Returns the workloads whose times make up that of `work`: of grouped products, one batch for each number of rows;
+    none of what only moves bytes."""
     if isinstance(work, GroupedGemm):
-        return work.gemms
+        return tuple(replace(gemm, batch=count) for gemm, count in Counter(work.gemms).items())
     return () if isinstance(work, Cast | Permute) else (work,)
 
 

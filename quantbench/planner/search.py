@@ -39,6 +39,7 @@ _MOST_SHAPES = 5_000
 class Space:
     """Allowed values in a search over layouts; an empty tuple allows all. (`advice.space.Space` is for shapes.)
 
+    recompute: () tries all but selective recomputation of flash attention, which frees next to nothing.
     mbs_limit: largest micro-batch to try.
     sequence_parallel: None tries both.
     cp, ep, expert_tp, cp_ring, cp_balanced, shards, recompute_layers, offload_activations, offload_optimizer: as in
@@ -52,7 +53,7 @@ class Space:
     mbs: tuple[int, ...] = ()
     interleave: tuple[int, ...] = ()
     zero: tuple[int, ...] = (0, 1, 2, 3)
-    recompute: tuple[str, ...] = RECOMPUTATIONS
+    recompute: tuple[str, ...] = ()
     sequence_parallel: bool | None = None
     mbs_limit: int = 64
     uneven: bool = False
@@ -135,6 +136,8 @@ def search(job: Job, times: OpTimes, calibration: Calibration, space: Space | No
 
 def layout_groups(job: Job, space: Space) -> Iterator[list[Layout]]:
     """Yields groups of allowed layouts that differ only in mbs (ascending) and interleave."""
+    flash = job.shape.attention == "flash"
+    recomputations = space.recompute or tuple(kind for kind in RECOMPUTATIONS if not (flash and kind == "selective"))
     for tp, cp, ep in product(_tensor_degrees(job, space), space.cp, space.ep):
         parallel = (False, True) if space.sequence_parallel is None else (space.sequence_parallel,)
         if tp == 1 or job.shape.seq % tp:
@@ -145,7 +148,7 @@ def layout_groups(job: Job, space: Space) -> Iterator[list[Layout]]:
             if job.gbs % dp or not _allowed([dp], space.dp):
                 continue
             sizes = _allowed([mbs for mbs in divisors(job.gbs // dp) if mbs <= space.mbs_limit], space.mbs)
-            for zero, recompute, sequence_parallel in product(space.zero, space.recompute, parallel):
+            for zero, recompute, sequence_parallel in product(space.zero, recomputations, parallel):
                 base = Layout(
                     dp, tp, pp, 1, 1, zero, recompute, sequence_parallel, partition, cp=cp, cp_ring=space.cp_ring,
                     cp_balanced=space.cp_balanced, shards=space.shards if zero > 0 else 0,
