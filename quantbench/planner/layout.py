@@ -293,7 +293,7 @@ def stage_kinds(
     >>> [(kind.layers, kind.count) for kind in stage_kinds(10, 4, "uneven")]
     [(2, 1), (3, 2), (2, 1)]
     >>> [(kind.layers, kind.count, kind.dense) for kind in stage_kinds(12, 4, "layers", 4)]
-    [(3, 1, 3), (3, 1, 1), (3, 1, 0), (3, 1, 0)]
+    [(3, 1, 3.0), (3, 1, 1.0), (3, 1, 0), (3, 1, 0)]
     """
     if partition == "embedding" and pp > 1:
         sizes = [(layers + 2) // pp] * pp

@@ -8,7 +8,8 @@ from itertools import product
 
 import pytest
 from ahead_of_time import SHARED_MEMORY_LIMIT_BYTES, compile_gemm
-from quantbench.kernels.gemm.config import align_bytes, configure, contiguous
+from made_operands import contiguous
+from quantbench.kernels.gemm.config import align_bytes, configure
 from quantbench.kernels.gemm.menu import tiles
 from quantbench.kernels.launching import TRITON, unsupported_architecture
 
