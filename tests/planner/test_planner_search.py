@@ -46,6 +46,16 @@ def test_every_layout_that_keeps_the_rules_is_looked_at() -> None:
     assert {layout for layout in found if layout.partition == "layers"} == expected
 
 
+def test_selective_recomputation_of_flash_attention_is_tried_only_if_named() -> None:
+    def tried(attention: str, space: Space) -> set[str]:
+        of = job(gpus=4, gbs=4, shape=replace(SMALL, attention=attention, dropout=False))
+        return {layout.recompute for group in layout_groups(of, space) for layout in group}
+
+    assert tried("unfused", Space()) == {"full", "selective", "none"}
+    assert tried("flash", Space()) == {"full", "none"}
+    assert tried("flash", Space(recompute=("selective",))) == {"selective"}
+
+
 def test_a_search_ranks_what_fits_by_time() -> None:
     of = job()
     found = search(of, EvenTimes(), LIKE_JEAN_ZAY, AS_THEN)
@@ -252,9 +262,10 @@ def test_of_equal_layouts_the_one_that_shards_least_is_first() -> None:
      for one in PUBLISHED_LAYOUTS],
 )  # fmt: skip
 def test_published_layouts_are_found_near_the_top(published: Published) -> None:
-    """Within 8 % of the first; Llama 3.1 405B in 8 bits is further behind layouts without context parallelism."""
+    """Among the first five or within 5 %; Llama 3.1 405B in 8 bits is behind layouts without context parallelism."""
     ranked, alike = published.rank(BestTimes(), shipped())
     exact = alike[0].layout
     assert (exact.mbs, exact.interleave) == (published.layout.mbs, published.layout.interleave)
     missed = published.model == "llama-3.1-405b" and published.recipe
-    assert alike[0].sec_per_it < (1.15 if missed else 1.08) * ranked[0].sec_per_it
+    behind = alike[0].sec_per_it / ranked[0].sec_per_it - 1
+    assert behind < (0.15 if missed else 0.05) or ranked.index(alike[0]) < 5
