@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from known_profile import gemm_row, known_profile, table
 from made_runs import HOSTILE
+from PIL import Image
 from typer.testing import CliRunner
 
 from quantbench.cli.app import app
@@ -22,6 +23,7 @@ from quantbench.explore.page import fitted_models, shelf_devices, write_explorer
 from quantbench.explore.trace import Node, in_order, inputs
 from quantbench.profile import Profile
 from quantbench.workload.presets import preset
+from tools.guide.explorer import SHOTS, shows_curve
 
 
 def content(page: Path) -> dict[str, Any]:
@@ -86,3 +88,11 @@ def test_numpy_records_its_functions_and_folds_constants() -> None:
         "greater", "multiply", "exp", "maximum", "where",
     ]  # fmt: skip
     assert found is np.where(x > 2.0, np.exp(x * 0.0), np.maximum(x, 0.0))
+
+
+@pytest.mark.parametrize("name", SHOTS)
+def test_the_pictures_of_the_page_show_a_curve(name: str) -> None:
+    with Image.open(Path(__file__).parents[2] / name) as shot:
+        picture = shot.convert("RGB")
+    assert shows_curve(picture)
+    assert not shows_curve(Image.new("RGB", picture.size, "white"))

@@ -1,6 +1,6 @@
 """Writes the explorer's screenshots for README and docs, and its page for the documentation site.
 
-Entry points: `screenshots` and `site_page`, or `python -m tools.guide.explorer [SITE]`. Run by `make docs`.
+Entry points: `screenshots`, `site_page` and `shows_curve`; `python -m tools.guide.explorer [SITE]`, run by `make docs`.
 
 Screenshots need Chromium; without it they stay as they are.
 """
@@ -14,14 +14,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import urlencode
 
+import numpy as np
 from PIL import Image
 
 from quantbench.device import lookup
+from quantbench.errors import StoreError
 from quantbench.explore.page import shelf_devices, write_explorer
 from quantbench.workload import TransformerShape
 from quantbench.workload.presets import preset
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+_ATTEMPTS = 5
+#: the first of COLOURS in quantbench/explore/templates/app.js
+_CURVE_RGB = (0x00, 0x72, 0xB2)
 _GPUS = ("a100-sxm4-80gb", "h100-sxm5-80gb")
 #: file name → (setting of the page, width and height in pixels)
 SHOTS: dict[str, tuple[dict[str, object], tuple[int, int]]] = {
@@ -39,7 +44,7 @@ SHOTS: dict[str, tuple[dict[str, object], tuple[int, int]]] = {
 
 
 def screenshots() -> None:
-    """Writes the files of SHOTS with the first Chromium found."""
+    """Writes the files of SHOTS with the first Chromium found. Raises StoreError if no curve is drawn in one."""
     browser = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
     if browser is None:
         print("no Chromium here: the explorer's screenshots stay as they are", file=sys.stderr)
@@ -49,13 +54,24 @@ def screenshots() -> None:
         write_explorer(page, [lookup(gpu) for gpu in _GPUS], TransformerShape(hidden=4096, heads=32))
         for name, (setting, (width, height)) in SHOTS.items():
             words = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-            # Virtual time lets the page finish before it is drawn.
+            # Virtual time lets the page finish before it is drawn, though not always: it unpacks models in threads.
             words += [f"--user-data-dir={folder}/profile", "--virtual-time-budget=60000"]
             words += [f"--window-size={width},{height}", f"--screenshot={Path(name).resolve()}"]
-            subprocess.run([*words, f"{page.as_uri()}#{urlencode(setting)}"], check=True, capture_output=True)
-            with Image.open(name) as shot:
-                smaller = shot.convert("RGB").quantize(96)
-            smaller.save(name, optimize=True)
+            for _ in range(_ATTEMPTS):
+                subprocess.run([*words, f"{page.as_uri()}#{urlencode(setting)}"], check=True, capture_output=True)
+                with Image.open(name) as file:
+                    shot = file.convert("RGB")
+                if shows_curve(shot):
+                    break
+            else:
+                raise StoreError("screenshot", f"{name}: no curve after {_ATTEMPTS} attempts", "a page that is drawn")
+            shot.quantize(96).save(name, optimize=True)
+
+
+def shows_curve(shot: Image.Image) -> bool:
+    """Whether an RGB picture of the page has the first curve: a hundred pixels of about its colour."""
+    near = np.abs(np.asarray(shot, dtype=int) - _CURVE_RGB).max(axis=-1) <= 24
+    return bool(near.sum() >= 100)
 
 
 def site_page(path: Path) -> None:
