@@ -24,7 +24,7 @@ from quantbench.advice.neighbours import Neighbours
 from quantbench.advice.space import Space, alone, together
 from quantbench.analysis.blocks import idle_reasons, tile_in_use
 from quantbench.cli.app import app
-from quantbench.device import lookup
+from quantbench.device import default_dtype, lookup
 from quantbench.explore.page import FittedModel, shelf_devices, write_explorer
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.model_times import ModelTimes, best_gemm_model
@@ -33,6 +33,7 @@ from quantbench.planner.calibration import shipped
 from quantbench.planner.formulas import parameters
 from quantbench.units import latency
 from quantbench.workload import MoE, TransformerShape
+from quantbench.workload.ops import LAYOUTS
 from quantbench.workload.presets import preset
 
 pytestmark = [
@@ -79,22 +80,27 @@ def tab(one_tab: Tab) -> Tab:
 
 
 def random_products(count: int, seed: int) -> Any:
-    """Sizes m, n and k, (count, 3); some rows of b and c are not aligned."""
+    """m, n, k, batch and layout, (count, 5), as forward and backward passes have them: any side may be the long one, or
+    one whose rows are not aligned."""
     rng = np.random.default_rng(seed)
-    m = np.floor(2 ** rng.uniform(0, 15.5, count))
-    n, k = (np.floor(2 ** rng.uniform(3, 15.5, count) / 8) * 8 + 8 for _ in range(2))
-    return np.stack([m, n + rng.integers(0, 8, count) * (rng.random(count) < 0.15), k], axis=1)
+    sides = np.floor(2 ** rng.uniform(3, 17.5, (count, 3)) / 8) * 8 + rng.integers(1, 9, (count, 3))
+    sides = np.where(rng.random((count, 3)) < 0.15, sides, np.ceil(sides / 8) * 8)
+    sides[:, 0] = np.where(rng.random(count) < 0.3, rng.integers(1, 300, count), sides[:, 0])
+    batch = np.where(rng.random(count) < 0.1, rng.integers(2, 9, count), 1)
+    return np.column_stack([sides, batch, np.arange(count) % len(LAYOUTS)])
 
 
 def check_products(tab: Tab, count: int) -> None:
-    """Compares products of every number format and library that a page shows."""
+    """Compares products of every number format, library and layout that a page shows."""
     every = tab.evaluate("page.gpus.flatMap(gpu => gpu.entries.map(one => [gpu.slug, one.dtype, one.library]))")
     for seed, (gpu, dtype, library) in enumerate(every):
-        sizes = random_products(count, seed)
-        expected = best_gemm_model(lookup(gpu), dtype, library)[0].predict(*sizes.T, layout="nt")
+        products = random_products(count, seed)
+        m, n, k, batch, layout = products.T
+        model = best_gemm_model(lookup(gpu), dtype, library)[0]
+        expected = model.predict(m, n, k, batch=batch, layout=[LAYOUTS[int(index)] for index in layout])
         found = tab.evaluate(
-            f"load(['{gpu}/{dtype}/{library}']).then(() => {json.dumps(sizes.tolist())}.map(sizes =>"
-            f"models.get('{gpu}/{dtype}/{library}').entry.gemm.predict(...sizes, 1, 1))"
+            f"load(['{gpu}/{dtype}/{library}']).then(() => {json.dumps(products.tolist())}.map(product =>"
+            f"models.get('{gpu}/{dtype}/{library}').entry.gemm.predict(...product))"
             ".map(one => [one.us, one.low, one.high]))"
         )
         times = np.stack([expected.latency_us, expected.low_us, expected.high_us], axis=1)
@@ -138,11 +144,12 @@ def settings(count: int) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("gpu", GPUS)
-def test_settings_cost_what_predict_and_advise_print(tab: Tab, gpu: str) -> None:
+def check_settings(tab: Tab, gpu: str, count: int) -> None:
+    """Compares every op of random settings, and their sums, with what `predict` and `advise` print."""
     device = lookup(gpu)
-    made = settings(200 if EXHAUSTIVE else 20)
-    identity = f"{gpu}/bf16/{best_gemm_model(device, 'bf16')[0].library}"
+    dtype = default_dtype(device)
+    made = settings(count)
+    identity = f"{gpu}/{dtype}/{best_gemm_model(device, dtype)[0].library}"
     script = (
         f"load(['{identity}']).then(() => {{ const t = models.get('{identity}');"
         f"return {json.dumps(made)}.map(s => {{ s = {{...s, direction: 'both'}}; const sum = t.layer(s);"
@@ -156,9 +163,9 @@ def test_settings_cost_what_predict_and_advise_print(tab: Tab, gpu: str) -> None
     share = shipped().unaligned_share
     known = [RememberedTimes(ModelTimes(device), softmax="megatron", unaligned_share=share) for _ in range(2)]
     for one in made:
-        known[one["experts"] > 0].ask(op.workload for op in TransformerShape(**one).modelled_ops())
+        known[one["experts"] > 0].ask(op.workload for op in TransformerShape(**one, dtype=dtype).modelled_ops())
     for one, found in zip(made, answers, strict=True):
-        shape = TransformerShape(**one)
+        shape = TransformerShape(**one, dtype=dtype)
         times = known[shape.experts > 0]  # an estimate without measurements widens all later ones
         cost = cost_of(shape, times)
         assert shape.experts or found["parameters"] == parameters(shape)
@@ -185,6 +192,20 @@ def test_settings_cost_what_predict_and_advise_print(tab: Tab, gpu: str) -> None
             )
             if op.findings and own["waste"] is not None:
                 assert own["words"] == op.findings[0].edge.words
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_settings_cost_what_predict_and_advise_print(tab: Tab, gpu: str) -> None:
+    check_settings(tab, gpu, 20)
+
+
+@pytest.mark.skipif(not EXHAUSTIVE, reason="takes ten minutes (QUANTBENCH_EXHAUSTIVE=1)")
+@pytest.mark.parametrize("gpu", [device.name for device in shelf_devices()])
+def test_settings_on_all_gpus_cost_what_predict_and_advise_print(opened: Browser, tmp_path: Path, gpu: str) -> None:
+    write_explorer(tmp_path / "explore.html", [lookup(gpu)], preset("llama-3-8b"))
+    with opened.tab(tmp_path / "explore.html", 1280) as tab:
+        tab.evaluate(IDLE)
+        check_settings(tab, gpu, 200)
 
 
 def test_experts_get_the_tokens_that_python_draws(tab: Tab) -> None:

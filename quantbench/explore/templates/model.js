@@ -38,7 +38,7 @@ class GemmModel {
   // Returns {us, low, high, kernel, bound} of one GEMM; sizes are whole numbers, layout an index (nn, nt, tn).
   predict(m, n, k, batch = 1, layout = 0) {
     return remember(this.known, `${m},${n},${k},${batch},${layout}`, () => {
-      const looked = batch === 1 && this.looked.get(`${m},${n},${k}`), found = this.fresh(m, n, k, batch, layout);
+      const looked = batch === 1 && this.looked.get(`${m},${n},${k}`), found = this.fresh(m, n, k, batch, this.layouts ? layout : -1);
       if (!looked) return found;
       const [us, low, high] = looked.subarray(3 * layout);
       return {...found, us, low, high};

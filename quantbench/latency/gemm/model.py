@@ -267,7 +267,7 @@ class GemmModel:
         wide = np.broadcast_arrays(np.asarray(m), np.asarray(n), np.asarray(k), np.asarray(batch))
         sizes = whole_sizes("GemmModel.predict", *(w.ravel() for w in wide))
         layouts = layout_indices("GemmModel.predict", layout, len(sizes[0]))
-        if not any(member.layouts for member in self.ensemble.members):
+        if not self.layouts:
             layouts = np.full(len(layouts), -1.0)
         answer = self.ensemble.monotone(*sizes, layouts)
         log_us, kernel, menu = answer.log_us, answer.kernels[0], self.ensemble.menu
@@ -308,6 +308,11 @@ class GemmModel:
     def batched(self) -> bool:
         """Whether batched products were among the fitted rows."""
         return any(member.batched for member in self.ensemble.members)
+
+    @property
+    def layouts(self) -> bool:
+        """Whether products of several layouts were among the fitted rows; otherwise the layout changes no time."""
+        return any(member.layouts for member in self.ensemble.members)
 
     @property
     def in_waves(self) -> bool:
