@@ -45,11 +45,12 @@ from quantbench.workload.presets import preset, preset_names
 
 _FIELDS = (
     "hidden", "heads", "kv_heads", "head_dim", "ffn", "seq", "mbs", "tp", "vocab", "layers", "gated", "gate_fused",
-    "tied", "attention", "experts", "top_k", "moe_ffn", "ep",
+    "tied", "attention", "experts", "top_k", "moe_ffn", "ep", "shared_ffn", "dense_layers", "kv_rank", "q_rank",
+    "rope_dim", "value_dim",
 )  # fmt: skip
 _SCRIPTS = ("model.js", "shape.js", "app.js")
 # The routing of a layer with more experts is not drawn.
-_MOST_EXPERTS = 512
+_MOST_EXPERTS = 1024
 _FIRST_LINES = 4
 _MOST_ROWS = 8000
 
@@ -99,13 +100,14 @@ def write_explorer(
         "gpus": gpus,
         "lines": _FIRST_LINES,
         "setting": {**_sizes(shape), "axis": "hidden", "direction": "forward"},
-        "presets": {name: _sizes(preset(name)) for name in preset_names() if not preset(name).kv_rank},
+        "presets": {name: _sizes(preset(name)) for name in preset_names()},
         "formats": {
             name: {
                 "bytes": DTYPES[name].element_bytes,
                 "packed": DTYPES[name].packed,
                 "output": DTYPES[DTYPES[name].output].element_bytes,
                 "attention": _attention_dtype(name),
+                "weight": DTYPES[name].b_bytes,
             }
             for name in GEMM_DTYPES
         },
@@ -162,6 +164,7 @@ def _gpu(device: DeviceSpec, blobs: Blobs, notes: dict[str, None], fitted: Mappi
         "sm_count": device.sm_count,
         "peaks": dict(device.peak_tflops),
         "bytes_per_us": device.memory_gb_per_s * 1e3,
+        "memory_bytes": device.memory_bytes,
         "softmax": softmax_model(device, blobs),
         "entries": entries,
         "attention": {dtype: attention_model(attention, dtype, blobs) for dtype in sorted(wanted)},
@@ -188,17 +191,18 @@ def _attention_dtype(dtype: str) -> str:
 
 def _sizes(shape: TransformerShape) -> dict[str, Any]:
     routing = shape.routing if isinstance(shape.routing, str) else "balanced"
-    experts = {} if shape.experts else {"top_k": 2, "moe_ffn": shape.ffn}  # if experts are switched on
-    return {**{name: getattr(shape, name) for name in _FIELDS}, "routing": routing, **experts}
+    # If experts or latent attention are switched on:
+    experts = {} if shape.experts else {"top_k": 2, "moe_ffn": shape.ffn}
+    latent = {} if shape.kv_rank else {"value_dim": shape.head_dim}
+    return {**{name: getattr(shape, name) for name in _FIELDS}, "routing": routing, **experts, **latent}
 
 
 def left_out(shape: TransformerShape) -> list[str]:
     """Returns what a page does not show of a shape, in words."""
     kinds = {
-        "latent attention": shape.kv_rank, "shared experts": shape.shared_ffn,
-        "layers without experts": shape.dense_layers, "measured routing": not isinstance(shape.routing, str),
+        "measured routing": not isinstance(shape.routing, str),
         f"experts beyond {_MOST_EXPERTS}": shape.experts > _MOST_EXPERTS,
-    }  # fmt: skip
+    }
     return [words for words, has in kinds.items() if has]
 
 

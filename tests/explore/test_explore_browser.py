@@ -8,9 +8,11 @@ import json
 import os
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
+from urllib.parse import urlencode
 
 import numpy as np
 import pytest
@@ -132,14 +134,24 @@ def settings(count: int) -> list[dict[str, Any]]:
             "seq": draw.choice([257, 1000, 2048, 4096, draw.randint(1, 5000)]), "mbs": draw.randint(1, 4), "tp": tp,
             "vocab": 128 * tp * draw.randint(50, 260000 // 128 // tp), "layers": draw.randint(1, 80),
             "gated": draw.random() < 0.5, "tied": draw.random() < 0.5, "gate_fused": False,
-            "attention": draw.choice(["flash", "unfused"]), "experts": 0,
+            "attention": draw.choice(["flash", "unfused"]), "experts": 0, "top_k": 0, "moe_ffn": 0, "ep": 1,
+            "shared_ffn": 0, "dense_layers": 0, "kv_rank": 0, "q_rank": 0, "rope_dim": 0, "value_dim": 0,
         }  # fmt: skip
         one["gate_fused"] = bool(one["gated"]) and draw.random() < 0.5
         if draw.random() < 0.25:
             ep, local = draw.choice([1, 2, 8]), draw.randint(1, 16)
             routing = draw.choice(["balanced", "power_law_1.01", "power_law_1.2"])
             one |= {"experts": ep * local, "top_k": draw.randint(1, min(8, ep * local)), "ep": ep, "routing": routing}
-            one["moe_ffn"] = tp * 8 * draw.randint(16, 300)
+            one |= {"moe_ffn": tp * 8 * draw.randint(16, 300), "shared_ffn": tp * 8 * draw.choice([0, 100, 256])}
+            one["dense_layers"] = draw.choice([0, min(3, int(one["layers"]) - 1)])
+        if draw.random() < 0.25:
+            one |= {
+                "kv_rank": 512,
+                "q_rank": draw.choice([0, 1536]),
+                "rope_dim": 64,
+                "value_dim": draw.choice([96, 128]),
+            }
+            one["kv_heads"] = heads
         found.append(one)
     return found
 
@@ -168,9 +180,10 @@ def check_settings(tab: Tab, gpu: str, count: int) -> None:
         shape = TransformerShape(**one, dtype=dtype)
         times = known[shape.experts > 0]  # an estimate without measurements widens all later ones
         cost = cost_of(shape, times)
-        assert shape.experts or found["parameters"] == parameters(shape)
+        assert found["parameters"] == parameters(shape)
         assert [op["name"] for op in found["ops"]] == [op.op.label for op in cost.ops]
-        layer = [op for op in cost.ops if op.op.name != "logits"]
+        others = {"logits", *(("mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down") if shape.experts else ())}
+        layer = [op for op in cost.ops if op.op.name not in others]
         ops = [OpEstimate(type(op.op)(op.op.name, op.op.phase, op.op.workload, 1), op.latency) for op in layer]
         whole = total(ops, correlation_of(times))
         products = [op for op in ops if op.op.name != "softmax"]
@@ -246,7 +259,9 @@ def test_every_control_changes_what_it_should(tab: Tab, opened: Browser, page: P
         ("n-seq", 257, "ops"), ("n-mbs", 2, "ops"), ("n-tp", 2, "ops"), ("n-vocab", 50304, "ops"),
         ("n-layers", 40, "c-advise"), ("n-head_dim", 64, "ops"), ("n-experts", 16, "experts-text"),
         ("n-top_k", 4, "experts-text"), ("n-ep", 4, "experts-text"), ("n-moe_ffn", 2048, "ops"),
-        ("routing", "power_law_1.2", "experts-text"), ("n-experts", 0, "ops"),
+        ("routing", "power_law_1.2", "experts-text"), ("n-shared_ffn", 1024, "ops"), ("n-dense_layers", 1, "ops"),
+        ("n-experts", 0, "ops"), ("n-kv_rank", 512, "ops"), ("n-q_rank", 1536, "ops"), ("n-rope_dim", 32, "ops"),
+        ("n-value_dim", 96, "ops"), ("n-kv_rank", 0, "ops"),
         ("attention", "unfused", "ops"), ("axis", "seq", "c-sweep"), ("direction", "both", "ops"),
         ("dtype", "fp16", "answer"), ("gpu", "h100-sxm5-80gb", "answer"), ("dtype", "fp8", "answer"),
         ("preset", "gpt2-xl", "ops"),
@@ -331,29 +346,68 @@ def test_firefox_shows_the_same_figures_without_complaints(tab: Tab, page: Path,
         assert "console." not in page.read_text(encoding="utf-8")
 
 
-def test_better_shapes_are_those_of_advise(tab: Tab) -> None:
-    sizes = {"hidden": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128, "ffn": 14336, "seq": 2049, "tp": 2}
-    shape = TransformerShape(**sizes, mbs=1, vocab=128256, layers=32, gated=True, tied=False)
-    space = Space(keep=("ffn",))
-    times = RememberedTimes(ModelTimes(lookup(GPUS[0])), softmax="megatron")
-    script = f"state = {{...page.setting, ...{json.dumps(sizes)}, mbs: 1, layers: 32}}; locks = {{ffn: true}};"
-    found = tab.evaluate(script + "update(); [...near(state, locks)].map(s => SIZES.map(name => s[name]))")
-    names = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "seq", "mbs", "tp", "vocab", "layers")
-    expected = {*together(shape, space), *alone(shape, space)["mbs"]}
-    assert {tuple(one) for one in found} == {tuple(getattr(one, name) for name in names) for one in expected}
+@pytest.mark.parametrize(
+    ("model", "changes", "locks"),
+    [
+        ("llama-3-8b", {"seq": 2049, "tp": 2}, {"ffn": True}),
+        ("gpt2-xl", {"seq": 1000}, {}),
+        ("qwen3-30b-a3b", {"seq": 1000, "ep": 8}, {"vocab": True}),
+        ("deepseek-v3", {"tp": 4, "ep": 16, "mbs": 2}, {}),
+    ],
+)
+def test_better_shapes_are_those_of_advise(
+    tab: Tab, model: str, changes: dict[str, int], locks: dict[str, bool]
+) -> None:
+    shape = replace(preset(model), **changes)  # type: ignore[arg-type]
+    space = Space(keep=tuple(locks))
+    times = RememberedTimes(ModelTimes(lookup(GPUS[1])), softmax="megatron", unaligned_share=shipped().unaligned_share)
+    found = tab.evaluate(
+        f"state = {{...page.setting, ...page.presets['{model}'], ...{json.dumps(changes)}}};"
+        f"locks = {json.dumps(locks)}; choose(page.gpus[1].entries[0].id)"
+        ".then(() => [...near(state, locks)].map(one => NAMES.map(name => one.s[name])))"
+    )
+    names = tab.evaluate("NAMES")
+    single = alone(shape, space)
+    expected = {*together(shape, space), *(one for shapes in single.values() for one in shapes)}
+
+    # What the page offers in case that experts or latent attention are switched on.
+    offered = {} if shape.experts else {"top_k": 2, "moe_ffn": shape.ffn}
+    offered |= {} if shape.kv_rank else {"value_dim": shape.head_dim}
+
+    def sizes(one: TransformerShape) -> tuple[int, ...]:
+        return tuple(offered.get(name, getattr(one, name)) for name in names)
+
+    assert {tuple(one) for one in found} == {sizes(one) for one in expected if one.experts <= 1024}
     tab.evaluate(IDLE)
     listed = tab.evaluate(
         "(search => { let step; do step = search.next(); while (!step.done); return step.value.map(one =>"
-        "[SIZES.map(name => one.s[name]), one.gain, one.low, one.high]); })(better(models.get(active)))"
+        "[NAMES.map(name => one.s[name]), one.gain, one.low, one.high]); })(better(models.get(active)))"
     )
+    near = Neighbours(shape, times, space, [])
+    best = {sizes(one.shape): one for one in (*near.best(1000), *near.single())}
+    first = sorted(best.values(), key=lambda one: (not one.sure, -one.gain))[:5]
     assert listed
-    shapes = {tuple(getattr(one, name) for name in names): one for one in expected}
-    against = Neighbours(shape, times, None, expected).against([shapes[tuple(one[0])] for one in listed])
-    for (_, *gain), one in zip(listed, against, strict=True):
+    assert [tuple(one[0]) for one in listed] == [sizes(one.shape) for one in first]
+    for (_, *gain), one in zip(listed, first, strict=True):
         assert gain == pytest.approx((one.gain, one.low, one.high), abs=1e-5)
 
 
-@pytest.mark.parametrize("change", ["seq=257&axis=seq", "attention=unfused&direction=both", "experts=8&ep=2&axis=ep"])
+DEEPSEEK = {"ep": 8, "keep": "experts", **{name: getattr(preset("deepseek-v3"), name) for name in (
+    "hidden", "heads", "head_dim", "ffn", "vocab", "layers", "experts", "top_k", "moe_ffn", "shared_ffn",
+    "dense_layers", "kv_rank", "q_rank", "rope_dim", "value_dim",
+)}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "seq=257&axis=seq",
+        "attention=unfused&direction=both",
+        "experts=8&ep=2&axis=ep",
+        urlencode(DEEPSEEK),
+        "gate_fused=1",
+    ],
+)
 def test_the_copied_commands_run_and_say_the_same(tab: Tab, change: str) -> None:
     tab.evaluate(f"location.hash += '&{change}'")
     tab.evaluate("new Promise(done => setTimeout(done, 50))")
@@ -361,7 +415,9 @@ def test_the_copied_commands_run_and_say_the_same(tab: Tab, change: str) -> None
     lines = {name: shlex.split(seen(tab)[f"c-{name}"]) for name in ("predict", "advise", "sweep")}
     done = CliRunner().invoke(app, [*lines["predict"][1:], "--json"])
     assert done.exit_code == 0, done.output
-    ops = tab.evaluate("ops(state).map(op => [label(op), models.get(active).estimate(op).us])")
+    assert " # " not in seen(tab)["c-predict"]
+    listed = "[...layerOf(state), ...ops(state).filter(op => op.name === 'logits')]"
+    ops = tab.evaluate(f"{listed}.map(op => [label(op), models.get(active).estimate(op).us])")
     found = json.loads(done.stdout)["rows"][0]["ops"]
     assert [(one["op"], pytest.approx(one["latency_us"], rel=1e-5)) for one in found] == [tuple(one) for one in ops]
     assert CliRunner().invoke(app, [*lines["advise"][1:], "--json"]).exit_code == 0

@@ -21,7 +21,11 @@ const CONTROLS = [
   ['layers', 1, 160, 1, 'Layers'],
 ];
 const EXPERTS = [['experts', 0, 512, 1, 'Experts (0: dense)'], ['top_k', 1, 16, 1, 'Experts of a token'],
-  ['moe_ffn', 128, 32768, 128, "Width of an expert's MLP"], ['ep', 1, 64, 1, 'Expert-parallel GPUs']];
+  ['moe_ffn', 128, 32768, 128, "Width of an expert's MLP"], ['ep', 1, 64, 1, 'Expert-parallel GPUs'],
+  ['shared_ffn', 0, 32768, 128, 'Width of shared experts (0: none)'], ['dense_layers', 0, 32, 1, 'Layers without experts']];
+const LATENTS = [['kv_rank', 0, 2048, 64, 'Rank of keys and values (0: usual attention)'], ['q_rank', 0, 4096, 64, 'Rank of queries (0: full)'],
+  ['rope_dim', 0, 256, 8, 'Rotary width of a head'], ['value_dim', 0, 512, 8, "Width of a head's values"]];
+const EVERY = [...CONTROLS, ...EXPERTS, ...LATENTS], NAMES = EVERY.map(([name]) => name);
 const AXES = ['hidden', 'ffn', 'heads', 'seq', 'mbs', 'tp', 'vocab', 'moe_ffn', 'top_k', 'ep'];
 const CHOICES = {direction: ['forward', 'both'], attention: ['flash', 'unfused'], routing: ['balanced', 'power_law_1.01', 'power_law_1.2']};
 const COUNTS = ['heads', 'tp', 'mbs', 'ep', 'top_k'], FLAGS = ['gated', 'gate_fused', 'tied'];
@@ -75,9 +79,9 @@ async function load(ids) {
 // --- controls ---------------------------------------------------------------------------------------------------------
 
 function buildControls() {
-  for (const [where, controls] of [['sizes', CONTROLS], ['moe-sizes', EXPERTS]]) {
+  for (const [where, controls] of [['sizes', CONTROLS], ['moe-sizes', EXPERTS], ['latent-sizes', LATENTS]]) {
     for (const [name, low, high, step, title] of controls) {
-      const lock = where === 'sizes' && make('label', {class: 'lock', title: `Keep ${name}`},
+      const lock = !LATENT.includes(name) && make('label', {class: 'lock', title: `Keep ${name}`},
         make('input', {type: 'checkbox', id: `lock-${name}`, 'aria-label': `Keep ${name}`, onchange: event => { locks[name] = event.target.checked; update(); }}), 'keep');
       $(where).append(make('div', {class: 'control'},
         make('label', {for: `n-${name}`}, title, ' ', make('code', {}, name)), lock || '',
@@ -133,8 +137,8 @@ const possible = s => !objection(s);
 
 // Shows the state in every control.
 function sync() {
-  for (const [name] of [...CONTROLS, ...EXPERTS]) for (const kind of ['n', 'r']) $(`${kind}-${name}`).value = state[name];
-  for (const [name] of CONTROLS) $(`lock-${name}`).checked = !!locks[name];
+  for (const name of NAMES) for (const kind of ['n', 'r']) $(`${kind}-${name}`).value = state[name];
+  for (const name of [...SIZES, ...MOE]) $(`lock-${name}`).checked = !!locks[name];
   for (const name of ['gated', 'gate_fused']) $(name).checked = state[name];
   for (const name of ['axis', ...Object.keys(CHOICES)]) $(name).value = state[name];
   for (const option of $('axis').options) option.disabled = !state.experts && ['moe_ffn', 'top_k', 'ep'].includes(option.value);
@@ -144,8 +148,6 @@ function sync() {
   fill('library', ...unique(gpu.entries.filter(one => one.dtype === entry.dtype).map(one => one.library)));
   $('gpu').value = gpu.name; $('dtype').value = entry.dtype; $('library').value = entry.library;
 }
-
-const NAMES = [...CONTROLS, ...EXPERTS].map(([name]) => name);
 
 function writeUrl() {
   const words = new URLSearchParams(NAMES.map(name => [name, state[name]]));
@@ -159,9 +161,9 @@ function writeUrl() {
 
 function readUrl() {
   const words = new URLSearchParams(location.hash.slice(1)), known = id => !!entryOf(id);
-  for (const name of NAMES) {
+  for (const [name, low] of EVERY) {
     const value = Number(words.get(name));
-    if (words.has(name) && Number.isInteger(value) && value >= (name === 'experts' ? 0 : 1) && value < 2 ** 31) state[name] = value;
+    if (words.has(name) && Number.isInteger(value) && value >= Math.min(low, 1) && value < 2 ** 31) state[name] = value;
   }
   for (const name of FLAGS) if (words.has(name)) state[name] = words.get(name) === '1';
   for (const [name, options] of Object.entries({axis: AXES, ...CHOICES})) if (options.includes(words.get(name))) state[name] = words.get(name);
@@ -174,6 +176,7 @@ function readUrl() {
 
 function update() {
   if (state.heads === 0) state = {...state, heads: 1};
+  if (state.kv_rank) $('n-kv_heads').value = $('r-kv_heads').value = state.kv_heads = state.heads;
   if (!state.experts && ['moe_ffn', 'top_k', 'ep'].includes(state.axis)) $('axis').value = state.axis = 'hidden';
   const mine = ++job, began = performance.now(), wrong = objection(state);
   $('wrong').textContent = wrong ? `Impossible: ${wrong}. The figures below are of the last possible shape.` : '';
@@ -239,6 +242,7 @@ function answer(times, before) {
     wasted / now.us < 0.005 ? 'Hardly any of it is lost past edges.' : `${percent(wasted / now.us)} of it is lost past edges.`];
   fill('answer', ...parts);
   const said = [];
+  if (state.kv_rank && state.attention === 'flash') said.push(`Latent attention is not measured: priced as heads of ${coreDim(state)}, with as many FLOPs.`);
   if (!times.measured(state)) said.push(`Nobody measured ${times.entry.dtype} with ${times.entry.library} on ${times.gpu.name}: figures are expected from other GPUs, and their intervals are wide.`);
   if (state.vocab / state.tp > LARGEST) said.push(`Logits of ${state.vocab / state.tp} columns are left out: no time is predicted above ${LARGEST}.`);
   if (before) {
@@ -460,59 +464,65 @@ function picture() {
 
 // --- better shapes ----------------------------------------------------------------------------------------------------
 
-// Compares the neighbours per token and parameter, forward and backward, as `quantbench advise` does; yields between them.
+// Compares the neighbours per token and parameter, with backward passes where there are models, as `quantbench advise`
+// does (advice.neighbours); yields between them.
 function* better(times) {
+  const workOf = ({name, sides, count, phase, ...work}) => JSON.stringify(work.kind === 'gemm' ? work : {...work, phase});
   const costOf = s => {
     const parts = new Map();
     let us = 0;
     for (const op of ops({...s, direction: 'both'})) {
-      const one = times.estimate(op), key = JSON.stringify([op.kind, op.phase, op.m, op.n, op.k, op.batch, op.heads, op.seq]);
+      const one = times.estimate(op), key = workOf(op);
       parts.set(key, {kind: op.kind, us: (parts.get(key) || {us: 0}).us + one.us * op.count, half: Math.log(one.high / one.low) / 2});
       us += one.us * op.count;
     }
     const useful = parameters({...s, vocab: Math.min(s.vocab, state.vocab)});
-    return {s, parts, us, useful, each: us / (s.seq * s.mbs) / useful};
+    return {s, parts, us, each: us * s.tp / (s.seq * s.mbs) / useful};
   };
-  if (state.experts) return [];
-  const base = costOf(state), best = new Map();
+  const base = costOf(state), groups = new Map();
   yield;
-  for (const s of near(state, locks)) {
-    const one = costOf(s);
-    one.gain = base.each / one.each - 1;
-    const key = s.mbs === state.mbs ? s.hidden : 'mbs';
-    if (one.gain >= 0.005 && !(best.get(key)?.gain >= one.gain)) best.set(key, one);
+  for (const {by, s} of near(state, locks)) {
+    if (!fits(s, times.gpu, times.format)) continue;
+    const one = costOf(s), factor = ratioFactor(base, one, times), ratio = base.each / one.each;
+    Object.assign(one, {gain: ratio - 1, low: ratio / factor - 1, high: ratio * factor - 1});
+    groups.set(by, [...(groups.get(by) || []), one]);
     yield;
   }
-  for (const one of best.values()) {
-    const by = ratioFactor(base, one, times);
-    [one.low, one.high] = [(1 + one.gain) / by - 1, (1 + one.gain) * by - 1];
+  const best = new Map();
+  for (const [by, all] of groups) {
+    const sure = by.startsWith('hidden') ? all.filter(one => one.low > 0) : [], among = sure.length ? sure : all;
+    const least = Math.min(...among.map(one => one.each)), good = among.filter(one => one.each <= 1.01 * least);
+    // Of those that are as fast: the smallest micro-batch, which takes the least memory; the best aligned heads.
+    const rank = ({s}) => by === 'mbs' ? s.mbs : by === 'heads' || by.startsWith('hidden') ? -Math.min(64, s.head_dim & -s.head_dim) : 0;
+    const [one] = good.sort((a, b) => rank(a) - rank(b) || a.each - b.each);
+    if (one.gain >= 0.005) best.set(NAMES.map(name => one.s[name]).join(), one);
   }
   return [...best.values()].sort((a, b) => (b.low > 0) - (a.low > 0) || b.gain - a.gain).slice(0, 5);
 }
 
 // advice.cost.ratio_factor
 function ratioFactor(above, below, times) {
-  const together = {gemm: 0, attention: 0, softmax: 0};
+  const shared = {};
   let alone = 0;
   for (const key of new Set([...above.parts.keys(), ...below.parts.keys()])) {
     const [a, b] = [above.parts.get(key), below.parts.get(key)], one = a || b;
     const part = ((a ? a.us / above.us : 0) - (b ? b.us / below.us : 0)) * one.half;
     alone += part ** 2;
-    together[one.kind] += part;
+    shared[one.kind] = (shared[one.kind] || 0) + part;
   }
   const common = times.measured(state) ? 0 : page.unmeasured_common;
-  return Math.exp(page.wider * Math.sqrt((1 - common) * alone + common * (together.gemm ** 2 + together.attention ** 2 + together.softmax ** 2)));
+  return Math.exp(page.wider * Math.sqrt((1 - common) * alone + common * Object.values(shared).reduce((sum, part) => sum + part ** 2, 0)));
 }
 
 function neighbours(found, times) {
   const hours = one => one.us * one.s.tp / (one.s.seq * one.s.mbs) * 1e12 / 3.6e9;
-  const changes = s => SIZES.filter(name => s[name] !== state[name] && !(name === 'kv_heads' && s.kv_heads === s.heads && state.kv_heads === state.heads))
+  const changes = s => [...SIZES, ...MOE].filter(name => s[name] !== state[name] && !(name === 'kv_heads' && s.kv_heads === s.heads && state.kv_heads === state.heads))
     .map(name => `${name} ${state[name]} → ${s[name]}`).join(', ');
   fill('better', ...found.map(one => make('tr', {}, make('td', {}, changes(one.s)),
     make('td', {class: 'num'}, signed(one.gain)), make('td', {class: 'num'}, `${signed(one.low)} to ${signed(one.high)}`),
     make('td', {class: 'num'}, signed(parameters(one.s) / parameters(state) - 1)), make('td', {class: 'num'}, hours(one).toFixed(0)),
     make('td', {}, make('button', {type: 'button', 'aria-label': `Take ${changes(one.s)}`, onclick: () => { state = {...one.s}; zoom = null; sync(); update(); }}, 'Take')))));
-  $('no-better').textContent = found.length ? (found.some(one => one.low > 0) ? '' : 'None is surely faster: measure before you move.') : state.experts ? 'For models with experts: the advise line below.' : 'No shape near this one gains 0.5 % or more.';
+  $('no-better').textContent = found.length ? (found.some(one => one.low > 0) ? '' : 'None is surely faster: measure before you move.') : 'No shape near this one gains 0.5 % or more.';
 }
 
 // --- experts ----------------------------------------------------------------------------------------------------------
@@ -545,7 +555,7 @@ function commands() {
   const gate = `${s.gated ? ' --gated' : ''} --attention ${s.attention}`, moe = s.experts ? ['experts', 'top_k', 'moe_ffn', 'ep'] : [];
   const all = ['hidden', 'heads', 'kv_heads', 'head_dim', 'ffn', 'seq', 'mbs', 'tp', 'vocab', ...moe], dim = s.axis.replace('_', '-');
   const grouped = [s.gated ? 'experts_up_gate' : 'experts_up', 'experts_down'];
-  const others = all.filter(name => name !== s.axis), names = [...new Set(ops(s).flatMap(op => op.kind === 'experts' ? grouped : op.name))];
+  const others = all.filter(name => name !== s.axis), names = [...new Set([...layerOf(s).flatMap(op => op.kind === 'experts' ? grouped : op.name), 'logits'])];
   const xs = axisValues().filter(x => x % 8 === 0 || COUNTS.includes(s.axis));
   const range = COUNTS.includes(s.axis) ? xs.join() : `${xs[0]}:${xs[xs.length - 1]}:${xs[1] - xs[0] || 8}`;
   // Heads follow hidden here, so a sweep over hidden leaves their ops out, and key/value heads with them.
@@ -553,11 +563,11 @@ function commands() {
   const follows = others.filter(name => !moving.includes(name)), some = s.kv_heads !== s.heads && moving.includes('heads');
   const swept = names.filter(name => !moving.includes('heads') || !(['attention', 'scores', 'softmax', 'context'].includes(name) || (some && name === 'qkv')));
   const tail = list => ` --dtype ${entry.dtype}${library} --ops ${list.join()}${s.direction === 'both' && !s.experts ? ' --direction both' : ''}`;
-  const routing = s.experts ? ` --routing ${s.routing}` : '', fused = s.gate_fused ? '  # gate and up as one product: only with --model or --config' : '';
+  const routing = s.experts ? ` --routing ${s.routing}` : '', [layer, whole] = [named(s, false), named(s, true)];
   const lines = {
-    predict: `quantbench predict --gpu ${gpu.slug} --dim ${dim}=${s[s.axis]} ${sizes(others)}${gate}${routing}${tail(names)}${fused}`,
-    advise: `quantbench advise --gpu ${gpu.slug} ${sizes([...all, 'layers'])}${gate}${routing} --dtype ${entry.dtype}${library}${keeps()}`,
-    sweep: `quantbench sweep --dim ${dim}=${range} ${sizes(follows)}${gate}${routing}${tail(swept)} --skip-impossible`,
+    predict: `quantbench predict --gpu ${gpu.slug}${layer.option} --dim ${dim}=${s[s.axis]} ${sizes(others)}${gate}${routing}${tail(names)}${layer.comment}`,
+    advise: `quantbench advise --gpu ${gpu.slug}${whole.option} ${sizes([...all, 'layers'])}${gate}${routing} --dtype ${entry.dtype}${library}${keeps()}${whole.comment}`,
+    sweep: `quantbench sweep${layer.option} --dim ${dim}=${range} ${sizes(follows)}${gate}${routing}${tail(swept)} --skip-impossible${layer.comment}`,
   };
   for (const [name, line] of Object.entries(lines)) {
     $(`c-${name}`).textContent = line;
@@ -568,6 +578,18 @@ function commands() {
   }
 }
 
-const keeps = () => { const kept = ['hidden', 'heads', 'kv_heads', 'head_dim', 'ffn', 'vocab', 'layers', 'mbs'].filter(name => locks[name]); return kept.length ? ` --keep ${kept.join()}` : ''; };
+// What only a preset or a config can say: returns the option that names the nearest preset which says it, or a comment.
+function named(s, model) {
+  const only = {gate_fused: s.gate_fused, shared_ffn: s.experts && s.shared_ffn, kv_rank: s.kv_rank,
+    tied: model && !s.tied, dense_layers: model && s.experts && s.dense_layers};
+  const said = Object.keys(only).filter(name => only[name]), equal = (one, names) => names.filter(name => one[name] === s[name]).length;
+  const must = ['gated', 'gate_fused', 'tied', 'kv_rank', ...(s.kv_rank ? LATENT : []), ...(s.experts ? ['shared_ffn', 'dense_layers'] : [])];
+  const same = Object.entries(page.presets).filter(([, one]) => equal(one, must) === must.length && !one.experts === !s.experts)
+    .sort(([, a], [, b]) => equal(b, NAMES) - equal(a, NAMES));
+  if (!said.length) return {option: '', comment: ''};
+  return same.length ? {option: ` --model ${same[0][0]}`, comment: ''} : {option: '', comment: `  # ${said.join(', ')}: only with --model or --config`};
+}
+
+const keeps = () => { const kept = ['hidden', 'heads', 'kv_heads', 'head_dim', 'ffn', 'vocab', 'layers', 'mbs', 'tp', ...MOE.slice(0, 4)].filter(name => locks[name]); return kept.length ? ` --keep ${kept.join()}` : ''; };
 
 start().catch(error => { $('wrong').textContent = `The page cannot run here: ${error.message}. It needs a browser of 2023 or later.`; throw error; });

@@ -14,18 +14,24 @@ const digits = value => fixed(value, value > 0 ? Math.max(0, 2 - Math.floor(Math
 const latency = us => us < 999.5 ? `${digits(us)} µs` : us / 1e3 < 999.5 ? `${digits(us / 1e3)} ms` : `${digits(us / 1e6)} s`;
 
 const SIZES = ['hidden', 'heads', 'kv_heads', 'head_dim', 'ffn', 'seq', 'mbs', 'tp', 'vocab', 'layers'];
-const LARGEST = 2 ** 21 - 1, MOST_EXPERTS = 512;  // LARGEST_SIDE of latency.gemm; experts whose routing is in the page
+const MOE = ['experts', 'top_k', 'moe_ffn', 'ep', 'shared_ffn', 'dense_layers'], LATENT = ['kv_rank', 'q_rank', 'rope_dim', 'value_dim'];
+const LARGEST = 2 ** 21 - 1, MOST_EXPERTS = 1024;  // LARGEST_SIDE of latency.gemm; experts whose routing is in the page
 
 // Returns what makes a shape impossible (TransformerShape's conditions), or ''.
 function objection(s) {
-  for (const name of SIZES) if (!(Number.isInteger(s[name]) && s[name] >= 1)) return `${name} must be a whole number of at least 1`;
+  for (const name of [...SIZES, ...MOE, ...LATENT]) {
+    const low = SIZES.includes(name) || (s.experts && ['top_k', 'moe_ffn', 'ep'].includes(name)) || (s.kv_rank && name === 'value_dim') ? 1 : 0;
+    if (!(Number.isInteger(s[name]) && s[name] >= low)) return `${name} must be a whole number of at least ${low}`;
+  }
   if (s.heads % s.kv_heads) return `kv_heads = ${s.kv_heads} must divide heads = ${s.heads}`;
   for (const name of ['heads', 'ffn', 'vocab']) if (s[name] % s.tp) return `tp = ${s.tp} must divide ${name} = ${s[name]}`;
   if (s.kv_heads % s.tp && s.tp % s.kv_heads) return `one of kv_heads = ${s.kv_heads} and tp = ${s.tp} must divide the other`;
   if (s.experts > MOST_EXPERTS) return `experts = ${s.experts}: at most ${MOST_EXPERTS} are drawn`;
   if (s.experts && s.top_k > s.experts) return `top_k = ${s.top_k} must be at most experts = ${s.experts}`;
   if (s.experts && s.experts % s.ep) return `ep = ${s.ep} must divide experts = ${s.experts}`;
-  if (s.experts && s.moe_ffn % s.tp) return `tp = ${s.tp} must divide moe_ffn = ${s.moe_ffn}`;
+  for (const name of s.experts ? ['moe_ffn', 'shared_ffn'] : []) if (s[name] % s.tp) return `tp = ${s.tp} must divide ${name} = ${s[name]}`;
+  if (s.experts && s.dense_layers >= s.layers) return `dense_layers = ${s.dense_layers} must be less than layers = ${s.layers}`;
+  if (s.kv_rank && s.rope_dim > s.head_dim) return `rope_dim = ${s.rope_dim} must be at most head_dim = ${s.head_dim}`;
   for (const op of ops(s)) {
     const side = op.kind === 'gemm' ? Math.max(op.m, op.n, op.k) : 0;
     if (side > LARGEST) return `${op.name} has a side of ${side}: no time is predicted above ${LARGEST}`;
@@ -33,24 +39,39 @@ function objection(s) {
   return '';
 }
 
+// Width of a head's values, and of heads whose attention has the FLOPs of this one.
+const valueWidth = s => s.kv_rank ? s.value_dim : s.head_dim;
+const coreDim = s => Math.floor((s.head_dim + valueWidth(s)) / 2);
+
+// Products before attention on one of `tp` GPUs: name, columns, reduction, and what these two are called.
+function qkv(s, tp) {
+  const heads = s.heads / tp;
+  if (!s.kv_rank) return [['qkv', (heads + 2 * Math.max(1, Math.floor(s.kv_heads / tp))) * s.head_dim, s.hidden, 'qkv width / tp', 'hidden']];
+  return [['latent_down', s.q_rank + s.kv_rank + s.rope_dim, s.hidden, 'q_rank + kv_rank + rope_dim', 'hidden'],
+    ['q_up', heads * s.head_dim, s.q_rank || s.hidden, 'heads · head_dim / tp', 'q_rank or hidden'],
+    ['kv_up', heads * (s.head_dim - s.rope_dim + s.value_dim), s.kv_rank, 'heads · (head_dim - rope_dim + value_dim) / tp', 'kv_rank']];
+}
+
 // Returns the ops of one GPU: {name, kind, phase, count, …}; layout 0 nn, 1 nt, 2 tn; core: in attention's number format.
 // Logits too wide for the models are left out; of layers with experts there is a forward pass only.
 function ops(s) {
-  const heads = s.heads / s.tp, kv = Math.max(1, Math.floor(s.kv_heads / s.tp)), ffn = s.ffn / s.tp, batch = s.mbs * heads;
+  const heads = s.heads / s.tp, kv = Math.max(1, Math.floor(s.kv_heads / s.tp)), batch = s.mbs * heads, dense = s.experts ? s.dense_layers : s.layers;
   const all = {phase: 'forward', count: s.layers}, core = {...all, core: true, batch}, inner = {...core, kind: 'gemm'};
   const gemm = (name, n, k, ...sides) => ({...all, name, kind: 'gemm', m: s.seq * s.mbs, n, k, batch: 1, layout: 1, sides: ['tokens', ...sides]});
-  const attention = s.attention === 'flash' ? [{...core, name: 'attention', kind: 'attention', batch: s.mbs, heads, kv, seq: s.seq, headDim: s.head_dim}] : [
+  const mlp = (name, size, count) => {
+    const ffn = s[size] / s.tp, up = s.gated && s.gate_fused ? [gemm(`${name}_up_gate`, 2 * ffn, s.hidden, `2 · ${size} / tp`, 'hidden')]
+      : ['up', ...(s.gated ? ['gate'] : [])].map(side => gemm(`${name}_${side}`, ffn, s.hidden, `${size} / tp`, 'hidden'));
+    return ffn && count ? [...up, gemm(`${name}_down`, s.hidden, ffn, 'hidden', `${size} / tp`)].map(op => ({...op, count})) : [];
+  };
+  const attention = s.attention === 'flash' ? [{...core, name: 'attention', kind: 'attention', batch: s.mbs, heads, kv, seq: s.seq, headDim: coreDim(s)}] : [
     {...inner, name: 'scores', m: s.seq, n: s.seq, k: s.head_dim, layout: 1, sides: ['seq', 'seq', 'head_dim']},
     {...core, name: 'softmax', kind: 'softmax', seq: s.seq, mbs: s.mbs, heads},
-    {...inner, name: 'context', m: s.seq, n: s.head_dim, k: s.seq, layout: 0, sides: ['seq', 'head_dim', 'seq']}];
-  const up = s.gated && s.gate_fused ? [gemm('mlp_up_gate', 2 * ffn, s.hidden, '2 · ffn / tp', 'hidden')]
-    : ['mlp_up', ...(s.gated ? ['mlp_gate'] : [])].map(name => gemm(name, ffn, s.hidden, 'ffn / tp', 'hidden'));
+    {...inner, name: 'context', m: s.seq, n: valueWidth(s), k: s.seq, layout: 0, sides: ['seq', 'head_dim', 'seq']}];
   const forward = [
-    gemm('qkv', (heads + 2 * kv) * s.head_dim, s.hidden, 'qkv width / tp', 'hidden'), ...attention,
-    gemm('proj', s.hidden, heads * s.head_dim, 'hidden', 'heads · head_dim / tp'),
-    ...(s.experts ? [{...all, name: 'experts', kind: 'experts', tokens: s.seq * s.mbs * s.ep, hidden: s.hidden, ffn: s.moe_ffn,
-      gated: s.gated, tp: s.tp, ep: s.ep, experts: s.experts, topK: s.top_k, routing: s.routing}]
-      : [...up, gemm('mlp_down', s.hidden, ffn, 'hidden', 'ffn / tp')]),
+    ...qkv(s, s.tp).map(one => gemm(...one)), ...attention, gemm('proj', s.hidden, heads * valueWidth(s), 'hidden', 'heads · head_dim / tp'),
+    ...mlp('mlp', 'ffn', dense),
+    ...(s.experts ? [...mlp('shared', 'shared_ffn', s.layers - dense), {...all, name: 'experts', kind: 'experts', count: s.layers - dense, tokens: s.seq * s.mbs * s.ep,
+      hidden: s.hidden, ffn: s.moe_ffn, gated: s.gated, tp: s.tp, ep: s.ep, experts: s.experts, topK: s.top_k, routing: s.routing}] : []),
     ...(s.vocab / s.tp > LARGEST ? [] : [{...gemm('logits', s.vocab / s.tp, s.hidden, 'vocab / tp', 'hidden'), count: 1}]),
   ];
   return s.direction === 'both' && !s.experts ? [...forward, ...forward.slice().reverse().flatMap(backward)] : forward;
@@ -64,8 +85,8 @@ function backward(op) {
 }
 
 const label = op => op.phase === 'forward' ? op.name : `${op.name}.${op.phase}`;
-// The layer alone, each op once.
-const layerOf = s => ops(s).filter(op => op.name !== 'logits');
+// The layer alone, each op once: of a model with experts, a layer that has them.
+const layerOf = s => ops(s).filter(op => op.name !== 'logits' && !(s.experts && op.name.startsWith('mlp_')));
 
 function flopsOf(op) {
   if (op.kind === 'gemm') return 2 * op.batch * op.m * op.n * op.k;
@@ -288,7 +309,8 @@ function changed(s, name, value, locks) {
   if (name === 'heads' && whole && free('head_dim')) next.head_dim = next.hidden / value;
   if (name === 'head_dim' && whole && free('heads')) next.heads = next.hidden / value;
   if (next.heads !== s.heads && free('kv_heads')) next.kv_heads = next.heads / (s.heads / s.kv_heads);
-  if (name === 'tp' && free('vocab') && next.vocab % value) next.vocab = cdiv(next.vocab, 128 * value) * 128 * value;
+  if (name === 'tp' && free('vocab') && next.vocab % value) next.vocab = paddedVocab(next.vocab, value);
+  if (next.kv_rank) next.kv_heads = next.heads;
   return next;
 }
 
@@ -311,43 +333,91 @@ function headsFor(s, hidden, free) {
   return {heads: 0};
 }
 
-function parameters(s) {
-  const attention = 2 * s.hidden * s.head_dim * (s.heads + s.kv_heads), width = (s.heads + 2 * s.kv_heads) * s.head_dim;
-  const layer = attention + (s.gated ? 3 : 2) * s.hidden * s.ffn;
-  const small = s.gated ? 2 * s.hidden : width + s.ffn + 6 * s.hidden;
-  return s.layers * (layer + small) + s.vocab * s.hidden * (s.tied ? 1 : 2) + (s.gated ? 1 : 2) * s.hidden;
+const paddedVocab = (vocab, tp) => cdiv(vocab, 128 * tp) * 128 * tp;
+
+// Weights of the model without biases and norms, and those of all routed experts among them.
+function weights(s) {
+  const attention = qkv(s, 1).reduce((sum, [, n, k]) => sum + n * k, s.heads * valueWidth(s) * s.hidden);
+  const matrices = (s.gated ? 3 : 2) * s.hidden, dense = s.experts ? s.dense_layers : s.layers, sparse = s.layers - dense;
+  const routed = sparse * s.experts * matrices * s.moe_ffn, others = sparse * (matrices * s.shared_ffn + s.experts * s.hidden);
+  return {routed, all: s.layers * attention + dense * matrices * s.ffn + (sparse && routed + others) + s.vocab * s.hidden * (s.tied ? 1 : 2)};
 }
 
-// Yields shapes near a setting with the unlocked sizes changed and, by more or fewer layers, as many parameters to 5 %:
-// the space of `quantbench advise`.
+function parameters(s) {
+  const small = s.gated ? 2 * s.hidden : (s.heads + 2 * s.kv_heads) * s.head_dim + s.ffn + 6 * s.hidden;
+  return weights(s).all + s.layers * small + (s.gated ? 1 : 2) * s.hidden;
+}
+
+// Whether the weights of a model with experts leave memory on each of its GPUs.
+function fits(s, gpu, format) {
+  const {all, routed} = weights(s);
+  return !s.experts || (all - routed + routed / s.ep) / s.tp * format.weight < gpu.memory_bytes;
+}
+
+// Yields {by, s}: shapes near a setting with unlocked sizes changed and as many parameters to 5 %, the space of
+// `quantbench advise`. by: the group of which one is chosen, a hidden size or a dimension that changes alone.
 function* near(s, locks) {
-  const step = 128, whole = s.heads * s.head_dim === s.hidden, seen = new Set([SIZES.map(name => s[name]).join()]);
-  const hiddens = new Set([s.hidden]);
-  if (!locks.hidden) for (let h = cdiv(0.9 * s.hidden, step) * step; h <= 1.1 * s.hidden; h += step) if (h % s.tp === 0) hiddens.add(h);
-  const exact = h => Math.round(s.ffn / s.hidden * h), wide = step * s.tp;
+  const most = 0.05, base = parameters(s), within = next => Math.abs(parameters(next) / base - 1) <= most;
+  const depth = next => {
+    if (next.hidden === s.hidden && within(next)) return next;
+    const one = parameters({...next, layers: 1}), each = parameters({...next, layers: 2}) - one;
+    const deep = {...next, layers: Math.max(1, roundEven((base - (one - each)) / each))};
+    return within(deep) ? deep : null;
+  };
+  const names = [...SIZES, ...MOE], same = next => names.every(name => next[name] === s[name]);
+  const allowed = next => next && !same(next) && names.every(name => !locks[name] || next[name] === s[name]) && !objection(next);
+  for (const change of s.experts ? [] : together(s)) {
+    const next = depth({...s, ...change});
+    if (allowed(next)) yield {by: `hidden ${next.hidden}`, s: next};
+  }
+  for (const [by, changes] of Object.entries(alone(s))) for (const change of changes) {
+    const next = {...s, ...change};
+    if (allowed(next) && within(next)) yield {by, s: next};
+  }
+}
+
+const STEP = 128, NEAR = 0.1;
+
+// Changes of hidden, heads and the MLP at once.
+function* together(s) {
+  const wide = STEP * s.tp, vocab = s.vocab % (8 * s.tp) ? paddedVocab(s.vocab, s.tp) : s.vocab, hiddens = new Set([s.hidden]);
+  for (let h = cdiv(Math.floor((1 - NEAR) * s.hidden), STEP) * STEP; h <= (1 + NEAR) * s.hidden; h += STEP) hiddens.add(h);
   for (const hidden of hiddens) {
-    const ffns = locks.ffn ? [s.ffn] : [...new Set([Math.max(wide, Math.round(exact(hidden) / wide) * wide), ...(exact(hidden) % s.tp ? [] : [exact(hidden)])])];
-    const widths = whole ? [...new Set([64, 128, 256, s.head_dim])].sort((a, b) => a - b) : [0];
-    for (const ffn of ffns) for (const width of widths) {
-      const heads = width ? hidden / width : s.heads;
-      if (!Number.isInteger(heads) || heads % s.tp || (width && (2 * heads < s.heads || heads > 2 * s.heads || width % 8))) continue;
-      const group = s.heads / s.kv_heads;
-      const kv = [heads % group ? 0 : heads / group, s.kv_heads].find(kv => kv && heads % kv === 0 && (kv % s.tp === 0 || (kv === s.kv_heads && s.tp % kv === 0)));
-      if (!kv) continue;
-      const next = {...s, hidden, ffn, heads, kv_heads: kv, head_dim: width || s.head_dim};
-      if (['heads', 'kv_heads', 'head_dim'].some(name => locks[name] && next[name] !== s[name])) continue;
-      if (hidden !== s.hidden || Math.abs(parameters(next) / parameters(s) - 1) > 0.05) {
-        if (locks.layers) continue;
-        const one = parameters({...next, layers: 1}), each = parameters({...next, layers: 2}) - one;
-        next.layers = Math.max(1, Math.round((parameters(s) - (one - each)) / each));
-        if (Math.abs(parameters(next) / parameters(s) - 1) > 0.05) continue;
-      }
-      const key = SIZES.map(name => next[name]).join();
-      if (!seen.has(key) && !objection(next)) { seen.add(key); yield next; }
+    if (hidden % s.tp) continue;
+    const exact = roundEven(s.ffn / s.hidden * hidden);
+    for (const ffn of new Set([Math.max(wide, roundEven(exact / wide) * wide), ...(exact % s.tp ? [] : [exact])])) {
+      for (const heads of headsNear(s, hidden)) yield {hidden, ffn, vocab, ...heads};
     }
   }
-  for (const mbs of [Math.floor(s.mbs / 2), 2 * s.mbs, 4 * s.mbs, 8 * s.mbs, 16 * s.mbs]) {
-    const next = {...s, mbs};
-    if (!locks.mbs && mbs >= 1 && mbs <= 16 && !objection(next)) yield next;
+}
+
+// Heads of a hidden size, of usual widths; no change if heads · head_dim is not hidden.
+function headsNear(s, hidden) {
+  if (s.heads * s.head_dim !== s.hidden) return [{}];
+  const found = [], group = s.heads / s.kv_heads;
+  for (const width of new Set([64, 128, 256, s.head_dim])) {
+    const heads = hidden / width;
+    if (!Number.isInteger(heads) || heads % s.tp || 2 * heads < s.heads || heads > 2 * s.heads || width % 8) continue;
+    const kv = [heads % group ? 0 : heads / group, s.kv_heads].find(kv => kv && heads % kv === 0 && (kv % s.tp === 0 || (kv === s.kv_heads && s.tp % kv === 0)));
+    if (kv) found.push({heads, kv_heads: kv, head_dim: width});
   }
+  return found;
+}
+
+// Changes of one dimension: the micro-batch, the vocabulary, heads, the MLP; of experts their width, ep, or tp and ep.
+function alone(s) {
+  const multiples = (step, low, high) => Array.from({length: Math.floor(high / step)}, (_, i) => (i + 1) * step).filter(x => x >= low);
+  const divisors = (n, most) => multiples(1, 1, most).filter(x => n % x === 0), wide = STEP * s.tp;
+  const changes = {
+    vocab: [{vocab: paddedVocab(s.vocab, s.tp)}],
+    mbs: [Math.floor(s.mbs / 2), 2 * s.mbs, 4 * s.mbs, 8 * s.mbs, 16 * s.mbs].filter(mbs => mbs >= 1 && mbs <= 16).map(mbs => ({mbs})),
+  };
+  if (!s.experts) return {...changes, heads: headsNear(s, s.hidden), ffn: multiples(wide, (1 - NEAR) * s.ffn, (1 + NEAR) * s.ffn).map(ffn => ({ffn}))};
+  const gpus = s.tp * s.ep, samples = s.mbs * s.ep;
+  changes.experts = multiples(wide, s.moe_ffn / 4, 4 * s.moe_ffn).map(moe_ffn => (
+    {moe_ffn, experts: roundEven(s.experts * s.moe_ffn / moe_ffn / s.ep) * s.ep, top_k: roundEven(s.top_k * s.moe_ffn / moe_ffn)}))
+    .filter(one => one.top_k && Math.abs(one.top_k * one.moe_ffn / (s.top_k * s.moe_ffn) - 1) <= 0.05);
+  changes.ep = divisors(s.experts, 64).filter(ep => (ep & (ep - 1)) === 0).map(ep => ({ep}));
+  changes['tp and ep'] = divisors(gpus, gpus).filter(ep => samples % ep === 0).map(ep => ({tp: gpus / ep, ep, mbs: samples / ep}));
+  return changes;
 }
