@@ -22,7 +22,7 @@ const CONTROLS = [
 ];
 const EXPERTS = [['experts', 0, 512, 1, 'Experts (0: dense)'], ['top_k', 1, 16, 1, 'Experts of a token'],
   ['moe_ffn', 128, 32768, 128, "Width of an expert's MLP"], ['ep', 1, 64, 1, 'Expert-parallel GPUs'],
-  ['shared_ffn', 0, 32768, 128, 'Width of shared experts (0: none)'], ['dense_layers', 0, 32, 1, 'Layers without experts']];
+  ['shared_ffn', 0, 32768, 128, 'Width of shared experts (0: none)'], ['dense_layers', 0, 32, 1, 'Dense layers']];
 const LATENTS = [['kv_rank', 0, 2048, 64, 'Rank of keys and values (0: usual attention)'], ['q_rank', 0, 4096, 64, 'Rank of queries (0: full)'],
   ['rope_dim', 0, 256, 8, 'Rotary width of a head'], ['value_dim', 0, 512, 8, "Width of a head's values"]];
 const EVERY = [...CONTROLS, ...EXPERTS, ...LATENTS], NAMES = EVERY.map(([name]) => name);
@@ -32,7 +32,7 @@ const COUNTS = ['heads', 'tp', 'mbs', 'ep', 'top_k'], FLAGS = ['gated', 'gate_fu
 const COLOURS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00'];
 const DARK = ['#56B4E9', '#E69F00', '#2BC79A', '#E59BC6', '#9AD0F5', '#F0E442'];
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 5], [1, 2]];
-const CLIFF = 0.05, SLICE_MS = 12, FIRST_MS = 16, MOST_MODELS = 12;
+const CLIFF = 0.05, WORTH = 0.02, SLICE_MS = 12, FIRST_MS = 16, MOST_MODELS = 12;
 
 let page, state, locks = {}, lines = [], active, models = new Map(), plot, job = 0, shownOp = '', zoom = null;
 
@@ -182,7 +182,7 @@ function update() {
   $('wrong').textContent = wrong ? `Impossible: ${wrong}. The figures below are of the last possible shape.` : '';
   writeUrl();
   commands();
-  if (wrong) return;
+  if (wrong) return void (document.documentElement.dataset.busy = 'no');
   const times = models.get(active), list = ops(state);
   const near = neighbourValue(), other = near && changed(state, state.axis, near, locks);
   const before = other && !objection(other) ? {value: near, state: other} : null;
@@ -397,10 +397,10 @@ function cliffs(curve, times) {
   const now = curve.get(state[state.axis]);
   let best = null;
   for (const x of xs) if (Math.abs(x / state[state.axis] - 1) <= 0.05 && (!best || curve.get(x).share > curve.get(best).share)) best = x;
-  if (now && best && curve.get(best).share > 1.005 * now.share) {
+  if (now && best && curve.get(best).share > (1 + WORTH) * now.share) {
     fill('best', `Best ${state.axis} within 5 %: `, make('strong', {}, `${best}`), `, ${percent(curve.get(best).share)} of peak instead of ${percent(now.share)}. `,
       make('button', {type: 'button', onclick: () => set(state.axis, best)}, `Take ${best}`));
-  } else fill('best', now ? `No ${state.axis} drawn within 5 % is more than 0.5 % faster for its arithmetic than ${state[state.axis]}.` : '');
+  } else fill('best', now ? `No ${state.axis} drawn within 5 % is more than ${percent(WORTH)} faster for its arithmetic than ${state[state.axis]}.` : '');
 }
 
 function causeOf({op, before}, times) {
