@@ -64,9 +64,9 @@ _LEAST_LEAF, _RATE = 3, 0.08
 # were off. With one it is the largest error (90 % quantile) that the references' own priors made
 # (`provenance["transfer"]`).
 _BLIND = float(np.log(4.0))
-# Libraries whose tables time, at ep > 1, all top_k rows of each token that reaches the GPU; those of other GPUs' experts
-# are masked, not left out (aiconfigurator, 2026, collector/helper.py, build_rank0_local_workload). With ep = 8 balanced
-# layers take as long as with ep = 1.
+# Libraries whose tables time, at ep > 1, all top_k rows of each token that reaches the GPU; those of other GPUs'
+# experts are masked, not left out (aiconfigurator, 2026, collector/helper.py, build_rank0_local_workload). With ep = 8,
+# balanced layers take as long as with ep = 1.
 _MASKED = ("sglang",)
 # Ridge penalty of the references' slopes, in rows: a few rows must not swing them.
 _RIDGE = 3.0
