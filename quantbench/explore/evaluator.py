@@ -21,7 +21,7 @@ from quantbench.latency.gemm.cost_model import LEAST_K, ROUNDING, Shapes, Values
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.gemm.trees import Forest, watched_columns
 from quantbench.latency.moe import MoEModel
-from quantbench.latency.moe_features import NUM_FEATURES, TILES, ExpertLoads, Layers
+from quantbench.latency.moe_features import MOST_TOKENS, NUM_FEATURES, TILES, ExpertLoads, Layers
 from quantbench.latency.softmax import SoftmaxModel, softmax_times
 
 _GEMM = ("m", "n", "k", "batch", "layout")
@@ -85,8 +85,7 @@ def gemm_model(model: GemmModel, blobs: Blobs) -> dict[str, Any]:
         "wasm": blobs.add(module.to_bytes()), "members": members, "parts": len(outputs), "most": ensemble.most,
         "factor": model.interval.factor, "floor": model.interval.floor, "kernels": blobs.add(kernels),
         "flop_per_us": ensemble.machine.flop_per_us, "in_waves": model.in_waves, "rows": model.rows,
-        "least_k": LEAST_K, "rising_k": ensemble.machine.rising_k, "rounding": ROUNDING, "batched": model.batched,
-        "layouts": model.layouts,
+        "least_k": LEAST_K, "rising_k": ensemble.machine.rising_k, "rounding": ROUNDING, "layouts": model.layouts,
     }  # fmt: skip
 
 
@@ -175,4 +174,5 @@ def experts_model(model: MoEModel, blobs: Blobs) -> dict[str, Any]:
     return {
         "wasm": blobs.add(module.to_bytes()), "groups": groups, "columns": NUM_FEATURES, "tiles": TILES,
         "factor": model.interval.factor, "floor": model.interval.floor, "rows": model.rows,
+        "most_tokens": MOST_TOKENS, "library": model.library if model.rows else "",
     }  # fmt: skip

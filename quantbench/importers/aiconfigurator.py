@@ -21,7 +21,7 @@ from typing import Any
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.files import read_text, reason
 from quantbench.importers.runs import Origin, Row, Rows, digest, dtype_name
-from quantbench.latency.libraries import DEFAULT_TABLES, system_of
+from quantbench.latency.libraries import DEFAULT_TABLES, MASKED_EXPERTS, MASKED_WORDS, system_of
 from quantbench.latency.libraries import TABLES as NEWEST
 from quantbench.latency.tables import read_parquet, systems_folder
 from quantbench.store.record import Place
@@ -349,5 +349,5 @@ def origin_of(table: TableFile, *, run_id: str | None = None) -> Origin:
             "sha256": digest(table.path),
         },
         mode="unknown" if table.kind == "nccl" else _MODE,
-        caveats=_CAVEATS,
+        caveats=(*_CAVEATS, *((MASKED_WORDS,) if table.kind == "moe" and table.backend in MASKED_EXPERTS else ())),
     )  # fmt: skip

@@ -1,8 +1,8 @@
 """Names the libraries whose kernels were measured, and selects the default one of each GPU and dtype.
 
 Entry points: `LIBRARIES`; `default_library`, `libraries_of`, `resolve_library`, `library_words`, `library_of`;
-`SYSTEMS`, `TABLES`, `DEFAULT_TABLES`, `system_of` and `slug_of`, the names and versions of aiconfigurator-core. Used by
-`gemm.model`, `gemm.public`, `moe`, `model_times`, `importers.aiconfigurator`, `profile`, `explore`, `cli.options`, the
+`MASKED_EXPERTS` and `MASKED_WORDS`; `SYSTEMS`, `TABLES`, `DEFAULT_TABLES`, `system_of` and `slug_of`, the names and
+versions of aiconfigurator-core. Used by `gemm.model`, `gemm.public`, `moe`, `model_times`, `importers.aiconfigurator`, `profile`, `explore`, `cli.options`, the
 commands `advise`, `import`, `pad`, `plan`, `predict` and `profile`, and tools.
 
 A library changes the kernels, and so the cliffs, as much as the GPU does. The default library of a GPU and dtype is the
@@ -42,6 +42,12 @@ TABLES: dict[str, dict[str, str]] = {
         ("b200_sxm", "b300_sxm", "gb200", "gb300", "h100_sxm", "h200_sxm", "l40s", "rtx_pro_6000_server"), _NEWEST
     ),
 }
+#: libraries whose tables of experts time, at ep > 1, all top_k rows of each token that reaches the GPU: those of other
+#: GPUs' experts are masked, not left out (aiconfigurator, 2026, collector/helper.py, build_rank0_local_workload). With
+#: 256 experts and top_k = 8, ep = 8 takes two thirds of the time of ep = 1 there, as 1 - (7/8)^8 of the tokens reach
+#: each GPU; TRT-LLM's an eighth. (vLLM 0.14, on the A100, masks none.)
+MASKED_EXPERTS = ("sglang", "vllm")
+MASKED_WORDS = "times for ep > 1 include masked rows of other GPUs' experts"
 #: system → (library, version) of its default table
 DEFAULT_TABLES: dict[str, tuple[str, str]] = {system: next(iter(of.items())) for system, of in TABLES.items()}
 #: formats of those tables; weight-only and smooth-quantised ones (int8_wo, int4_wo, sq) are other products than int8

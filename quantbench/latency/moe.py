@@ -42,7 +42,7 @@ from quantbench.latency.gemm.files import (
     unpack,
 )
 from quantbench.latency.gemm.trees import Forest
-from quantbench.latency.libraries import LIBRARIES, default_library
+from quantbench.latency.libraries import LIBRARIES, MASKED_EXPERTS, MASKED_WORDS, default_library
 from quantbench.latency.moe_features import NUM_FEATURES, Float32Array, FloatArray, Layers
 from quantbench.workload import MoE
 
@@ -64,10 +64,6 @@ _LEAST_LEAF, _RATE = 3, 0.08
 # were off. With one it is the largest error (90 % quantile) that the references' own priors made
 # (`provenance["transfer"]`).
 _BLIND = float(np.log(4.0))
-# Libraries whose tables time, at ep > 1, all top_k rows of each token that reaches the GPU; those of other GPUs'
-# experts are masked, not left out (aiconfigurator, 2026, collector/helper.py, build_rank0_local_workload). With ep = 8,
-# balanced layers take as long as with ep = 1.
-_MASKED = ("sglang",)
 # Ridge penalty of the references' slopes, in rows: a few rows must not swing them.
 _RIDGE = 3.0
 
@@ -211,17 +207,17 @@ class MoEModel:
     def best(cls, device: DeviceSpec | str, *, dtype: str = "bf16", library: str = "") -> MoEModel:
         """Returns the model shipped for a GPU, dtype and library, or its prior if none is shipped.
 
-        library: "" for the default of products (`libraries.default_library`) if it was measured, else the one whose
-            table of experts is largest, vllm if none was measured; one of _MASKED only if no other was.
+        library: "" for one whose times have no masked rows of other GPUs' experts; among these the default of products
+            (`libraries.default_library`) or else the one with the largest table; vllm if none was measured.
         """
         spec = _gpu(device)
         usual = library or default_library(spec.name, dtype)
         own = [one for one in shipped_models(dtype) if one.device.name == spec.name and library in ("", one.library)]
-        if own:
-            found = max(own, key=lambda o: (o.library not in _MASKED, o.library == usual, o.provenance["rows"]))
-            masked = "; with ep > 1 they hold rows of other GPUs' experts, which were masked"
-            return replace(found, note=found.note + masked) if found.library in _MASKED else found
-        return cls.prior(spec, dtype=dtype, library=library or "vllm")
+        if not own:
+            return cls.prior(spec, dtype=dtype, library=library or "vllm")
+        found = max(own, key=lambda m: (m.library not in MASKED_EXPERTS, m.library == usual, m.provenance["rows"]))
+        masked = found.library in MASKED_EXPERTS
+        return replace(found, note=f"{found.note}; {MASKED_WORDS}") if masked else found
 
     def predict(self, works: Sequence[MoE]) -> Estimates:
         """Predicts the busiest rank's time of layers of the model's dtype. No time is below that of the FLOPs at the

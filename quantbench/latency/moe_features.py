@@ -41,6 +41,10 @@ _COMPUTE_SHARE, _MEMORY_SHARE, _LAUNCH_US = 0.6, 0.75, 8.0
 _LEAST = 1e-4
 
 
+#: largest number of tokens in the newest public tables of experts
+MOST_TOKENS = 16384
+
+
 @dataclass(frozen=True)
 class ExpertLoads:
     """Loads of the busiest rank, (layers,) each: means over draws where the distribution is a power law.
@@ -113,9 +117,16 @@ def _busiest(loads: FloatArray, ep: int) -> FloatArray:
     return np.array([stat.mean(axis=1) for stat in stats])
 
 
+def fewer_gpus(tokens: int, ep: int) -> int:
+    """Returns the factor by which a layer's tokens, experts and GPUs are divided before its time is predicted, so that
+    it has at most MOST_TOKENS: each GPU keeps its rows and experts. It divides ep."""
+    return next((f for f in range(1, ep) if ep % f == 0 and tokens <= f * MOST_TOKENS), ep)
+
+
 @dataclass(frozen=True)
 class Layers:
-    """Sizes of MoE layers of one dtype, (layers,) each, and the loads of their busiest ranks.
+    """Sizes of MoE layers of one dtype, (layers,) each, and the loads of their busiest ranks. Layers of more tokens than
+    were measured are those of fewer GPUs (`fewer_gpus`).
 
     ffn: width of one expert on one GPU. width: columns of its first product, twice ffn with a gate.
     """
@@ -134,9 +145,10 @@ class Layers:
     @classmethod
     def of(cls, works: Sequence[MoE]) -> Layers:
         """Returns the layers of `works`, which have one dtype and are not none."""
+        fewer = [fewer_gpus(w.tokens, w.ep) for w in works]
         sizes = np.array(
-            [(w.tokens, w.hidden, w.expert_ffn, w.expert_ffn // w.tp, w.expert_ffn // w.tp * (2 if w.gated else 1),
-              w.num_experts, w.top_k, w.ep) for w in works], dtype=np.float64,
+            [(w.tokens / f, w.hidden, w.expert_ffn, w.expert_ffn // w.tp, w.expert_ffn // w.tp * (2 if w.gated else 1),
+              w.num_experts // f, w.top_k, w.ep // f) for w, f in zip(works, fewer, strict=True)], dtype=np.float64,
         ).T  # fmt: skip
         tokens, hidden, expert_ffn, ffn, width, num_experts, top_k, ep = sizes
         loads = ExpertLoads.of(works)

@@ -2,8 +2,8 @@
 
 Entry points: `write_page`, or `python -m tools.guide.experts [docs]`; `GPUS`. Run by `make docs`.
 
-Layers are of vLLM in bf16, as in the tables of aiconfigurator. What no table has is predicted by the shipped models and
-labelled so.
+Layers are of TensorRT-LLM in bf16, as in the tables of aiconfigurator; those of vLLM and SGLang have masked rows. What no
+table has is predicted by the shipped models and labelled so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tools.guide.rules import effect_of, words
 PAGE = "experts.md"
 #: slugs of the GPUs by name
 GPUS = {"A100": "a100-sxm4-80gb", "H100": "h100-sxm5-80gb", "H200": "h200-sxm-141gb", "B200": "b200-sxm-180gb"}
-_LIBRARY, _DTYPE = "vllm", "bf16"
+_LIBRARY, _DTYPE = "trtllm", "bf16"
 # Layers with fewer rows per expert read weights and compute little.
 _LEAST_ROWS, _FEW_TOKENS = 32, 1024
 # Neighbours on a curve are at most this factor apart.

@@ -274,10 +274,16 @@ class ExpertsModel {
     return model;
   }
 
+  // latency.moe_features.fewer_gpus
+  fewerGpus({tokens, ep}) {
+    for (let f = 1; f < ep; f++) if (ep % f === 0 && tokens <= f * this.most_tokens) return f;
+    return ep;
+  }
+
   predict(op, draws) {
     return remember(this.known, [op.tokens, op.hidden, op.ffn, op.gated, op.tp, op.experts, op.topK, op.ep, op.routing].join(), () => {
-      const ffn = op.ffn / op.tp, out = this.out, loads = expertLoads(op, this.tiles, draws);
-      this.run(op.tokens, op.hidden, op.ffn, ffn, op.gated ? 2 * ffn : ffn, op.experts, op.topK, op.ep, ...loads);
+      const ffn = op.ffn / op.tp, out = this.out, loads = expertLoads(op, this.tiles, draws), fewer = this.fewerGpus(op);
+      this.run(op.tokens / fewer, op.hidden, op.ffn, ffn, op.gated ? 2 * ffn : ffn, op.experts / fewer, op.topK, op.ep / fewer, ...loads);
       const [roofline, fastest, launch, compute, memory] = out, mean = list => list.reduce((a, b) => a + b, 0) / list.length;
       const corrections = this.groups.map(group => mean(group.map(({at, base, forest}) => {
         this.x.set(out.subarray(at, at + this.columns));
