@@ -1,9 +1,10 @@
 """Finds the shapes near a given one with the least predicted time per token and parameter.
 
-Entry points: `Neighbours`, `fastest_first`, and the type `Neighbour`. Used by `advice.advise`. (`analysis.neighbours`
-compares measured points.) Times are compared per token and parameter, so that a smaller model does not win by its size
-alone. `gain` is the relative increase of tokens per second at the shape's own number of parameters. Arithmetic without
-parameters (attention between all pairs of tokens) counts as time only.
+Entry points: `Neighbours`, `fastest_first`, the type `Neighbour`; `AS_GOOD`, `WORTH_MOVING` and `LINE_ELEMENTS`. Used
+by `advice.advise` and `explore.page`. (`analysis.neighbours` compares measured points.) Times are compared per token
+and parameter, so that a smaller model does not win by its size alone. `gain` is the relative increase of tokens per
+second at the shape's own number of parameters. Arithmetic without parameters (attention between all pairs of tokens)
+counts as time only.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from quantbench.workload import Op, TransformerShape
 from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.kinds import Compute
 
-# Shapes whose times differ by a smaller share count as equally fast, because no model here resolves less.
-_AS_GOOD = 0.01
-# Least gain of a neighbour that is returned.
-_WORTH_MOVING = 0.005
-# 16-bit elements in a cache line of 128 bytes; wider alignment of a head's rows brings nothing more.
-_LINE_ELEMENTS = 64
+#: shapes whose times differ by a smaller share count as equally fast, because no model here resolves less.
+AS_GOOD = 0.01
+#: least gain of a neighbour that is returned.
+WORTH_MOVING = 0.005
+#: 16-bit elements in a cache line of 128 bytes; wider alignment of a head's rows brings nothing more.
+LINE_ELEMENTS = 64
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class Neighbours:
 
     def _worth_it(self, ranked: Iterable[_Timed], nearest: set[TransformerShape]) -> tuple[Neighbour, ...]:
         found = (self._against_base(timed, nearest=timed.shape in nearest) for timed in ranked)
-        return tuple(one for one in found if one.gain >= _WORTH_MOVING)
+        return tuple(one for one in found if one.gain >= WORTH_MOVING)
 
     def _against_base(self, timed: _Timed, *, nearest: bool = False) -> Neighbour:
         base = self._timed[self._base]
@@ -178,12 +179,12 @@ def _time(shape: TransformerShape, ops: Sequence[Op], times: RememberedTimes, ba
 # Sort keys for changes of one dimension that are as fast as the fastest: the best alignment of the heads' rows; the
 # smallest micro-batch, because larger ones take memory; else the time.
 _PREFERENCES: dict[str, Callable[[_Timed], tuple[float, ...]]] = {
-    "heads": lambda t: (-min(_LINE_ELEMENTS, t.shape.head_dim & -t.shape.head_dim), t.us),
+    "heads": lambda t: (-min(LINE_ELEMENTS, t.shape.head_dim & -t.shape.head_dim), t.us),
     "mbs": lambda t: (t.shape.mbs,),
 }
 
 
 def _choose(timed: Sequence[_Timed], name: str) -> _Timed:
-    """Returns the preferred one among those within _AS_GOOD of the fastest."""
+    """Returns the preferred one among those within AS_GOOD of the fastest."""
     least = min(t.us for t in timed)
-    return min((t for t in timed if t.us <= least * (1 + _AS_GOOD)), key=_PREFERENCES.get(name, lambda t: (t.us,)))
+    return min((t for t in timed if t.us <= least * (1 + AS_GOOD)), key=_PREFERENCES.get(name, lambda t: (t.us,)))

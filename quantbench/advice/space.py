@@ -1,8 +1,9 @@
 """Lists the shapes near a given one, and the nearest shapes that tensor parallelism can split.
 
-Entry points: `Space`, the limits of the search, and `DIMENSIONS`; `together` (varies hidden, heads, MLP width and
-layers) and `alone` (varies heads, MLP width, vocabulary, micro-batch, experts or their split), used by `neighbours`;
-`repaired`, which returns a `Repair`. Used by `advise`, the command `advise` and tools.
+Entry points: `Space`, the limits of the search, `DIMENSIONS`, `EXPERT_FACTOR` and `MOST_EP`; `together` (varies hidden,
+heads, MLP width and layers) and `alone` (varies heads, MLP width, vocabulary, micro-batch, experts or their split),
+used by `neighbours`; `repaired`, which returns a `Repair`. Used by `advise`, `explore.page`, the command `advise` and
+tools.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ DIMENSIONS = (
     "ep",
 )  # fmt: skip
 #: largest factor by which the width of experts may change, and the largest degree of expert parallelism tried
-_EXPERT_FACTOR, _MOST_EP = 4, 64
+EXPERT_FACTOR, MOST_EP = 4, 64
 #: head widths that attention kernels are tuned for
 _USUAL_HEAD_DIMS = (64, 128, 256)
 _WIDEST = 1024
@@ -124,17 +125,17 @@ def alone(base: TransformerShape, space: Space) -> dict[str, list[TransformerSha
 def _experts(base: TransformerShape, space: Space) -> Iterator[dict[str, Any]]:
     """Yields experts of other widths, as many and as many per token as keep the parameters and the arithmetic."""
     step = space.hidden_step * base.tp
-    for width in range(step, _EXPERT_FACTOR * base.moe_ffn + 1, step):
+    for width in range(step, EXPERT_FACTOR * base.moe_ffn + 1, step):
         experts = round(base.experts * base.moe_ffn / width / base.ep) * base.ep
         top_k = round(base.top_k * base.moe_ffn / width)
         active = top_k * width / (base.top_k * base.moe_ffn) - 1
-        if width * _EXPERT_FACTOR >= base.moe_ffn and 1 <= top_k <= experts and abs(active) <= space.tolerance:
+        if width * EXPERT_FACTOR >= base.moe_ffn and 1 <= top_k <= experts and abs(active) <= space.tolerance:
             change = {"experts": experts, "top_k": top_k, "moe_ffn": width}
             yield change if isinstance(base.routing, str) else {**change, "routing": "balanced"}
 
 
 def _spread(base: TransformerShape) -> Iterator[dict[str, Any]]:
-    yield from ({"ep": ep} for ep in range(1, _MOST_EP + 1) if base.experts % ep == 0 and ep & (ep - 1) == 0)
+    yield from ({"ep": ep} for ep in range(1, MOST_EP + 1) if base.experts % ep == 0 and ep & (ep - 1) == 0)
 
 
 def _split(base: TransformerShape) -> Iterator[dict[str, Any]]:

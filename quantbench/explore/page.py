@@ -24,6 +24,8 @@ import numpy.typing as npt
 
 from quantbench import __version__
 from quantbench.advice.cost import WIDER
+from quantbench.advice.neighbours import AS_GOOD, LINE_ELEMENTS, WORTH_MOVING
+from quantbench.advice.space import DIMENSIONS, EXPERT_FACTOR, MOST_EP, Space
 from quantbench.device import default_dtype, known
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, printable
@@ -46,7 +48,7 @@ from quantbench.workload.presets import preset, preset_names
 _FIELDS = (
     "hidden", "heads", "kv_heads", "head_dim", "ffn", "seq", "mbs", "tp", "vocab", "layers", "gated", "gate_fused",
     "tied", "attention", "experts", "top_k", "moe_ffn", "ep", "shared_ffn", "dense_layers", "kv_rank", "q_rank",
-    "rope_dim", "value_dim",
+    "rope_dim", "value_dim", "sliding_window",
 )  # fmt: skip
 _SCRIPTS = ("model.js", "shape.js", "app.js")
 # The routing of a layer with more experts is not drawn.
@@ -115,6 +117,15 @@ def write_explorer(
         "load_draws": blobs.add(np.random.default_rng(0).random(LOAD_DRAWS * _MOST_EXPERTS)),
         "unaligned": {"share": shipped().unaligned_share, "spread": UNALIGNED_SPREAD},
         "wider": WIDER,
+        "dimensions": DIMENSIONS,
+        "space": {
+            **vars(Space()),
+            "expert_factor": EXPERT_FACTOR,
+            "most_ep": MOST_EP,
+            "as_good": AS_GOOD,
+            "worth_moving": WORTH_MOVING,
+            "line_elements": LINE_ELEMENTS,
+        },
         "unmeasured_common": UNMEASURED_COMMON,
     }
     environment = Environment(loader=PackageLoader("quantbench.explore"), autoescape=True,
@@ -143,7 +154,7 @@ def _gpu(device: DeviceSpec, blobs: Blobs, notes: dict[str, None], fitted: Mappi
         raise InputError("explore", f"--gpu {device.name}", "a GPU: processors are measured, not predicted")
     entries = []
     for dtype, library, model, note in _models(device, fitted):
-        notes[note] = None
+        notes[f"{dtype}: {note}"] = None
         entry: dict[str, Any] = {"id": f"{device.name}/{dtype}/{library}", "dtype": dtype, "library": library}
         experts = MoEModel.best(
             device, dtype=dtype, library="" if library == default_library(device.name, dtype) else library
@@ -151,7 +162,7 @@ def _gpu(device: DeviceSpec, blobs: Blobs, notes: dict[str, None], fitted: Mappi
         measured = fitted[dtype] if dtype in fitted else FittedModel(model, "")
         known = {"sizes": blobs.add(measured.sizes), "times": blobs.add(measured.times)}
         entry |= {"gemm": {**gemm_model(model, blobs), "measured": known}, "experts": experts_model(experts, blobs)}
-        notes[experts.note] = None
+        notes[f"{dtype}: {experts.note}"] = None
         entries.append(entry)
     usual = default_dtype(device)
     entries.sort(key=lambda entry: entry["dtype"] != usual)
@@ -162,7 +173,7 @@ def _gpu(device: DeviceSpec, blobs: Blobs, notes: dict[str, None], fitted: Mappi
         "name": device.name,
         "slug": device.name,
         "sm_count": device.sm_count,
-        "peaks": dict(device.peak_tflops),
+        "peaks": {dtype: device.peak(dtype) for dtype in GEMM_DTYPES},
         "bytes_per_us": device.memory_gb_per_s * 1e3,
         "memory_bytes": device.memory_bytes,
         "softmax": softmax_model(device, blobs),
@@ -200,6 +211,8 @@ def _sizes(shape: TransformerShape) -> dict[str, Any]:
 def left_out(shape: TransformerShape) -> list[str]:
     """Returns what a page does not show of a shape, in words."""
     kinds = {
+        f"its sliding window of {shape.sliding_window}": shape.sliding_window,
+        "experts split otherwise than the rest": shape.expert_tp not in (0, shape.tp),
         "measured routing": not isinstance(shape.routing, str),
         f"experts beyond {_MOST_EXPERTS}": shape.experts > _MOST_EXPERTS,
     }

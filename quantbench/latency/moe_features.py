@@ -1,8 +1,8 @@
 """Computes the expected load of each GPU's experts, and from it the terms that explain the time of an MoE layer.
 
 Entry points: `ExpertLoads`, the rows and tiles of the busiest rank; `Layers`, the sizes of many layers as arrays with
-`NUM_FEATURES` `features` and a `roofline`; `TILES` and `LOAD_DRAWS`; the types `FloatArray` and `Float32Array`. Used by
-`latency.moe` and `explore`.
+`NUM_FEATURES` `features` and a `roofline`; `TILES`, `LOAD_DRAWS` and `MOST_TOKENS`; the types `FloatArray` and
+`Float32Array`. Used by `latency.moe` and `explore`.
 
 Terms: bytes of the experts that have rows and of the rows themselves over the memory's bandwidth; FLOPs of rows padded
 to tiles over the peak; tiles of all experts over the SMs, in waves, for the two grouped products.
@@ -125,8 +125,9 @@ def fewer_gpus(tokens: int, ep: int) -> int:
 
 @dataclass(frozen=True)
 class Layers:
-    """Sizes of MoE layers of one dtype, (layers,) each, and the loads of their busiest ranks. Layers of more tokens than
-    were measured are those of fewer GPUs (`fewer_gpus`).
+    """Sizes of MoE layers of one dtype, (layers,) each, and the loads of their busiest ranks.
+
+    Layers of more tokens than were measured have the sizes of fewer GPUs (`fewer_gpus`).
 
     ffn: width of one expert on one GPU. width: columns of its first product, twice ffn with a gate.
     """

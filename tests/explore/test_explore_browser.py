@@ -33,7 +33,7 @@ from quantbench.latency.model_times import ModelTimes, best_gemm_model
 from quantbench.latency.op_times import OpEstimate, RememberedTimes, correlation_of, peak_share, total
 from quantbench.planner.calibration import shipped
 from quantbench.planner.formulas import parameters
-from quantbench.units import latency
+from quantbench.units import latency, percent
 from quantbench.workload import MoE, TransformerShape
 from quantbench.workload.ops import LAYOUTS
 from quantbench.workload.presets import preset
@@ -238,6 +238,7 @@ def type_in(tab: Tab, name: str, value: object, event: str = "change") -> None:
 def seen(tab: Tab) -> dict[str, str]:
     names = [
         "answer",
+        "compared",
         "ops",
         "experts-text",
         "c-predict",
@@ -284,11 +285,38 @@ def test_every_control_changes_what_it_should(tab: Tab, opened: Browser, page: P
     with opened.tab(page, 1280, fragment=fragment) as again:
         again.evaluate(IDLE)
         assert seen(again) == before
+    heads = tab.evaluate("[state.heads, state.head_dim, state.kv_heads]")
+    for typed in ("5000", "4096", "forty", "0", "40.5", ""):
+        type_in(tab, "n-hidden", typed)
+        assert tab.evaluate("[state.heads, state.head_dim, state.kv_heads]") == heads
+        wrong = seen(tab)["wrong"]
+        assert wrong == "" if typed in ("5000", "4096") else "a whole number of at least 1 was expected" in wrong
     type_in(tab, "n-tp", 7)
     assert "tp = 7 must divide heads" in seen(tab)["wrong"]
     tab.evaluate("document.getElementById('reset').click()")
     tab.evaluate(IDLE)
     assert seen(tab)["wrong"] == ""
+
+
+def test_the_first_lines_say_what_is_near_what_skew_costs_and_whose_experts_they_are(tab: Tab) -> None:
+    tab.evaluate("choose(page.gpus[1].entries[0].id)")
+    tab.evaluate(IDLE)
+    for name, value in {"tp": 8, "heads": 40, "kv_heads": 40, "head_dim": 125, "ffn": 20000, "hidden": 5000}.items():
+        type_in(tab, f"n-{name}", value)
+    best = "document.getElementById('best').textContent"
+    assert "Best hidden within 5 %: 5120" in tab.evaluate(best)
+    tab.evaluate("document.querySelector('#best button').click()")
+    tab.evaluate(IDLE)
+    assert "No hidden drawn within 5 % is more than 2.0 % faster" in tab.evaluate(best)
+    type_in(tab, "preset", "qwen3-30b-a3b")
+    type_in(tab, "n-tp", 1)
+    type_in(tab, "routing", "power_law_1.2")
+    said = seen(tab)["compared"]
+    assert "The times of experts are trtllm's." in said
+    even, skewed = tab.evaluate(
+        "['balanced', state.routing].map(r => models.get(active).layer({...state, routing: r}).us)"
+    )
+    assert f"Against balanced routing: +{percent(skewed / even - 1)} time." in said
 
 
 def test_a_better_shape_is_taken_over_by_a_click(tab: Tab) -> None:
@@ -350,8 +378,10 @@ def test_firefox_shows_the_same_figures_without_complaints(tab: Tab, page: Path,
     ("model", "changes", "locks"),
     [
         ("llama-3-8b", {"seq": 2049, "tp": 2}, {"ffn": True}),
+        ("bloom-176b", {"seq": 2049, "tp": 8}, {"layers": True}),
         ("gpt2-xl", {"seq": 1000}, {}),
         ("qwen3-30b-a3b", {"seq": 1000, "ep": 8}, {"vocab": True}),
+        ("mixtral-8x7b", {"seq": 4096, "top_k": 4, "moe_ffn": 1792, "ep": 8}, {}),
         ("deepseek-v3", {"tp": 4, "ep": 16, "mbs": 2}, {}),
     ],
 )
@@ -406,6 +436,7 @@ DEEPSEEK = {"ep": 8, "keep": "experts", **{name: getattr(preset("deepseek-v3"), 
         "experts=8&ep=2&axis=ep",
         urlencode(DEEPSEEK),
         "gate_fused=1",
+        "vocab=4194304",
     ],
 )
 def test_the_copied_commands_run_and_say_the_same(tab: Tab, change: str) -> None:

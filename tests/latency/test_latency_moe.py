@@ -11,7 +11,7 @@ from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.latency.estimate import IntervalCalibration
 from quantbench.latency.model_times import ModelTimes
 from quantbench.latency.moe import FEWEST_ROWS, Growth, MoEModel, load_models, shipped_models
-from quantbench.latency.moe_features import NUM_FEATURES, TILES, ExpertLoads, Layers
+from quantbench.latency.moe_features import NUM_FEATURES, TILES, ExpertLoads, Layers, fewer_gpus
 from quantbench.workload import Gemm, MoE
 
 H100, H200 = lookup("h100-sxm5-80gb"), lookup("h200-sxm-141gb")
@@ -170,3 +170,14 @@ def test_the_default_times_have_no_masked_rows_of_other_gpus(gpu: str) -> None:
     layers = [MoE(4096 * ep, 7168, 2048, 256, 8, dtype, ep=ep) for ep in (1, 8)]
     ratio, with_masked = (float(np.divide(*model.predict(layers[::-1]).latency_us)) for model in (usual, masked))
     assert ratio < 1 < with_masked
+
+
+@pytest.mark.parametrize(("gpu", "dtype"), [("h100-sxm5-80gb", "bf16"), ("b200-sxm-180gb", "nvfp4")])
+def test_more_gpus_with_as_many_rows_each_do_not_take_longer(gpu: str, dtype: str) -> None:
+    model = MoEModel.best(gpu, dtype=dtype)
+    times = model.predict([MoE(4096 * ep, 2048, 768, 128, 8, dtype, ep=ep) for ep in (4, 8, 16, 32, 64)]).latency_us
+    assert times.max() < 1.5 * times.min()
+    # Beyond the tables: the same layer as on fewer GPUs, whose rows and experts are as many each.
+    assert [fewer_gpus(*layer) for layer in ((16384, 64), (16385, 64), (65536, 8), (100_000, 6), (10**6, 4))] == [
+        1, 2, 4, 6, 4,
+    ]  # fmt: skip

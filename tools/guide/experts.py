@@ -2,8 +2,8 @@
 
 Entry points: `write_page`, or `python -m tools.guide.experts [docs]`; `GPUS`. Run by `make docs`.
 
-Layers are of TensorRT-LLM in bf16, as in the tables of aiconfigurator; those of vLLM and SGLang have masked rows. What no
-table has is predicted by the shipped models and labelled so.
+Layers are of TensorRT-LLM in bf16, as in the tables of aiconfigurator; those of vLLM and SGLang have masked rows. What
+no table has is predicted by the shipped models and labelled so.
 """
 
 from __future__ import annotations

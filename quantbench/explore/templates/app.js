@@ -14,25 +14,26 @@ function make(tag, attributes = {}, ...children) {
 }
 const fill = (id, ...children) => $(id).replaceChildren(...children);
 
-const CONTROLS = [
+const SIZE_CONTROLS = [
   ['hidden', 256, 16384, 8, 'Hidden size'], ['heads', 1, 256, 1, 'Attention heads'], ['kv_heads', 1, 256, 1, 'Key/value heads'],
   ['head_dim', 8, 256, 8, 'Width of a head'], ['ffn', 256, 57344, 8, 'Width of the MLP'], ['seq', 8, 32768, 8, 'Tokens of a sequence'],
   ['mbs', 1, 64, 1, 'Sequences of a micro-batch'], ['tp', 1, 64, 1, 'Tensor-parallel GPUs'], ['vocab', 1024, 262144, 128, 'Vocabulary'],
   ['layers', 1, 160, 1, 'Layers'],
 ];
-const EXPERTS = [['experts', 0, 512, 1, 'Experts (0: dense)'], ['top_k', 1, 16, 1, 'Experts of a token'],
+const EXPERT_CONTROLS = [['experts', 0, 512, 1, 'Experts (0: dense)'], ['top_k', 1, 16, 1, 'Experts of a token'],
   ['moe_ffn', 128, 32768, 128, "Width of an expert's MLP"], ['ep', 1, 64, 1, 'Expert-parallel GPUs'],
   ['shared_ffn', 0, 32768, 128, 'Width of shared experts (0: none)'], ['dense_layers', 0, 32, 1, 'Dense layers']];
-const LATENTS = [['kv_rank', 0, 2048, 64, 'Rank of keys and values (0: usual attention)'], ['q_rank', 0, 4096, 64, 'Rank of queries (0: full)'],
+const LATENT_CONTROLS = [['kv_rank', 0, 2048, 64, 'Rank of keys and values (0: usual attention)'], ['q_rank', 0, 4096, 64, 'Rank of queries (0: full)'],
   ['rope_dim', 0, 256, 8, 'Rotary width of a head'], ['value_dim', 0, 512, 8, "Width of a head's values"]];
-const EVERY = [...CONTROLS, ...EXPERTS, ...LATENTS], NAMES = EVERY.map(([name]) => name);
+const EVERY = [...SIZE_CONTROLS, ...EXPERT_CONTROLS, ...LATENT_CONTROLS], NAMES = EVERY.map(([name]) => name);
 const AXES = ['hidden', 'ffn', 'heads', 'seq', 'mbs', 'tp', 'vocab', 'moe_ffn', 'top_k', 'ep'];
 const CHOICES = {direction: ['forward', 'both'], attention: ['flash', 'unfused'], routing: ['balanced', 'power_law_1.01', 'power_law_1.2']};
 const COUNTS = ['heads', 'tp', 'mbs', 'ep', 'top_k'], FLAGS = ['gated', 'gate_fused', 'tied'];
 const COLOURS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00'];
 const DARK = ['#56B4E9', '#E69F00', '#2BC79A', '#E59BC6', '#9AD0F5', '#F0E442'];
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 5], [1, 2]];
-const CLIFF = 0.05, WORTH = 0.02, SLICE_MS = 12, FIRST_MS = 16, MOST_MODELS = 12;
+// CLIFF: drop of the rate that is named. SUGGESTED: gain from which another size is offered; less is within the error.
+const CLIFF = 0.05, SUGGESTED = 0.02, SLICE_MS = 12, FIRST_MS = 16, MOST_MODELS = 12;
 
 let page, state, locks = {}, lines = [], active, models = new Map(), plot, job = 0, shownOp = '', zoom = null;
 
@@ -79,13 +80,14 @@ async function load(ids) {
 // --- controls ---------------------------------------------------------------------------------------------------------
 
 function buildControls() {
-  for (const [where, controls] of [['sizes', CONTROLS], ['moe-sizes', EXPERTS], ['latent-sizes', LATENTS]]) {
+  for (const [where, controls] of [['sizes', SIZE_CONTROLS], ['moe-sizes', EXPERT_CONTROLS], ['latent-sizes', LATENT_CONTROLS]]) {
     for (const [name, low, high, step, title] of controls) {
-      const lock = !LATENT.includes(name) && make('label', {class: 'lock', title: `Keep ${name}`},
-        make('input', {type: 'checkbox', id: `lock-${name}`, 'aria-label': `Keep ${name}`, onchange: event => { locks[name] = event.target.checked; update(); }}), 'keep');
+      const keep = event => { locks[name] = event.target.checked; update(); };
+      const lock = page.dimensions.includes(name) && make('label', {class: 'lock', title: `Keep ${name}`},
+        make('input', {type: 'checkbox', id: `lock-${name}`, 'aria-label': `Keep ${name}`, onchange: keep}), 'keep');
       $(where).append(make('div', {class: 'control'},
         make('label', {for: `n-${name}`}, title, ' ', make('code', {}, name)), lock || '',
-        make('input', {type: 'number', id: `n-${name}`, min: Math.min(low, 1), max: 2 ** 20, step: 1, onchange: event => set(name, Number(event.target.value))}),
+        make('input', {type: 'number', id: `n-${name}`, min: Math.min(low, 1), max: 2 ** 20, step: 1, onchange: event => type(name, event.target.value, Math.min(low, 1))}),
         make('input', {type: 'range', id: `r-${name}`, min: low, max: high, step, 'aria-label': `${title} (slider)`, oninput: event => slide(name, Number(event.target.value), step)})));
     }
   }
@@ -101,7 +103,7 @@ function buildControls() {
   $('preset').append(...Object.keys(page.presets).map(name => make('option', {value: name}, name)));
   $('preset').onchange = event => {
     const preset = page.presets[event.target.value];
-    if (preset) { state = {...state, ...preset}; zoom = null; sync(); update(); }
+    if (preset) { state = {...state, ...preset, preset: event.target.value}; zoom = null; sync(); update(); }
   };
   $('reset').onclick = () => { state = {...page.setting}; locks = {}; zoom = null; sync(); update(); };
 }
@@ -115,19 +117,26 @@ async function choose(id) {
   update();
 }
 
+// Sizes that have no such heads leave the heads as they are.
 function set(name, value) {
-  if (!Number.isFinite(value)) return;
-  state = SIZES.includes(name) ? changed(state, name, Math.round(value), locks) : {...state, [name]: Math.round(value)};
+  const next = changed(state, name, value, locks);
+  state = next.heads ? next : {...state, [name]: value};
   sync();
   update();
 }
 
+function type(name, text, low) {
+  const value = Number(text);
+  if (text.trim() && Number.isInteger(value) && value >= low && value < 2 ** 31) return set(name, value);
+  $('wrong').textContent = `${name} = ${text.trim() || 'nothing'}: a whole number of at least ${low} was expected. Nothing was changed.`;
+}
+
 // A slider stops at the nearest possible size.
 function slide(name, value, step) {
-  if (!SIZES.includes(name)) return set(name, value);
+  const low = EVERY.find(one => one[0] === name)[1];
   for (let off = 0; off <= 400; off++) {
     for (const near of [value - off * step, value + off * step]) {
-      if (near >= step && possible(changed(state, name, near, locks))) return set(name, near);
+      if (near >= low && possible(changed(state, name, near, locks))) return set(name, near);
     }
   }
   return set(name, value);
@@ -138,7 +147,8 @@ const possible = s => !objection(s);
 // Shows the state in every control.
 function sync() {
   for (const name of NAMES) for (const kind of ['n', 'r']) $(`${kind}-${name}`).value = state[name];
-  for (const name of [...SIZES, ...MOE]) $(`lock-${name}`).checked = !!locks[name];
+  for (const name of page.dimensions) $(`lock-${name}`).checked = !!locks[name];
+  for (const kind of ['n', 'r']) $(`${kind}-kv_heads`).disabled = state.kv_rank > 0;
   for (const name of ['gated', 'gate_fused']) $(name).checked = state[name];
   for (const name of ['axis', ...Object.keys(CHOICES)]) $(name).value = state[name];
   for (const option of $('axis').options) option.disabled = !state.experts && ['moe_ffn', 'top_k', 'ep'].includes(option.value);
@@ -153,6 +163,7 @@ function writeUrl() {
   const words = new URLSearchParams(NAMES.map(name => [name, state[name]]));
   for (const name of FLAGS) words.set(name, +state[name]);
   for (const name of ['axis', ...Object.keys(CHOICES)]) words.set(name, state[name]);
+  if (state.sliding_window) words.set('sliding_window', state.sliding_window);
   words.set('keep', NAMES.filter(name => locks[name]).join());
   words.set('lines', lines.join());
   words.set('detail', active);
@@ -161,13 +172,13 @@ function writeUrl() {
 
 function readUrl() {
   const words = new URLSearchParams(location.hash.slice(1)), known = id => !!entryOf(id);
-  for (const [name, low] of EVERY) {
+  for (const [name, low] of [...EVERY, ['sliding_window', 0]]) {
     const value = Number(words.get(name));
     if (words.has(name) && Number.isInteger(value) && value >= Math.min(low, 1) && value < 2 ** 31) state[name] = value;
   }
   for (const name of FLAGS) if (words.has(name)) state[name] = words.get(name) === '1';
   for (const [name, options] of Object.entries({axis: AXES, ...CHOICES})) if (options.includes(words.get(name))) state[name] = words.get(name);
-  if (words.has('keep')) locks = Object.fromEntries(words.get('keep').split(',').filter(name => NAMES.includes(name)).map(name => [name, true]));
+  if (words.has('keep')) locks = Object.fromEntries(words.get('keep').split(',').filter(name => page.dimensions.includes(name)).map(name => [name, true]));
   if (words.has('lines')) lines = words.get('lines').split(',').filter(known).slice(0, COLOURS.length - 1);
   if (known(words.get('detail'))) active = words.get('detail');
 }
@@ -175,14 +186,13 @@ function readUrl() {
 // --- update -----------------------------------------------------------------------------------------------------------
 
 function update() {
-  if (state.heads === 0) state = {...state, heads: 1};
-  if (state.kv_rank) $('n-kv_heads').value = $('r-kv_heads').value = state.kv_heads = state.heads;
   if (!state.experts && ['moe_ffn', 'top_k', 'ep'].includes(state.axis)) $('axis').value = state.axis = 'hidden';
   const mine = ++job, began = performance.now(), wrong = objection(state);
   $('wrong').textContent = wrong ? `Impossible: ${wrong}. The figures below are of the last possible shape.` : '';
   writeUrl();
-  commands();
   if (wrong) return void (document.documentElement.dataset.busy = 'no');
+  commands();
+  $('no-better').textContent = 'Looking for better shapes …';
   const times = models.get(active), list = ops(state);
   const near = neighbourValue(), other = near && changed(state, state.axis, near, locks);
   const before = other && !objection(other) ? {value: near, state: other} : null;
@@ -235,22 +245,27 @@ function neighbourValue() {
 }
 
 function answer(times, before) {
-  const now = times.layer(state), wasted = layerOf(state).reduce((sum, op) => sum + ((times.waste(op) || {us: 0}).us), 0);
+  const now = times.layer(state), skewed = state.experts && state.routing !== 'balanced', wasted = layerOf(state).reduce((sum, op) => sum + ((times.waste(op) || {us: 0}).us), 0);
   const what = state.direction === 'both' && !state.experts ? 'forward and backward' : 'forward';
   const parts = [make('strong', {}, nameOf(active)), `: one layer ${what} takes `, make('strong', {}, latency(now.us)),
     ` (90 % interval ${latency(now.low)} to ${latency(now.high)}), ${Number.isFinite(now.share) ? percent(now.share) : '?'} of peak. `,
-    wasted / now.us < 0.005 ? 'Hardly any of it is lost past edges.' : `${percent(wasted / now.us)} of it is lost past edges.`];
+    wasted / now.us < 0.005 ? 'Hardly any of it is lost past edges.' : `${percent(wasted / now.us)} of it is lost past edges${skewed ? ' and to skew' : ''}.`];
   fill('answer', ...parts);
-  const said = [];
+  const said = [], {library} = times.entry.experts;
+  if (state.experts && library && library !== times.entry.library) said.push(`The times of experts are ${library}'s.`);
+  if (skewed) said.push(`Against balanced routing: ${signed(now.us / times.layer({...state, routing: 'balanced'}).us - 1)} time.`);
+  if (state.sliding_window && state.sliding_window < state.seq) said.push(`The sliding window of ${state.sliding_window} is not priced: attention is over all tokens.`);
   if (state.kv_rank && state.attention === 'flash') said.push(`Latent attention is not measured: priced as heads of ${coreDim(state)}, with as many FLOPs.`);
   if (!times.measured(state)) said.push(`Nobody measured ${times.entry.dtype} with ${times.entry.library} on ${times.gpu.name}: figures are expected from other GPUs, and their intervals are wide.`);
   if (state.vocab / state.tp > LARGEST) said.push(`Logits of ${state.vocab / state.tp} columns are left out: no time is predicted above ${LARGEST}.`);
   if (before) {
     const then = times.layer(before.state), value = state[state.axis];
-    said.push(`${state.axis} ${value} against ${before.value}: ${signed(now.us / then.us - 1)} time for ${signed(now.flops / then.flops - 1)} arithmetic.`);
+    const others = SIZES.filter(name => name !== state.axis && before.state[name] !== state[name]).map(name => `${name} ${before.state[name]}`);
+    said.push(`${state.axis} ${value} against ${before.value}${others.length ? ` (with ${others.join(', ')})` : ''}: ` +
+      `${signed(now.us / then.us - 1)} time for ${signed(now.flops / then.flops - 1)} arithmetic.`);
   }
-  $('rows').textContent = `Rows of every product: seq × mbs = ${state.seq * state.mbs} tokens.`;
-  fill('compared', said.join(' '));
+  $('rows').textContent = `Rows of linear layers: seq × mbs = ${state.seq * state.mbs} tokens.`;
+  fill('compared', ...said.flatMap(line => [line, make('br')]));
 }
 
 function table(times, list, before) {
@@ -258,7 +273,7 @@ function table(times, list, before) {
   $('versus').textContent = before ? `against ${state.axis} ${before.value}` : '';
   fill('ops', ...list.map((op, i) => {
     const {us, low, high} = times.estimate(op), share = times.share(op, us), waste = times.waste(op), why = times.reasons(op);
-    const part = waste ? waste.us / us : 0, shape = sizesOf(op);
+    const part = waste ? waste.us / us : 0, shape = `${sizesOf(op)}${state.experts && op.name.startsWith('mlp_') ? ', in dense layers' : ''}`;
     const show = () => { shownOp = label(op); picture(); };
     const words = waste ? waste.words : why.length ? why[0].words : share !== null && share < 0.3 && op.kind === 'gemm' ? 'small: launch and memory, no edge' : '';
     const bar = make('div', {class: 'bar', 'aria-hidden': true}, make('span', {class: 'used'}), make('span', {class: 'wasted'}));
@@ -309,7 +324,7 @@ function draw(curves) {
   const data = [xs];
   for (const id of ids) data.push(of(id, one => one.share), of(id, one => one.share * one.us / one.high), of(id, one => one.share * one.us / one.low));
   draw.curves = curves;
-  if (plot && plot.lines === ids.join()) return plot.setData(data);
+  if (plot && plot.lines === `${state.axis} ${ids}`) return plot.setData(data);
   const palette = matchMedia('(prefers-color-scheme: dark)').matches ? DARK : COLOURS;
   if (plot) plot.destroy();
   $('chart').replaceChildren();
@@ -327,13 +342,13 @@ function draw(curves) {
     scales: {x: {time: false}, y: {range: (u, low, high) => [Math.max(0, Math.floor(low - 3)), Math.min(100, Math.ceil(high + 3))]}},
     axes: [{...axis, label: $('axis').selectedOptions[0].textContent, labelFont: axis.font, values: (u, values) => values.map(String)},
       {...axis, label: 'share of peak, %', labelFont: axis.font, size: 60}],
-    legend: {live: true}, cursor: {drag: {x: true, y: false}, focus: {prox: 24}},
+    legend: {live: true}, cursor: {drag: {x: true, y: false}},
     hooks: {draw: [marker], setSelect: [u => {
       const low = u.posToVal(u.select.left, 'x'), high = u.posToVal(u.select.left + u.select.width, 'x');
       if (u.select.width > 8) { zoom = [low, high]; u.setSelect({left: 0, width: 0}, false); update(); }
     }]},
   }, data, $('chart'));
-  plot.lines = ids.join();
+  plot.lines = `${state.axis} ${ids}`;
   plot.root.querySelectorAll('.u-series').forEach((row, i) => {
     if (i && (i - 1) % 3) row.hidden = true;
     if (i && (i - 1) % 3 === 0) {
@@ -389,18 +404,20 @@ function cliffs(curve, times) {
   marks = found.sort((a, b) => b.drop - a.drop).slice(0, 5).sort((a, b) => a.x - b.x);
   fill('cliffs', ...marks.map(one => {
     const [old, now] = [one.from, one.x].map(x => layerOf(changed(state, state.axis, x, locks)));
+    const slower = curve.get(one.x).us - curve.get(one.from).us * curve.get(one.x).flops / curve.get(one.from).flops;
     const worst = now.map((op, i) => ({op, before: old[i], more: times.estimate(op).us - times.estimate(old[i]).us * (flopsOf(op) || op.batch) / (flopsOf(old[i]) || old[i].batch)}))
       .sort((a, b) => b.more - a.more)[0];
-    return make('li', {}, make('strong', {}, `${state.axis} ${one.from} → ${one.x}: −${percent(one.drop)} of the rate. `), causeOf(worst, times));
+    const cause = worst.more > slower / 4 ? causeOf(worst, times) : 'ops of a lower rate take a larger part; none of them is much slower for its arithmetic';
+    return make('li', {}, make('strong', {}, `${state.axis} ${one.from} → ${one.x}: −${percent(one.drop)} of the rate. `), cause);
   }));
   $('no-cliff').textContent = marks.length ? '' : `No drop of ${percent(CLIFF)} or more between the sizes drawn.`;
   const now = curve.get(state[state.axis]);
   let best = null;
   for (const x of xs) if (Math.abs(x / state[state.axis] - 1) <= 0.05 && (!best || curve.get(x).share > curve.get(best).share)) best = x;
-  if (now && best && curve.get(best).share > (1 + WORTH) * now.share) {
+  if (now && best && curve.get(best).share > (1 + SUGGESTED) * now.share) {
     fill('best', `Best ${state.axis} within 5 %: `, make('strong', {}, `${best}`), `, ${percent(curve.get(best).share)} of peak instead of ${percent(now.share)}. `,
       make('button', {type: 'button', onclick: () => set(state.axis, best)}, `Take ${best}`));
-  } else fill('best', now ? `No ${state.axis} drawn within 5 % is more than ${percent(WORTH)} faster for its arithmetic than ${state[state.axis]}.` : '');
+  } else fill('best', now ? `No ${state.axis} drawn within 5 % is more than ${percent(SUGGESTED)} faster for its arithmetic than ${state[state.axis]}.` : '');
 }
 
 function causeOf({op, before}, times) {
@@ -477,25 +494,21 @@ function* better(times) {
       us += one.us * op.count;
     }
     const useful = parameters({...s, vocab: Math.min(s.vocab, state.vocab)});
-    return {s, parts, us, each: us * s.tp / (s.seq * s.mbs) / useful};
+    const perToken = us * s.tp / (s.seq * s.mbs);
+    return {s, parts, us, perToken, each: perToken / useful};
   };
-  const base = costOf(state), groups = new Map();
+  const base = costOf(state), groups = new Map(), best = new Map();
   yield;
-  for (const {by, s} of near(state, locks)) {
+  for (const {group, joint, s} of near(state, locks)) {
     if (!fits(s, times.gpu, times.format)) continue;
     const one = costOf(s), factor = ratioFactor(base, one, times), ratio = base.each / one.each;
-    Object.assign(one, {gain: ratio - 1, low: ratio / factor - 1, high: ratio * factor - 1});
-    groups.set(by, [...(groups.get(by) || []), one]);
+    const gains = {gain: ratio - 1, low: ratio / factor - 1, high: ratio * factor - 1};
+    groups.set(group, [...(groups.get(group) || []), {...one, joint, ...gains}]);
     yield;
   }
-  const best = new Map();
-  for (const [by, all] of groups) {
-    const sure = by.startsWith('hidden') ? all.filter(one => one.low > 0) : [], among = sure.length ? sure : all;
-    const least = Math.min(...among.map(one => one.each)), good = among.filter(one => one.each <= 1.01 * least);
-    // Of those that are as fast: the smallest micro-batch, which takes the least memory; the best aligned heads.
-    const rank = ({s}) => by === 'mbs' ? s.mbs : by === 'heads' || by.startsWith('hidden') ? -Math.min(64, s.head_dim & -s.head_dim) : 0;
-    const [one] = good.sort((a, b) => rank(a) - rank(b) || a.each - b.each);
-    if (one.gain >= 0.005) best.set(NAMES.map(name => one.s[name]).join(), one);
+  for (const [group, all] of groups) {
+    const one = preferred(group, all);
+    if (one.gain >= page.space.worth_moving) best.set(NAMES.map(name => one.s[name]).join(), one);
   }
   return [...best.values()].sort((a, b) => (b.low > 0) - (a.low > 0) || b.gain - a.gain).slice(0, 5);
 }
@@ -515,14 +528,14 @@ function ratioFactor(above, below, times) {
 }
 
 function neighbours(found, times) {
-  const hours = one => one.us * one.s.tp / (one.s.seq * one.s.mbs) * 1e12 / 3.6e9;
-  const changes = s => [...SIZES, ...MOE].filter(name => s[name] !== state[name] && !(name === 'kv_heads' && s.kv_heads === s.heads && state.kv_heads === state.heads))
+  const hours = one => one.perToken * 1e12 / 3.6e9;
+  const changes = s => [...SIZES, ...EXPERT_SIZES].filter(name => s[name] !== state[name] && !(name === 'kv_heads' && kvHeads(s) === s.heads && kvHeads(state) === state.heads))
     .map(name => `${name} ${state[name]} → ${s[name]}`).join(', ');
   fill('better', ...found.map(one => make('tr', {}, make('td', {}, changes(one.s)),
     make('td', {class: 'num'}, signed(one.gain)), make('td', {class: 'num'}, `${signed(one.low)} to ${signed(one.high)}`),
     make('td', {class: 'num'}, signed(parameters(one.s) / parameters(state) - 1)), make('td', {class: 'num'}, hours(one).toFixed(0)),
     make('td', {}, make('button', {type: 'button', 'aria-label': `Take ${changes(one.s)}`, onclick: () => { state = {...one.s}; zoom = null; sync(); update(); }}, 'Take')))));
-  $('no-better').textContent = found.length ? (found.some(one => one.low > 0) ? '' : 'None is surely faster: measure before you move.') : 'No shape near this one gains 0.5 % or more.';
+  $('no-better').textContent = found.length ? (found.some(one => one.low > 0) ? '' : 'None is surely faster: measure before you move.') : `No shape near this one gains ${percent(page.space.worth_moving)} or more.`;
 }
 
 // --- experts ----------------------------------------------------------------------------------------------------------
@@ -549,13 +562,14 @@ function experts() {
 // --- commands ---------------------------------------------------------------------------------------------------------
 
 function commands() {
-  const {gpu, entry} = entryOf(active), s = state;
+  const {gpu, entry} = entryOf(active), s = {...state, kv_heads: kvHeads(state)};
   const usual = gpu.entries.find(one => one.dtype === entry.dtype), library = usual === entry ? '' : ` --library ${entry.library}`;
   const sizes = names => names.map(name => `--${name.replace('_', '-')} ${s[name]}`).join(' ');
   const gate = `${s.gated ? ' --gated' : ''} --attention ${s.attention}`, moe = s.experts ? ['experts', 'top_k', 'moe_ffn', 'ep'] : [];
   const all = ['hidden', 'heads', 'kv_heads', 'head_dim', 'ffn', 'seq', 'mbs', 'tp', 'vocab', ...moe], dim = s.axis.replace('_', '-');
   const grouped = [s.gated ? 'experts_up_gate' : 'experts_up', 'experts_down'];
-  const others = all.filter(name => name !== s.axis), names = [...new Set([...layerOf(s).flatMap(op => op.kind === 'experts' ? grouped : op.name), 'logits'])];
+  const others = all.filter(name => name !== s.axis), priced = [...layerOf(s), ...ops(s).filter(op => op.name === 'logits')];
+  const names = [...new Set(priced.flatMap(op => op.kind === 'experts' ? grouped : op.name))];
   const xs = axisValues().filter(x => x % 8 === 0 || COUNTS.includes(s.axis));
   const range = COUNTS.includes(s.axis) ? xs.join() : `${xs[0]}:${xs[xs.length - 1]}:${xs[1] - xs[0] || 8}`;
   // Heads follow hidden here, so a sweep over hidden leaves their ops out, and key/value heads with them.
@@ -563,11 +577,11 @@ function commands() {
   const follows = others.filter(name => !moving.includes(name)), some = s.kv_heads !== s.heads && moving.includes('heads');
   const swept = names.filter(name => !moving.includes('heads') || !(['attention', 'scores', 'softmax', 'context'].includes(name) || (some && name === 'qkv')));
   const tail = list => ` --dtype ${entry.dtype}${library} --ops ${list.join()}${s.direction === 'both' && !s.experts ? ' --direction both' : ''}`;
-  const routing = s.experts ? ` --routing ${s.routing}` : '', [layer, whole] = [named(s, false), named(s, true)];
+  const routing = s.experts ? ` --routing ${s.routing}` : '', layer = presetOption(s, []), model = presetOption(s, ['tied', 'dense_layers']);
   const lines = {
-    predict: `quantbench predict --gpu ${gpu.slug}${layer.option} --dim ${dim}=${s[s.axis]} ${sizes(others)}${gate}${routing}${tail(names)}${layer.comment}`,
-    advise: `quantbench advise --gpu ${gpu.slug}${whole.option} ${sizes([...all, 'layers'])}${gate}${routing} --dtype ${entry.dtype}${library}${keeps()}${whole.comment}`,
-    sweep: `quantbench sweep${layer.option} --dim ${dim}=${range} ${sizes(follows)}${gate}${routing}${tail(swept)} --skip-impossible${layer.comment}`,
+    predict: `quantbench predict --gpu ${gpu.slug}${layer} --dim ${dim}=${s[s.axis]} ${sizes(others)}${gate}${routing}${tail(names)}`,
+    advise: `quantbench advise --gpu ${gpu.slug}${model} ${sizes([...all, 'layers'])}${gate}${routing} --dtype ${entry.dtype}${library}${keeps()}`,
+    sweep: `quantbench sweep${layer} --dim ${dim}=${range} ${sizes(follows)}${gate}${routing}${tail(swept)} --skip-impossible`,
   };
   for (const [name, line] of Object.entries(lines)) {
     $(`c-${name}`).textContent = line;
@@ -578,18 +592,19 @@ function commands() {
   }
 }
 
-// What only a preset or a config can say: returns the option that names the nearest preset which says it, or a comment.
-function named(s, model) {
-  const only = {gate_fused: s.gate_fused, shared_ffn: s.experts && s.shared_ffn, kv_rank: s.kv_rank,
-    tied: model && !s.tied, dense_layers: model && s.experts && s.dense_layers};
-  const said = Object.keys(only).filter(name => only[name]), equal = (one, names) => names.filter(name => one[name] === s[name]).length;
-  const must = ['gated', 'gate_fused', 'tied', 'kv_rank', ...(s.kv_rank ? LATENT : []), ...(s.experts ? ['shared_ffn', 'dense_layers'] : [])];
-  const same = Object.entries(page.presets).filter(([, one]) => equal(one, must) === must.length && !one.experts === !s.experts)
-    .sort(([, a], [, b]) => equal(b, NAMES) - equal(a, NAMES));
-  if (!said.length) return {option: '', comment: ''};
-  return same.length ? {option: ` --model ${same[0][0]}`, comment: ''} : {option: '', comment: `  # ${said.join(', ')}: only with --model or --config`};
+// What only a preset or a config can say (of these sizes, and of `more`): returns the option that names a preset which says
+// it, the one that was chosen or else the nearest. Without one, the option asks for a config.
+function presetOption(s, more) {
+  const said = {gate_fused: s.gate_fused, kv_rank: s.kv_rank, shared_ffn: s.experts && s.shared_ffn,
+    tied: more.includes('tied') && !s.tied, dense_layers: more.includes('dense_layers') && s.experts && s.dense_layers};
+  if (!Object.values(said).some(Boolean)) return '';
+  const must = ['gated', 'gate_fused', 'kv_rank', ...(s.kv_rank ? LATENT_SIZES : []), ...(s.experts ? ['shared_ffn'] : []), ...more];
+  const same = Object.entries(page.presets).filter(([, one]) => must.every(name => one[name] === s[name]) && !one.experts === !s.experts);
+  const equal = ([name, one]) => (name === s.preset) * NAMES.length + NAMES.filter(size => one[size] === s[size]).length;
+  const [nearest] = same.sort((a, b) => equal(b) - equal(a));
+  return nearest ? ` --model ${nearest[0]}` : ' --config CONFIG.json';
 }
 
-const keeps = () => { const kept = ['hidden', 'heads', 'kv_heads', 'head_dim', 'ffn', 'vocab', 'layers', 'mbs', 'tp', ...MOE.slice(0, 4)].filter(name => locks[name]); return kept.length ? ` --keep ${kept.join()}` : ''; };
+const keeps = () => { const kept = page.dimensions.filter(name => locks[name]); return kept.length ? ` --keep ${kept.join()}` : ''; };
 
 start().catch(error => { $('wrong').textContent = `The page cannot run here: ${error.message}. It needs a browser of 2023 or later.`; throw error; });

@@ -14,18 +14,19 @@ const digits = value => fixed(value, value > 0 ? Math.max(0, 2 - Math.floor(Math
 const latency = us => us < 999.5 ? `${digits(us)} µs` : us / 1e3 < 999.5 ? `${digits(us / 1e3)} ms` : `${digits(us / 1e6)} s`;
 
 const SIZES = ['hidden', 'heads', 'kv_heads', 'head_dim', 'ffn', 'seq', 'mbs', 'tp', 'vocab', 'layers'];
-const MOE = ['experts', 'top_k', 'moe_ffn', 'ep', 'shared_ffn', 'dense_layers'], LATENT = ['kv_rank', 'q_rank', 'rope_dim', 'value_dim'];
+const EXPERT_SIZES = ['experts', 'top_k', 'moe_ffn', 'ep', 'shared_ffn', 'dense_layers'], LATENT_SIZES = ['kv_rank', 'q_rank', 'rope_dim', 'value_dim'];
 const LARGEST = 2 ** 21 - 1, MOST_EXPERTS = 1024;  // LARGEST_SIDE of latency.gemm; experts whose routing is in the page
 
 // Returns what makes a shape impossible (TransformerShape's conditions), or ''.
 function objection(s) {
-  for (const name of [...SIZES, ...MOE, ...LATENT]) {
+  for (const name of [...SIZES, ...EXPERT_SIZES, ...LATENT_SIZES]) {
     const low = SIZES.includes(name) || (s.experts && ['top_k', 'moe_ffn', 'ep'].includes(name)) || (s.kv_rank && name === 'value_dim') ? 1 : 0;
-    if (!(Number.isInteger(s[name]) && s[name] >= low)) return `${name} must be a whole number of at least ${low}`;
+    if (!(Number.isInteger(s[name]) && s[name] >= low)) return `${name} = ${s[name]} must be a whole number of at least ${low}`;
   }
-  if (s.heads % s.kv_heads) return `kv_heads = ${s.kv_heads} must divide heads = ${s.heads}`;
+  const kv = kvHeads(s);
+  if (s.heads % kv) return `kv_heads = ${kv} must divide heads = ${s.heads}`;
   for (const name of ['heads', 'ffn', 'vocab']) if (s[name] % s.tp) return `tp = ${s.tp} must divide ${name} = ${s[name]}`;
-  if (s.kv_heads % s.tp && s.tp % s.kv_heads) return `one of kv_heads = ${s.kv_heads} and tp = ${s.tp} must divide the other`;
+  if (kv % s.tp && s.tp % kv) return `one of kv_heads = ${kv} and tp = ${s.tp} must divide the other`;
   if (s.experts > MOST_EXPERTS) return `experts = ${s.experts}: at most ${MOST_EXPERTS} are drawn`;
   if (s.experts && s.top_k > s.experts) return `top_k = ${s.top_k} must be at most experts = ${s.experts}`;
   if (s.experts && s.experts % s.ep) return `ep = ${s.ep} must divide experts = ${s.experts}`;
@@ -39,6 +40,8 @@ function objection(s) {
   return '';
 }
 
+// Key/value heads; with latent attention each head has its own.
+const kvHeads = s => s.kv_rank ? s.heads : s.kv_heads;
 // Width of a head's values, and of heads whose attention has the FLOPs of this one.
 const valueWidth = s => s.kv_rank ? s.value_dim : s.head_dim;
 const coreDim = s => Math.floor((s.head_dim + valueWidth(s)) / 2);
@@ -55,7 +58,7 @@ function qkv(s, tp) {
 // Returns the ops of one GPU: {name, kind, phase, count, …}; layout 0 nn, 1 nt, 2 tn; core: in attention's number format.
 // Logits too wide for the models are left out; of layers with experts there is a forward pass only.
 function ops(s) {
-  const heads = s.heads / s.tp, kv = Math.max(1, Math.floor(s.kv_heads / s.tp)), batch = s.mbs * heads, dense = s.experts ? s.dense_layers : s.layers;
+  const heads = s.heads / s.tp, kv = Math.max(1, Math.floor(kvHeads(s) / s.tp)), batch = s.mbs * heads, dense = s.experts ? s.dense_layers : s.layers;
   const all = {phase: 'forward', count: s.layers}, core = {...all, core: true, batch}, inner = {...core, kind: 'gemm'};
   const gemm = (name, n, k, ...sides) => ({...all, name, kind: 'gemm', m: s.seq * s.mbs, n, k, batch: 1, layout: 1, sides: ['tokens', ...sides]});
   const mlp = (name, size, count) => {
@@ -306,11 +309,10 @@ function changed(s, name, value, locks) {
   const whole = s.heads * s.head_dim === s.hidden;
   if (name === 'hidden' && free('ffn') && s.ffn === 4 * s.hidden) next.ffn = 4 * value;
   if (name === 'hidden' && whole && value !== s.hidden) Object.assign(next, headsFor(s, value, free));
-  if (name === 'heads' && whole && free('head_dim')) next.head_dim = next.hidden / value;
-  if (name === 'head_dim' && whole && free('heads')) next.heads = next.hidden / value;
+  if (name === 'heads' && whole && free('head_dim') && next.hidden % value === 0) next.head_dim = next.hidden / value;
+  if (name === 'head_dim' && whole && free('heads') && next.hidden % value === 0) next.heads = next.hidden / value;
   if (next.heads !== s.heads && free('kv_heads')) next.kv_heads = next.heads / (s.heads / s.kv_heads);
   if (name === 'tp' && free('vocab') && next.vocab % value) next.vocab = paddedVocab(next.vocab, value);
-  if (next.kv_rank) next.kv_heads = next.heads;
   return next;
 }
 
@@ -340,11 +342,12 @@ function weights(s) {
   const attention = qkv(s, 1).reduce((sum, [, n, k]) => sum + n * k, s.heads * valueWidth(s) * s.hidden);
   const matrices = (s.gated ? 3 : 2) * s.hidden, dense = s.experts ? s.dense_layers : s.layers, sparse = s.layers - dense;
   const routed = sparse * s.experts * matrices * s.moe_ffn, others = sparse * (matrices * s.shared_ffn + s.experts * s.hidden);
-  return {routed, all: s.layers * attention + dense * matrices * s.ffn + (sparse && routed + others) + s.vocab * s.hidden * (s.tied ? 1 : 2)};
+  const embeddings = s.vocab * s.hidden * (s.tied ? 1 : 2);
+  return {routed, all: s.layers * attention + dense * matrices * s.ffn + routed + others + embeddings};
 }
 
 function parameters(s) {
-  const small = s.gated ? 2 * s.hidden : (s.heads + 2 * s.kv_heads) * s.head_dim + s.ffn + 6 * s.hidden;
+  const small = s.gated ? 2 * s.hidden : (s.heads + 2 * kvHeads(s)) * s.head_dim + s.ffn + 6 * s.hidden;
   return weights(s).all + s.layers * small + (s.gated ? 1 : 2) * s.hidden;
 }
 
@@ -354,38 +357,37 @@ function fits(s, gpu, format) {
   return !s.experts || (all - routed + routed / s.ep) / s.tp * format.weight < gpu.memory_bytes;
 }
 
-// Yields {by, s}: shapes near a setting with unlocked sizes changed and as many parameters to 5 %, the space of
-// `quantbench advise`. by: the group of which one is chosen, a hidden size or a dimension that changes alone.
+// Yields {group, joint, s}: shapes near a setting with unlocked sizes changed and as many parameters, the space of
+// `quantbench advise` (advice.space; its limits are page.space). Of each group one is chosen: of a hidden size if the
+// sizes change jointly, else of the dimension that changes.
 function* near(s, locks) {
-  const most = 0.05, base = parameters(s), within = next => Math.abs(parameters(next) / base - 1) <= most;
-  const depth = next => {
-    if (next.hidden === s.hidden && within(next)) return next;
-    const one = parameters({...next, layers: 1}), each = parameters({...next, layers: 2}) - one;
-    const deep = {...next, layers: Math.max(1, roundEven((base - (one - each)) / each))};
-    return within(deep) ? deep : null;
-  };
-  const names = [...SIZES, ...MOE], same = next => names.every(name => next[name] === s[name]);
-  const allowed = next => next && !same(next) && names.every(name => !locks[name] || next[name] === s[name]) && !objection(next);
+  const base = parameters(s), within = next => Math.abs(parameters(next) / base - 1) <= page.space.tolerance;
+  const names = [...SIZES, ...EXPERT_SIZES];
+  const allowed = next => names.some(name => next[name] !== s[name]) &&
+    names.every(name => !locks[name] || next[name] === s[name]) && !objection(next);
   for (const change of s.experts ? [] : together(s)) {
-    const next = depth({...s, ...change});
-    if (allowed(next)) yield {by: `hidden ${next.hidden}`, s: next};
+    let next = {...s, ...change};
+    if (!(within(next) && (next.hidden === s.hidden || locks.layers))) {
+      const one = parameters({...next, layers: 1}), each = parameters({...next, layers: 2}) - one;
+      next = {...next, layers: Math.max(1, roundEven((base - (one - each)) / each))};
+    }
+    if (within(next) && allowed(next)) yield {group: `hidden ${next.hidden}`, joint: true, s: next};
   }
-  for (const [by, changes] of Object.entries(alone(s))) for (const change of changes) {
+  for (const [group, changes] of Object.entries(alone(s))) for (const change of changes) {
     const next = {...s, ...change};
-    if (allowed(next) && within(next)) yield {by, s: next};
+    if (within(next) && allowed(next)) yield {group, joint: false, s: next};
   }
 }
 
-const STEP = 128, NEAR = 0.1;
-
 // Changes of hidden, heads and the MLP at once.
 function* together(s) {
-  const wide = STEP * s.tp, vocab = s.vocab % (8 * s.tp) ? paddedVocab(s.vocab, s.tp) : s.vocab, hiddens = new Set([s.hidden]);
-  for (let h = cdiv(Math.floor((1 - NEAR) * s.hidden), STEP) * STEP; h <= (1 + NEAR) * s.hidden; h += STEP) hiddens.add(h);
+  const {hidden_step: step, near} = page.space, wide = step * s.tp, hiddens = new Set([s.hidden]);
+  const vocab = s.vocab % (8 * s.tp) ? paddedVocab(s.vocab, s.tp) : s.vocab;
+  for (let h = cdiv(Math.floor((1 - near) * s.hidden), step) * step; h <= (1 + near) * s.hidden; h += step) hiddens.add(h);
   for (const hidden of hiddens) {
     if (hidden % s.tp) continue;
-    const exact = roundEven(s.ffn / s.hidden * hidden);
-    for (const ffn of new Set([Math.max(wide, roundEven(exact / wide) * wide), ...(exact % s.tp ? [] : [exact])])) {
+    const exact = roundEven(s.ffn / s.hidden * hidden), rounded = Math.max(wide, roundEven(exact / wide) * wide);
+    for (const ffn of new Set(exact % s.tp ? [rounded] : [rounded, exact])) {
       for (const heads of headsNear(s, hidden)) yield {hidden, ffn, vocab, ...heads};
     }
   }
@@ -394,11 +396,13 @@ function* together(s) {
 // Heads of a hidden size, of usual widths; no change if heads · head_dim is not hidden.
 function headsNear(s, hidden) {
   if (s.heads * s.head_dim !== s.hidden) return [{}];
-  const found = [], group = s.heads / s.kv_heads;
-  for (const width of new Set([64, 128, 256, s.head_dim])) {
+  const {head_dims, heads: most} = page.space, found = [], own = kvHeads(s), group = s.heads / own;
+  for (const width of new Set([...head_dims, s.head_dim])) {
     const heads = hidden / width;
-    if (!Number.isInteger(heads) || heads % s.tp || 2 * heads < s.heads || heads > 2 * s.heads || width % 8) continue;
-    const kv = [heads % group ? 0 : heads / group, s.kv_heads].find(kv => kv && heads % kv === 0 && (kv % s.tp === 0 || (kv === s.kv_heads && s.tp % kv === 0)));
+    if (!Number.isInteger(heads) || heads % s.tp || most * heads < s.heads || heads > most * s.heads || width % 8) continue;
+    if (s.kv_rank && width < s.rope_dim) continue;
+    const splits = kv => kv && heads % kv === 0 && (kv % s.tp === 0 || (kv === own && s.tp % kv === 0));
+    const kv = [heads % group ? 0 : heads / group, own].find(splits);
     if (kv) found.push({heads, kv_heads: kv, head_dim: width});
   }
   return found;
@@ -406,18 +410,32 @@ function headsNear(s, hidden) {
 
 // Changes of one dimension: the micro-batch, the vocabulary, heads, the MLP; of experts their width, ep, or tp and ep.
 function alone(s) {
+  const {hidden_step, near, most_mbs, expert_factor, most_ep, tolerance} = page.space, wide = hidden_step * s.tp;
   const multiples = (step, low, high) => Array.from({length: Math.floor(high / step)}, (_, i) => (i + 1) * step).filter(x => x >= low);
-  const divisors = (n, most) => multiples(1, 1, most).filter(x => n % x === 0), wide = STEP * s.tp;
+  const divisors = (n, most) => multiples(1, 1, most).filter(x => n % x === 0);
+  const batches = [Math.floor(s.mbs / 2), ...multiples(1, 1, Math.log2(most_mbs)).map(i => s.mbs * 2 ** i)];
   const changes = {
     vocab: [{vocab: paddedVocab(s.vocab, s.tp)}],
-    mbs: [Math.floor(s.mbs / 2), 2 * s.mbs, 4 * s.mbs, 8 * s.mbs, 16 * s.mbs].filter(mbs => mbs >= 1 && mbs <= 16).map(mbs => ({mbs})),
+    mbs: batches.filter(mbs => mbs >= 1 && mbs <= most_mbs).map(mbs => ({mbs})),
   };
-  if (!s.experts) return {...changes, heads: headsNear(s, s.hidden), ffn: multiples(wide, (1 - NEAR) * s.ffn, (1 + NEAR) * s.ffn).map(ffn => ({ffn}))};
+  if (!s.experts) return {...changes, heads: headsNear(s, s.hidden), ffn: multiples(wide, (1 - near) * s.ffn, (1 + near) * s.ffn).map(ffn => ({ffn}))};
   const gpus = s.tp * s.ep, samples = s.mbs * s.ep;
-  changes.experts = multiples(wide, s.moe_ffn / 4, 4 * s.moe_ffn).map(moe_ffn => (
-    {moe_ffn, experts: roundEven(s.experts * s.moe_ffn / moe_ffn / s.ep) * s.ep, top_k: roundEven(s.top_k * s.moe_ffn / moe_ffn)}))
-    .filter(one => one.top_k && Math.abs(one.top_k * one.moe_ffn / (s.top_k * s.moe_ffn) - 1) <= 0.05);
-  changes.ep = divisors(s.experts, 64).filter(ep => (ep & (ep - 1)) === 0).map(ep => ({ep}));
+  const resized = moe_ffn => ({moe_ffn, experts: roundEven(s.experts * s.moe_ffn / moe_ffn / s.ep) * s.ep, top_k: roundEven(s.top_k * s.moe_ffn / moe_ffn)});
+  const asActive = one => Math.abs(one.top_k * one.moe_ffn / (s.top_k * s.moe_ffn) - 1) <= tolerance;
+  changes.experts = multiples(wide, s.moe_ffn / expert_factor, expert_factor * s.moe_ffn).map(resized)
+    .filter(one => one.top_k >= 1 && one.top_k <= one.experts && asActive(one));
+  changes.ep = divisors(s.experts, most_ep).filter(ep => (ep & (ep - 1)) === 0).map(ep => ({ep}));
   changes['tp and ep'] = divisors(gpus, gpus).filter(ep => samples % ep === 0).map(ep => ({tp: gpus / ep, ep, mbs: samples / ep}));
   return changes;
+}
+
+// Of shapes of one group the preferred one (neighbours._choose): among surely faster ones if there are any and the sizes
+// change jointly; of those that are as fast, the smallest micro-batch, which takes the least memory, or the best aligned
+// heads.
+function preferred(group, all) {
+  const sure = all[0].joint ? all.filter(one => one.low > 0) : [], among = sure.length ? sure : all;
+  const least = Math.min(...among.map(one => one.each)), good = among.filter(one => one.each <= least * (1 + page.space.as_good));
+  const heads = all[0].joint || group === 'heads';
+  const rank = ({s}) => group === 'mbs' ? s.mbs : heads ? -Math.min(page.space.line_elements, s.head_dim & -s.head_dim) : 0;
+  return good.sort((a, b) => rank(a) - rank(b) || a.each - b.each)[0];
 }
