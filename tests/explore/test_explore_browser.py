@@ -156,10 +156,9 @@ def settings(count: int) -> list[dict[str, Any]]:
     return found
 
 
-def check_settings(tab: Tab, gpu: str, count: int) -> None:
+def check_settings(tab: Tab, gpu: str, dtype: str, count: int) -> None:
     """Compares every op of random settings, and their sums, with what `predict` and `advise` print."""
     device = lookup(gpu)
-    dtype = default_dtype(device)
     made = settings(count)
     identity = f"{gpu}/{dtype}/{best_gemm_model(device, dtype)[0].library}"
     script = (
@@ -207,9 +206,9 @@ def check_settings(tab: Tab, gpu: str, count: int) -> None:
                 assert own["words"] == op.findings[0].edge.words
 
 
-@pytest.mark.parametrize("gpu", GPUS)
-def test_settings_cost_what_predict_and_advise_print(tab: Tab, gpu: str) -> None:
-    check_settings(tab, gpu, 20)
+@pytest.mark.parametrize(("gpu", "dtype"), [(GPUS[0], "bf16"), (GPUS[1], "bf16"), (GPUS[1], "fp8_block")])
+def test_settings_cost_what_predict_and_advise_print(tab: Tab, gpu: str, dtype: str) -> None:
+    check_settings(tab, gpu, dtype, 20)
 
 
 @pytest.mark.skipif(not EXHAUSTIVE, reason="takes ten minutes (QUANTBENCH_EXHAUSTIVE=1)")
@@ -218,7 +217,7 @@ def test_settings_on_all_gpus_cost_what_predict_and_advise_print(opened: Browser
     write_explorer(tmp_path / "explore.html", [lookup(gpu)], preset("llama-3-8b"))
     with opened.tab(tmp_path / "explore.html", 1280) as tab:
         tab.evaluate(IDLE)
-        check_settings(tab, gpu, 200)
+        check_settings(tab, gpu, default_dtype(lookup(gpu)), 200)
 
 
 def test_experts_get_the_tokens_that_python_draws(tab: Tab) -> None:
@@ -291,6 +290,8 @@ def test_every_control_changes_what_it_should(tab: Tab, opened: Browser, page: P
         assert tab.evaluate("[state.heads, state.head_dim, state.kv_heads]") == heads
         wrong = seen(tab)["wrong"]
         assert wrong == "" if typed in ("5000", "4096") else "a whole number of at least 1 was expected" in wrong
+    type_in(tab, "n-tp", 3)
+    assert "With tp: vocab" in tab.evaluate("document.getElementById('followed').textContent")
     type_in(tab, "n-tp", 7)
     assert "tp = 7 must divide heads" in seen(tab)["wrong"]
     tab.evaluate("document.getElementById('reset').click()")

@@ -120,7 +120,10 @@ async function choose(id) {
 // Sizes that have no such heads leave the heads as they are.
 function set(name, value) {
   const next = changed(state, name, value, locks);
+  const last = state, followed = [];
   state = next.heads ? next : {...state, [name]: value};
+  for (const size of SIZES) if (size !== name && state[size] !== last[size]) followed.push(`${size} ${last[size]} → ${state[size]}`);
+  $('followed').textContent = followed.length ? `With ${name}: ${followed.join(', ')}.` : '';
   sync();
   update();
 }
