@@ -208,13 +208,13 @@ class MoEModel:
         """Returns the model shipped for a GPU, dtype and library, or its prior if none is shipped.
 
         library: "" for one whose times have no masked rows of other GPUs' experts; among these the default of products
-            (`libraries.default_library`) or else the one with the largest table; vllm if none was measured.
+            (`libraries.default_library`) or else the one with the largest table; trtllm if none was measured.
         """
         spec = _gpu(device)
         usual = library or default_library(spec.name, dtype)
         own = [one for one in shipped_models(dtype) if one.device.name == spec.name and library in ("", one.library)]
         if not own:
-            return cls.prior(spec, dtype=dtype, library=library or "vllm")
+            return cls.prior(spec, dtype=dtype, library=library or "trtllm")
         found = max(own, key=lambda m: (m.library not in MASKED_EXPERTS, m.library == usual, m.provenance["rows"]))
         masked = found.library in MASKED_EXPERTS
         return replace(found, note=f"{found.note}; {MASKED_WORDS}") if masked else found
