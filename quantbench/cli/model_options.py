@@ -24,7 +24,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.files import read_json, reason
 from quantbench.sweep.axes import DIMS, EXPERT_OPS, GEMM_DIMS, MODEL_DIMS, UNFUSED_OPS, Held
-from quantbench.workload import TransformerShape
+from quantbench.workload import Gemm, GroupedGemm, TransformerShape
 from quantbench.workload.dtypes import GEMM_DTYPES
 from quantbench.workload.recipes import RECIPES
 from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
@@ -178,8 +178,23 @@ def named_model(who: str, options: ModelOptions) -> NamedModel | None:
         from quantbench.workload.huggingface import describe
 
         found = describe(options.config)
+        _require_reach(options.config, found.shape)
         return NamedModel("the config", found.shape, found.assumed)
     return None
+
+
+def _require_reach(config: Path, shape: TransformerShape) -> None:
+    """Raises InputError for a config with products too large to predict. (Logits may be.)"""
+    from quantbench.latency.model_times import require_reach
+
+    try:
+        for op in shape.ops(backward=False):
+            work = op.workload
+            if isinstance(work, Gemm | GroupedGemm) and op.name != "logits":
+                require_reach(shape.tokens, work.n, work.k)
+    except InputError as error:
+        sizes = ", ".join(f"{name} = {getattr(shape, name)}" for name in ("hidden", "heads", "head_dim", "ffn"))
+        raise InputError(f"config {config}", f"{sizes}: {error.value}", error.expected) from None
 
 
 def attention_of(
