@@ -278,6 +278,10 @@ def chosen_model(
         changes["routing"] = _routing(options.routing or "balanced")
         assumed += [] if options.routing else ["balanced routing"]
         assumed += [] if options.ep else ["ep = 1"]
+    elif isinstance(options, StepOptions):
+        of_experts = [word for word in typed_words(options, ("top_k", "moe_ffn", "ep", "routing")) if word != "--ep 1"]
+        if of_experts:
+            raise InputError(who, f"{of_experts[0]} without experts", "--experts, or a model with experts")
     fp8_recipe = require_choice(who, "--fp8-recipe", options.fp8_recipe, ("", *RECIPES))
     recipe = RECIPES.get(fp8_recipe)
     usual = default_dtype(device) if recipe is None else recipe.forward
@@ -325,6 +329,14 @@ def held_and_dims(arguments: GridOptions, who: str = "sweep", *, listed: bool = 
                 raise InputError(f"--{dim}", repr(text), expected)
             values[dim.replace("-", "_")] = int(text)
     _require_used(arguments, as_axis, who, listed=listed)
+    given = {*as_axis, *(dim for dim, text in arguments.sizes.items() if text)}
+    if "skew" in given and arguments.routing:
+        raise InputError(who, f"--routing {arguments.routing} with a skew", "one of them: the skew is the routing")
+    for dim in ("seq", "mbs"):
+        if "tokens" in given and dim in given - as_axis:
+            raise InputError(
+                who, f"--{dim} {arguments.sizes[dim]} with tokens", "tokens, or seq and mbs, whose product they are"
+            )
     ops = tuple(op.strip() for op in arguments.ops.split(",") if op.strip())
     if arguments.ops and not ops:
         raise InputError("--ops", repr(arguments.ops), "names of ops, comma separated: qkv,attention")
