@@ -18,8 +18,8 @@ from quantbench.cli.options import command, gpu_option, integers, json_option, l
 from quantbench.cli.output import StyledLine, plain_table, print_result
 from quantbench.device import default_dtype, lookup
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError
-from quantbench.latency.libraries import default_library, library_words
+from quantbench.errors import InputError, require_choice
+from quantbench.latency.libraries import LIBRARIES, default_library, library_words
 from quantbench.units import latency, percent, signed_percent, size
 from quantbench.workload import Gemm, TransformerShape
 
@@ -49,7 +49,7 @@ class PadOptions(StepOptions):
 @command
 def pad(arguments: PadOptions, as_json: bool = json_option()) -> None:
     """Say whether padding a product, or vocab, ffn, head_dim or tokens of a model, saves time, and what it costs."""
-    from quantbench.advice.pad import padding_verdict
+    from quantbench.advice.pad import SIDES, padding_verdict
 
     if not arguments.gpu:
         raise InputError(_WHO, "no GPU", "--gpu (quantbench devices lists them)")
@@ -60,6 +60,9 @@ def pad(arguments: PadOptions, as_json: bool = json_option()) -> None:
     if spec.peak(dtype) is None:
         raise InputError(_WHO, f"--dtype {dtype} on {spec.name}", f"one of {spec.dtypes}")
     sides = [side.strip() for side in arguments.at_run_time.split(",") if side.strip()]
+    for side in sides:
+        require_choice(_WHO, "--at-run-time", side, SIDES)
+    require_choice(_WHO, "--library", arguments.library, ("", *LIBRARIES))
     subject, assumed = _gemm(arguments, dtype, sides) if arguments.gemm else _shape(arguments, spec)
     verdict = padding_verdict(
         subject, spec, library=arguments.library, at_run_time=sides, backward=not arguments.forward_only
