@@ -19,7 +19,7 @@ from quantbench.cli.output import StyledLine, plain_table, print_result
 from quantbench.device import default_dtype, lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
-from quantbench.latency.libraries import LIBRARIES, default_library, library_words
+from quantbench.latency.libraries import LIBRARIES
 from quantbench.units import latency, percent, signed_percent, size
 from quantbench.workload import Gemm, TransformerShape
 
@@ -67,7 +67,7 @@ def pad(arguments: PadOptions, as_json: bool = json_option()) -> None:
     verdict = padding_verdict(
         subject, spec, library=arguments.library, at_run_time=sides, backward=not arguments.forward_only
     )
-    print_result(as_json, lambda: _to_json(verdict, assumed), _lines(verdict, assumed))
+    print_result(as_json, lambda: _to_json(verdict, assumed), _lines(verdict, assumed, arguments.library))
 
 
 def _gemm(arguments: PadOptions, dtype: str, sides: Sequence[str]) -> tuple[Gemm, list[str]]:
@@ -100,14 +100,17 @@ def _shape(arguments: PadOptions, spec: DeviceSpec) -> tuple[TransformerShape, l
 # --- output ----------------------------------------------------------------------------------------------------------
 
 
-def _lines(verdict: PaddingVerdict, assumed: Sequence[str]) -> Iterator[StyledLine | Table]:
+def _lines(verdict: PaddingVerdict, assumed: Sequence[str], asked: str) -> Iterator[StyledLine | Table]:
+    from quantbench.latency.model_times import chosen_libraries
+
     spec, subject, now = verdict.device, verdict.subject, verdict.now
     if now.unmeasured:
         yield f"not measured, only estimated: {now.unmeasured}"
     yield device_line(spec)
     yield f"times: {verdict.note}"
-    asked = "" if verdict.library == default_library(spec.name, subject.dtype) else verdict.library
-    yield f"{library_words(spec.name, subject.dtype, asked, _WHO)}; assumed: {', '.join(assumed)}"
+    experts = isinstance(subject, TransformerShape) and bool(subject.experts)
+    words = chosen_libraries(spec, subject.dtype, asked, _WHO, experts=experts)
+    yield f"{words}; assumed: {', '.join(assumed)}"
     interval = f"{latency(now.latency_us)} ({latency(now.low_us)} to {latency(now.high_us)})"
     if isinstance(subject, Gemm):
         yield f"{subject}: {interval}"

@@ -18,7 +18,8 @@ from quantbench.cli.output import check_file, print_result
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, UnsupportedError
-from quantbench.latency.libraries import library_words, resolve_library
+from quantbench.latency.libraries import resolve_library
+from quantbench.workload import MoE
 
 if TYPE_CHECKING:
     from quantbench.analysis.forecast import Forecast
@@ -36,7 +37,7 @@ def predict(
 ) -> None:
     """Predict the result of a sweep on any known GPU, without that GPU or optional packages."""
     from quantbench.analysis.forecast import cliff_odds
-    from quantbench.latency.model_times import best_gemm_model
+    from quantbench.latency.model_times import best_gemm_model, chosen_libraries
     from quantbench.report.forecast import draw_forecast, forecast_table, forecast_to_json, odds_in_words, summed_line
 
     spec = lookup(gpu)
@@ -47,7 +48,8 @@ def predict(
     arguments = replace(arguments, ops=_whole_experts(arguments.ops))
     axes, found, assumed = predict_sweep(arguments, spec, library)
     dtype = found.rows[0].estimate.ops[0].op.workload.dtype
-    words = library_words(spec.name, dtype, library, "predict")
+    experts = any(isinstance(op.op.workload, MoE) for op in found.ops)
+    words = chosen_libraries(spec, dtype, library, "predict", experts=experts)
     odds = cliff_odds(found.rows, best_gemm_model(spec, dtype, library)[0])
     if plot is not None:
         dtypes = ", ".join(dict.fromkeys(op.op.workload.dtype for row in found.rows for op in row.estimate.ops))
