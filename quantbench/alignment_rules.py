@@ -241,6 +241,8 @@ def broken_by_shape(shape: TransformerShape, *, library: str = "", backward: boo
             continue
         if op.name == "logits" and isinstance(work, Gemm):
             work = replace(work, dtype=shape.attention_dtype, accumulate="")
+        if isinstance(work, Attention):  # of latent attention it has the mean width of keys and values
+            work = replace(work, head_dim=shape.head_dim)
         names = side_names(op)
         for one in broken_rules(work, library=library, phase=op.phase, tp=shape.tp, training=backward):
             key = (one.rule, names.get(one.name, one.name), one.size, one.to)

@@ -137,9 +137,8 @@ def write_file(
     content: str | bytes,
     *,
     expected: str = "a file that can be written",
-    make_folder: bool = False,
 ) -> None:
-    """Replaces a file at once, so that readers never see a part of it. Keeps a symbolic link.
+    """Replaces a file at once, so that readers never see a part of it. Keeps a symbolic link, creates folders.
 
     Raises StoreError, which names `operation` and says what was expected.
     """
@@ -147,8 +146,7 @@ def write_file(
     special = os.path.exists(target) and not os.path.isfile(target)  # such as /dev/stdout
     temporary = target if special else target.with_name(f"{target.name}.new")
     try:
-        if make_folder:
-            target.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
         if not special:
             os.replace(temporary, target)

@@ -63,7 +63,7 @@ def write_suite(path: Path, name: str, cases: Sequence[Case], properties: Iterab
             ElementTree.SubElement(element, "system-out").text = text
     ElementTree.indent(root)
     text = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
-    write_file("write JUnit", path, text, make_folder=True)
+    write_file("write JUnit", path, text)
 
 
 def _clean(text: str) -> str:

@@ -1,7 +1,7 @@
 """Decides whether padding a dimension of a GEMM or of a transformer saves time, and prices the copies and the memory.
 
 Entry points: `padding_verdict`, which returns a `PaddingVerdict` of `Padding` objects with their `Change`s; `compare`,
-for times that are known; `capacity` of experts; the constant `NOISE`. Used by the command `pad`, by
+for times that are known; `capacity` of experts; the constants `NOISE` and `SIDES`. Used by the command `pad`, by
 `tools.accuracy.padding` and by users' Python code.
 
 Weights, the vocabulary, ffn and head_dim are padded once, when the model is built; they cost memory and arithmetic.

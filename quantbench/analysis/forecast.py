@@ -78,7 +78,8 @@ def forecast(axes: Sequence[Axis], held: Held, times: RememberedTimes, *, skip_i
     found, impossible = places_of(axes, held, "predict", skip_impossible=skip_impossible, modelled=True)
     places = [(at, ops) for at, ops in found if ops]
     if not places:
-        raise InputError("predict", "no place is left to predict", "axes and ops that have places in common")
+        why = f" ({impossible[0].removeprefix('predict: ')})" if impossible else ""
+        raise InputError("predict", f"no place is left to predict{why}", "axes and ops that have places in common")
     times.ask(op.workload for _, ops in places for op in ops)
     correlation = op_times.correlation_of(times)
     estimates = ((at, [OpEstimate(op, times.estimate(op.workload)) for op in ops]) for at, ops in places)

@@ -24,7 +24,6 @@ from quantbench.cli.pad import broken_lines
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
-from quantbench.latency.libraries import library_words
 from quantbench.units import latency, percent, signed_percent
 from quantbench.workload.dtypes import DTYPES
 
@@ -133,6 +132,7 @@ def _shape(
 ) -> tuple[TransformerShape, Repair | None, tuple[str, ...]]:
     """Returns the shape, the repair if tp cannot split it (the shape then has tp = 1), and the assumptions as text."""
     from quantbench.advice import repaired
+    from quantbench.latency.model_times import chosen_libraries
 
     repair = None
     try:
@@ -146,7 +146,9 @@ def _shape(
             raise
     of_one = (f"{name} = 1" for name in ("mbs", "tp") if not getattr(arguments, name))
     models = arguments.profile is None
-    words = [library_words(device.name, shape.dtype, arguments.library, _WHO)] if models else []
+    words = (
+        [chosen_libraries(device, shape.dtype, arguments.library, _WHO, experts=bool(shape.experts))] if models else []
+    )
     return shape, repair, (*assumed, *of_one, *(["dropout is not timed"] if shape.dropout else []), *words)
 
 

@@ -55,7 +55,7 @@ def check(
 ) -> None:
     """Find the sizes after which the time jumps, explain the jumps, and test the rules of thumb.
 
-    Every device has cliffs: the exit code is 1 only with --fail-above.
+    Every device has cliffs: the exit code is 1 only with --fail-above, and 2 if nothing could be judged.
     """
     from quantbench.analysis.check import check_run
     from quantbench.analysis.rules import RULES, rule_named
@@ -81,6 +81,9 @@ def check(
     folder = run if run is not None else _measure(rules[0], results, budget, as_json=as_json)
     found = check_run(read_one_run(folder), rules=rules)
     print_result(as_json, lambda: check_to_json(found), _lines(found))
+    if fail_above is not None and not found.num_curves:
+        said = f"{folder} has {counted(found.num_points, 'measured point')}, none with close neighbours"
+        raise InputError("check --fail-above", said, "a run in which a cliff could be found")
     if fail_above is not None and any(cliff.low > fail_above for cliff in found.cliffs):
         raise typer.Exit(1)
 

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from quantbench.explore.page import FittedModel
 
 _MODEL = "llama-3-8b"
+_GPUS = "a100-sxm4-80gb,h100-sxm5-80gb"
 
 
 @command
 def explore(
-    gpu: str = option("a100-sxm4-80gb,h100-sxm5-80gb", "GPUs, comma separated (quantbench devices lists them)."),
-    model: str = option("", "Preset to start from (list: quantbench models; default: llama-3-8b)."),
+    gpu: str = option("", f"GPUs, comma separated (quantbench devices lists them; default: {_GPUS})."),
+    model: str | None = option(None, f"Preset to start from (list: quantbench models; default: {_MODEL})."),
     config: Path | None = option(None, "A Hugging Face config.json to start from."),
     profile: Path | None = option(
         None,
@@ -38,11 +39,16 @@ def explore(
     from quantbench.explore.page import fitted_models, left_out, write_explorer
 
     check_file("explore", output, suffix=".html")
-    named = named_model("explore", replace(ModelOptions(), model=model or ("" if config else _MODEL), config=config))
+    if model == "":
+        raise InputError("explore", "--model ''", "the name of a preset (quantbench models)")
+    if profile is not None and gpu:
+        raise InputError("explore", f"--gpu {gpu} and --profile {profile}", "one of them")
+    start = replace(ModelOptions(), model=model or ("" if config else _MODEL), config=config)
+    named = named_model("explore", start)
     assert named is not None
     fitted: dict[str, FittedModel] = {}
     if profile is None:
-        devices = [lookup(name.strip()) for name in gpu.split(",") if name.strip()]
+        devices = [lookup(name.strip()) for name in (gpu or _GPUS).split(",") if name.strip()]
         if not devices:
             raise InputError("explore", f"--gpu {gpu!r}", "names of GPUs, comma separated")
     else:

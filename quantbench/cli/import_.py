@@ -197,11 +197,11 @@ def import_megatron_log(
 
     spec = lookup(gpu)
     if run_id is not None and len(files) > 1:
-        raise InputError("import megatron-log", f"--run-id {run_id} for {len(files)} files", "one file with it")
+        raise InputError("import training log", f"--run-id {run_id} for {len(files)} files", "one file with it")
     if plot is not None:
-        check_file("import megatron-log --plot", plot, suffix=".png")
+        check_file("import --plot", plot, suffix=".png")
     if rows is not None:
-        check_file("import megatron-log --rows", rows, suffix=".csv")
+        check_file("import --rows", rows, suffix=".csv")
     given = {name: value for name, value in {"gpus": gpus, "tp": tp, "pp": pp, "mbs": mbs}.items() if value}
     summaries, folders, cells = [], [], []
     for path in files:
@@ -217,7 +217,7 @@ def import_megatron_log(
         draw_throughput(summaries, plot)
     if rows is not None:
         table = [",".join("" if row.get(c) is None else str(row[c]) for c in _LAYOUT_COLUMNS) for row in cells]
-        write_file("import megatron-log --rows", rows, "\n".join((",".join(_LAYOUT_COLUMNS), *table, "")))
+        write_file("import --rows", rows, "\n".join((",".join(_LAYOUT_COLUMNS), *table, "")))
     lines, answer = [], []
     for summary, folder in zip(summaries, folders, strict=True):
         lines += [f"{summary.name}: {count} lines left out: {reason}" for reason, count in summary.left_out.items()]

@@ -24,7 +24,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.files import read_json, reason
 from quantbench.sweep.axes import DIMS, EXPERT_OPS, GEMM_DIMS, MODEL_DIMS, UNFUSED_OPS, Held
-from quantbench.workload import TransformerShape
+from quantbench.workload import Gemm, GroupedGemm, TransformerShape
 from quantbench.workload.dtypes import GEMM_DTYPES
 from quantbench.workload.recipes import RECIPES
 from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
@@ -178,8 +178,23 @@ def named_model(who: str, options: ModelOptions) -> NamedModel | None:
         from quantbench.workload.huggingface import describe
 
         found = describe(options.config)
+        _require_reach(options.config, found.shape)
         return NamedModel("the config", found.shape, found.assumed)
     return None
+
+
+def _require_reach(config: Path, shape: TransformerShape) -> None:
+    """Raises InputError for a config with products too large to predict. (Logits may be.)"""
+    from quantbench.latency.model_times import require_reach
+
+    try:
+        for op in shape.ops(backward=False):
+            work = op.workload
+            if isinstance(work, Gemm | GroupedGemm) and op.name != "logits":
+                require_reach(shape.tokens, work.n, work.k)
+    except InputError as error:
+        sizes = ", ".join(f"{name} = {getattr(shape, name)}" for name in ("hidden", "heads", "head_dim", "ffn"))
+        raise InputError(f"config {config}", f"{sizes}: {error.value}", error.expected) from None
 
 
 def attention_of(
@@ -263,6 +278,10 @@ def chosen_model(
         changes["routing"] = _routing(options.routing or "balanced")
         assumed += [] if options.routing else ["balanced routing"]
         assumed += [] if options.ep else ["ep = 1"]
+    elif isinstance(options, StepOptions):
+        of_experts = [word for word in typed_words(options, ("top_k", "moe_ffn", "ep", "routing")) if word != "--ep 1"]
+        if of_experts:
+            raise InputError(who, f"{of_experts[0]} without experts", "--experts, or a model with experts")
     fp8_recipe = require_choice(who, "--fp8-recipe", options.fp8_recipe, ("", *RECIPES))
     recipe = RECIPES.get(fp8_recipe)
     usual = default_dtype(device) if recipe is None else recipe.forward
@@ -310,6 +329,14 @@ def held_and_dims(arguments: GridOptions, who: str = "sweep", *, listed: bool = 
                 raise InputError(f"--{dim}", repr(text), expected)
             values[dim.replace("-", "_")] = int(text)
     _require_used(arguments, as_axis, who, listed=listed)
+    given = {*as_axis, *(dim for dim, text in arguments.sizes.items() if text)}
+    if "skew" in given and arguments.routing:
+        raise InputError(who, f"--routing {arguments.routing} with a skew", "one of them: the skew is the routing")
+    for dim in ("seq", "mbs"):
+        if "tokens" in given and dim in given - as_axis:
+            raise InputError(
+                who, f"--{dim} {arguments.sizes[dim]} with tokens", "tokens, or seq and mbs, whose product they are"
+            )
     ops = tuple(op.strip() for op in arguments.ops.split(",") if op.strip())
     if arguments.ops and not ops:
         raise InputError("--ops", repr(arguments.ops), "names of ops, comma separated: qkv,attention")

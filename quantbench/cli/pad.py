@@ -18,8 +18,8 @@ from quantbench.cli.options import command, gpu_option, integers, json_option, l
 from quantbench.cli.output import StyledLine, plain_table, print_result
 from quantbench.device import default_dtype, lookup
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError
-from quantbench.latency.libraries import default_library, library_words
+from quantbench.errors import InputError, require_choice
+from quantbench.latency.libraries import LIBRARIES
 from quantbench.units import latency, percent, signed_percent, size
 from quantbench.workload import Gemm, TransformerShape
 
@@ -49,7 +49,7 @@ class PadOptions(StepOptions):
 @command
 def pad(arguments: PadOptions, as_json: bool = json_option()) -> None:
     """Say whether padding a product, or vocab, ffn, head_dim or tokens of a model, saves time, and what it costs."""
-    from quantbench.advice.pad import padding_verdict
+    from quantbench.advice.pad import SIDES, padding_verdict
 
     if not arguments.gpu:
         raise InputError(_WHO, "no GPU", "--gpu (quantbench devices lists them)")
@@ -60,11 +60,14 @@ def pad(arguments: PadOptions, as_json: bool = json_option()) -> None:
     if spec.peak(dtype) is None:
         raise InputError(_WHO, f"--dtype {dtype} on {spec.name}", f"one of {spec.dtypes}")
     sides = [side.strip() for side in arguments.at_run_time.split(",") if side.strip()]
+    for side in sides:
+        require_choice(_WHO, "--at-run-time", side, SIDES)
+    require_choice(_WHO, "--library", arguments.library, ("", *LIBRARIES))
     subject, assumed = _gemm(arguments, dtype, sides) if arguments.gemm else _shape(arguments, spec)
     verdict = padding_verdict(
         subject, spec, library=arguments.library, at_run_time=sides, backward=not arguments.forward_only
     )
-    print_result(as_json, lambda: _to_json(verdict, assumed), _lines(verdict, assumed))
+    print_result(as_json, lambda: _to_json(verdict, assumed), _lines(verdict, assumed, arguments.library))
 
 
 def _gemm(arguments: PadOptions, dtype: str, sides: Sequence[str]) -> tuple[Gemm, list[str]]:
@@ -97,14 +100,17 @@ def _shape(arguments: PadOptions, spec: DeviceSpec) -> tuple[TransformerShape, l
 # --- output ----------------------------------------------------------------------------------------------------------
 
 
-def _lines(verdict: PaddingVerdict, assumed: Sequence[str]) -> Iterator[StyledLine | Table]:
+def _lines(verdict: PaddingVerdict, assumed: Sequence[str], asked: str) -> Iterator[StyledLine | Table]:
+    from quantbench.latency.model_times import chosen_libraries
+
     spec, subject, now = verdict.device, verdict.subject, verdict.now
     if now.unmeasured:
         yield f"not measured, only estimated: {now.unmeasured}"
     yield device_line(spec)
     yield f"times: {verdict.note}"
-    asked = "" if verdict.library == default_library(spec.name, subject.dtype) else verdict.library
-    yield f"{library_words(spec.name, subject.dtype, asked, _WHO)}; assumed: {', '.join(assumed)}"
+    experts = isinstance(subject, TransformerShape) and bool(subject.experts)
+    words = chosen_libraries(spec, subject.dtype, asked, _WHO, experts=experts)
+    yield f"{words}; assumed: {', '.join(assumed)}"
     interval = f"{latency(now.latency_us)} ({latency(now.low_us)} to {latency(now.high_us)})"
     if isinstance(subject, Gemm):
         yield f"{subject}: {interval}"

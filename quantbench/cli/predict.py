@@ -6,6 +6,7 @@ Entry point: `predict`, loaded by `app`. `analysis.forecast` does the work, `rep
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,8 @@ from quantbench.cli.output import check_file, print_result
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, UnsupportedError
-from quantbench.latency.libraries import library_words, resolve_library
+from quantbench.latency.libraries import resolve_library
+from quantbench.workload import MoE
 
 if TYPE_CHECKING:
     from quantbench.analysis.forecast import Forecast
@@ -35,7 +37,7 @@ def predict(
 ) -> None:
     """Predict the result of a sweep on any known GPU, without that GPU or optional packages."""
     from quantbench.analysis.forecast import cliff_odds
-    from quantbench.latency.model_times import best_gemm_model
+    from quantbench.latency.model_times import best_gemm_model, chosen_libraries
     from quantbench.report.forecast import draw_forecast, forecast_table, forecast_to_json, odds_in_words, summed_line
 
     spec = lookup(gpu)
@@ -43,9 +45,11 @@ def predict(
         raise InputError("predict", f"--gpu {gpu}", "a GPU: processors are measured, not predicted")
     if plot is not None:
         check_file("predict --plot", plot, suffix=".png")
+    arguments = replace(arguments, ops=_whole_experts(arguments.ops))
     axes, found, assumed = predict_sweep(arguments, spec, library)
     dtype = found.rows[0].estimate.ops[0].op.workload.dtype
-    words = library_words(spec.name, dtype, library, "predict")
+    experts = any(isinstance(op.op.workload, MoE) for op in found.ops)
+    words = chosen_libraries(spec, dtype, library, "predict", experts=experts)
     odds = cliff_odds(found.rows, best_gemm_model(spec, dtype, library)[0])
     if plot is not None:
         dtypes = ", ".join(dict.fromkeys(op.op.workload.dtype for row in found.rows for op in row.estimate.ops))
@@ -73,6 +77,20 @@ def predict(
         yield f"\nOn such a card, measure it: quantbench sweep {sweep_words(arguments)}"
 
     print_result(as_json, answer, lines())
+
+
+def _whole_experts(ops: str) -> str:
+    """Returns --ops with all of a layer's routed ops in place of `experts`. Raises InputError for a part of them, as
+    they are predicted together."""
+    from quantbench.sweep.axes import EXPERT_OPS
+
+    names = [name.strip() for name in ops.split(",")]
+    parts = [name for name in EXPERT_OPS if name in names]
+    if "experts" in names:
+        return ",".join([*(name for name in names if name not in {"experts", *parts}), *EXPERT_OPS])
+    if parts and len(parts) < len(EXPERT_OPS):
+        raise InputError("predict", f"--ops {parts[0]}", "experts: what is routed in a layer is predicted together")
+    return ops
 
 
 def predict_sweep(

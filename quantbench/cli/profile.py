@@ -130,7 +130,6 @@ def _export_profile(paths: list[Path], target_file: Path | None, fit: bool, libr
     duration = f"{_FIXED_S[fits] + records * _PER_RECORD_S:.0f} s"
     say(output(stderr=True), f"{counted(records, 'record')}: cliffs, rules and models take about {duration}")
     made = Profile.from_runs(runs, fit=fit)
-    target.parent.mkdir(parents=True, exist_ok=True)
     made.save(target)
     tables = json.loads(read_text(target))["tables"].values()
     beside = "".join(f", {table['file']}" for table in tables if "file" in table)
@@ -388,7 +387,7 @@ def _find(run: Path, profile: Profile, asked: BlindspotOptions, as_json: bool) -
     found = find(profile, asked.consumer, bound, target, asked.rows, own_model=os.path.isfile(run))
     if shapes is not None:
         rows = [",".join(map(str, row)) for row in (("m", "n", "k"), *found.choice.rows)]
-        write_file(BLINDSPOTS, shapes, "\n".join(rows) + "\n", make_folder=True)
+        write_file(BLINDSPOTS, shapes, "\n".join(rows) + "\n")
     fitted = f"fitted to {found.model_rows:,} rows" if found.model_rows else "of other GPUs"
     places, count = len(found.choice.before), len(found.choice.rows)
     lines = [

@@ -229,6 +229,8 @@ def fitted_models(path: Path) -> tuple[DeviceSpec, dict[str, FittedModel]]:
     from quantbench.profile import Profile
 
     profile = Profile.load(path)
+    if profile.device.kind == "cpu":
+        raise InputError("explore", f"--profile {path} of {profile.device.name}", "the profile of a GPU")
     table = profile.tables["gemm"]
     found = {}
     for dtype in sorted(set(map(str, table["dtype"]))):

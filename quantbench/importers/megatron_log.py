@@ -32,7 +32,7 @@ from quantbench.errors import InputError, StoreError
 from quantbench.files import open_unpacked, reason
 from quantbench.units import size
 
-_WHO = "import megatron-log"
+_WHO = "import training log"
 #: logs are read block by block, so they need not fit into memory
 LARGEST_LOG_BYTES = 2**38
 _LONGEST_LINE_BYTES = 2**24

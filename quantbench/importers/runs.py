@@ -34,7 +34,7 @@ from quantbench.store.record import Measured, Place, Record, Skipped, record_key
 from quantbench.store.run import RunInfo, now_text, read_run_info
 from quantbench.timing.options import TimingOptions
 from quantbench.units import counted, latency
-from quantbench.workload import Collective, Gemm, Workload
+from quantbench.workload import Attention, Collective, Gemm, Workload
 
 _T = TypeVar("_T")
 
@@ -216,16 +216,25 @@ def write_run(
     """Writes `results/<device-slug>/<run-id>/`, or leaves it unchanged if it holds the same table.
 
     units_are_right: whether to accept times far from the device's roofline. Raises InputError for such times otherwise,
-    and for a table without a usable row; StoreError if the folder holds another table or an unfinished import.
+    for a number format that the device lacks, and for a table without a usable row; StoreError if the folder holds
+    another table, or this one in other formats or of other providers, or an unfinished import.
     """
     if not found.rows:
         reason = ", ".join(f"{reason} ({rows} rows)" for reason, rows in found.left_out.most_common(3))
         raise InputError("import", f"no row can be kept: {reason or 'the table is empty'}", "at least one row")
+    for dtype in {row.workload.dtype for row in found.rows if isinstance(row.workload, Gemm | Attention)}:
+        if spec.peak(dtype) is None:
+            raise InputError("import", f"{dtype} on {spec.name}", f"one of {spec.dtypes}")
     begun = time.perf_counter()
     folder = results / spec.name / origin.run_id
+    described = {
+        **origin.options, "dtypes": ", ".join(sorted({row.workload.dtype for row in found.rows})),
+        "providers": ", ".join(sorted({row.provider for row in found.rows})),
+    }  # fmt: skip
     if os.path.exists(folder):
         info = read_run_info(folder)
-        same = info.source == origin.source and all(info.options.get(k) == v for k, v in origin.options.items())
+        # Older imports lack some of the options.
+        same = info.source == origin.source and all(info.options.get(k, v) == v for k, v in described.items())
         if not same or info.how_ended != "complete":
             what = "is an import that did not finish" if same else "holds another table"
             raise StoreError("import", f"{folder} {what}", "another --run-id, or that folder removed")
@@ -246,7 +255,7 @@ def write_run(
         axes[name].add(value)
     info = RunInfo(
         origin.run_id, spec, _UNKNOWN_STATE, origin.software, {name: sorted(values) for name, values in axes.items()},
-        {**origin.options, "left_out": dict(found.left_out), "notes": list(origin.notes)}, seed=0, environment={},
+        {**described, "left_out": dict(found.left_out), "notes": list(origin.notes)}, seed=0, environment={},
         started=now_text(), origin="imported", source=origin.source,
     )  # fmt: skip
     with RunWriter.create(results, info) as writer:

@@ -30,7 +30,7 @@ from quantbench.store.typed import decode
 
 TRAINING_FORMAT = "quantbench-training"
 TRAINING_VERSION = 1
-_WHO = "import megatron-log"
+_WHO = "import training log"
 _ROWS_AT_ONCE = 2**14
 # Whole numbers below this are exact as float64.
 _EXACT = 2**53

@@ -3,7 +3,7 @@
 Entry points: `LIBRARIES`; `default_library`, `libraries_of`, `resolve_library`, `library_words`, `library_of`;
 `MASKED_EXPERTS` and `MASKED_WORDS`; `SYSTEMS`, `TABLES`, `DEFAULT_TABLES`, `system_of` and `slug_of`, the names and
 versions of aiconfigurator-core. Used by `gemm.model`, `gemm.public`, `moe`, `model_times`, `importers.aiconfigurator`,
-`profile`, `explore`, `cli.options`, the commands `advise`, `import`, `pad`, `plan`, `predict` and `profile`, and tools.
+`profile`, `explore`, `cli.options`, the commands `import`, `pad`, `plan`, `predict` and `profile`, and tools.
 
 A library changes the kernels, and so the cliffs, as much as the GPU does. The default library of a GPU and dtype is the
 one whose public table has the most shapes (to 1 %), in the order vLLM, SGLang, TensorRT-LLM among equals: its model

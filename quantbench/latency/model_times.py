@@ -1,8 +1,9 @@
 """Predicts op times of one GPU with the shipped latency models, or their priors if none is shipped.
 
 Entry points: `ModelTimes`, used by `advice.pad` and the commands `advise` and `predict`; `BestTimes`, used by the
-command `plan`; `best_gemm_model`, used by `explore` and the command `predict`; `require_reach`, used by
-`profile.answers`. Tools use both classes.
+command `plan`; `best_gemm_model`, used by `explore` and the command `predict`; `chosen_libraries`, used by the commands
+`advise`, `pad` and `predict`; `require_reach`, used by `profile.answers` and `cli.model_options`. Tools use both
+classes.
 
 `ModelTimes` selects the model of each dtype and extrapolates to batches larger than the models support. GEMMs, softmax,
 attention and experts have models; norms, residual additions, activations, embeddings, optimizer and communication have
@@ -23,7 +24,7 @@ from quantbench.latency.estimate import Estimate
 from quantbench.latency.gemm.cost_model import resident_blocks
 from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.gemm.model import GemmModel, shipped_model
-from quantbench.latency.libraries import resolve_library
+from quantbench.latency.libraries import library_words, resolve_library
 from quantbench.latency.moe import MoEModel
 from quantbench.latency.op_times import UNMEASURED_COMMON, OpTimes, RememberedTimes, peak_share
 from quantbench.latency.softmax import SoftmaxModel
@@ -159,6 +160,16 @@ def best_gemm_model(device: DeviceSpec, dtype: str, library: str = "") -> tuple[
             return measured, (measured.note or _origin(measured)) + addition
     model = GemmModel.best(device, dtype=dtype, library=library)
     return model, model.note or _origin(model)
+
+
+def chosen_libraries(device: DeviceSpec, dtype: str, asked: str, operation: str, *, experts: bool) -> str:
+    """Returns whose products `ModelTimes` predicts and why (`libraries.library_words`), and whose experts if another's.
+
+    experts: whether there are any.
+    """
+    words = library_words(device.name, dtype, asked, operation)
+    whose = MoEModel.best(device, dtype=dtype, library=asked).library if experts else ""
+    return f"{words}; experts: {whose}" if whose not in ("", resolve_library(device.name, dtype, asked)) else words
 
 
 def _origin(model: GemmModel) -> str:

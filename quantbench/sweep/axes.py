@@ -337,7 +337,10 @@ def _shape(point: dict[str, int], held: Held, who: str, attention: str) -> Trans
             values["routing"] = f"power_law_{skew / 100:g}"
     else:
         values |= dict.fromkeys(("top_k", "moe_ffn", "shared_ffn"), 0)
-    return TransformerShape(**values, attention=attention)
+    try:
+        return TransformerShape(**values, attention=attention)
+    except InputError as error:
+        raise InputError(who, error.value, error.expected) from None
 
 
 def _heads_for(hidden: int, head_dim: int, tp: int, who: str) -> int:

@@ -256,6 +256,8 @@ def _family(config: _Config) -> _Family:
     if known is not None:
         return known
     activation = config.get("hidden_act") or config.get("hidden_activation")
+    if not config.model_type and not activation:
+        raise InputError(config.who, "no key 'model_type'", "a decoder's config.json: model_type, hidden_size, …")
     if activation in ("silu", "swish"):
         # All known decoders with this activation have a gate (SwiGLU). Hugging Face's default of tie_word_embeddings is
         # true, and configs omit defaults.
@@ -302,7 +304,7 @@ def _sliding_window(config: _Config, family: _Family) -> int:
 
 def _latent(config: _Config) -> dict[str, Any]:
     """Returns the sizes of the heads, and of latent attention if the model has it."""
-    if not config.get("kv_lora_rank"):
+    if not any(config.get(key) for key in ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "v_head_dim")):
         return {"head_dim": config.optional(_HEAD_DIM) or 0}
     kv_rank, rope, nope, value = (
         config.integer((key,)) for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
@@ -333,7 +335,10 @@ def _experts(config: _Config, family: _Family) -> dict[str, Any]:
     shared = config.get("shared_expert_intermediate_size") or width * (config.get("n_shared_experts") or 0)
     if config.model_type == "llama4_text":  # one expert of the same width runs for every token
         shared = width
-    groups, top = config.optional(("n_group",)) or 0, config.optional(("topk_group",)) or 0
+    groups = config.optional(("n_group",)) or 1
+    top = config.integer(("topk_group",)) if groups > 1 else config.optional(("topk_group",)) or 1
+    if top > groups:
+        raise InputError(config.who, f"topk_group = {top}", f"at most n_group = {groups}")
     if top == groups:
         groups = top = 0
     return {

@@ -153,7 +153,12 @@ class TransformerShape:
             raise InputError(who, "gate_fused = True with gated = False", "gated as well")
         if self.experts:
             require_distribution(self.routing, self.experts)
-            self.experts_of(self.tokens)  # which checks the other fields
+            try:
+                self.experts_of(self.tokens)  # which checks the other fields
+            except InputError as error:
+                both = (error.value, error.expected)
+                named = (text.replace("num_experts", "experts").replace("expert_ffn", "moe_ffn") for text in both)
+                raise InputError(who, *named) from None
         elif self.top_k or self.moe_ffn or self.ep != 1 or self.dense_layers or self.shared_ffn:
             raise InputError(who, "top_k, moe_ffn, ep, dense_layers or shared_ffn with experts = 0", "experts as well")
         if not (self.kv_rank and self.value_dim) and (self.q_rank or self.kv_rank or self.rope_dim or self.value_dim):

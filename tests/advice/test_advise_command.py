@@ -312,6 +312,15 @@ def test_a_good_shape_says_so() -> None:
             (*A100, "--config", "/no/such/config.json"),
             "config /no/such/config.json: No such file or directory; expecte",
         ),
+        (
+            (*A100, "--model", "llama-3-8b", "--routing", "power_law_1.2"),
+            "advise: --routing power_law_1.2 without experts; expected --experts, or a model with experts",
+        ),
+        ((*A100, "--model", "llama-3-8b", "--ep", "4"), "advise: --ep 4 without experts; expected --experts, or a m"),
+        (
+            (*A100, "--model", "mixtral-8x7b", "--ep", "3"),
+            "advise: experts = 8 with ep = 3; expected experts divisible by ep",
+        ),
         ((*WIDE, "--fail-over", "3"), "--fail-over: '3'; expected a percentage from 0% to 100%, such as 3%"),
         ((*WIDE, "--fail-over", "x%"), "--fail-over: 'x%'; expected a percentage"),
         ((*WIDE, "--fail-over", "nan%"), "--fail-over: 'nan%'; expected a percentage"),

@@ -6,6 +6,7 @@ import doctest
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from quantbench.advice.pad import NOISE, compare, padding_verdict
+from quantbench.alignment_rules import broken_by_shape
 from quantbench.cli.pad import pad
 from quantbench.device import lookup
 from quantbench.errors import InputError
@@ -23,6 +25,7 @@ from quantbench.latency.op_times import copy_us
 from quantbench.latency.tables import GemmTable
 from quantbench.workload import Gemm, TransformerShape
 from quantbench.workload.kinds import Compute
+from quantbench.workload.presets import preset
 from tools.accuracy.padding import measured_again, pairs, regret, rules_table
 from tools.guide.markers import kept
 
@@ -164,6 +167,15 @@ def test_the_command_says_what_the_function_says() -> None:
     assert model["options"][0]["changes"][0]["dimension"] == "vocab"
 
 
+def test_the_mean_width_of_latent_attention_is_no_width_to_pad() -> None:
+    said = run("--model", "deepseek-v3", "--gpu", "h100", "--ep", "32")
+    assert "experts: trtllm; assumed: " in said
+    assert "head_dim" not in said.partition("assumed: ")[2]
+    # A width of 160 that the model has is one.
+    shape = replace(preset("deepseek-v3"), head_dim=160, ep=32)
+    assert [one.size for one in broken_by_shape(shape, backward=False) if one.name == "head_dim"] == [160]
+
+
 @pytest.mark.parametrize(
     ("words", "names"),
     [
@@ -173,8 +185,8 @@ def test_the_command_says_what_the_function_says() -> None:
         (("--gpu", "a100", "--gemm", "1,2,3", "--model", "gpt2-xl"), "a product or a model"),
         (("--gpu", "a100", "--gemm", "1,2,3", "--tp", "2"), "--tp 2"),
         (("--gpu", "a100", "--gemm", "1,2,3", "--dtype", "fp8"), "fp8"),
-        (("--gpu", "a100", "--gemm", "1,2,3", "--at-run-time", "rows"), "rows"),
-        (("--gpu", "a100", "--gemm", "1,2,3", "--library", "cublas"), "cublas"),
+        (("--gpu", "a100", "--gemm", "1,2,3", "--at-run-time", "rows"), "pad: --at-run-time = 'rows'"),
+        (("--gpu", "a100", "--gemm", "1,2,3", "--library", "cublas"), "pad: --library = 'cublas'"),
         (("--gpu", "a100", "--model", "gpt2-xl", "--at-run-time", "k"), "without --gemm"),
         (("--gpu", "a100", "--model", "gpt2-xl", "--tp", "3"), "tp = 3"),
     ],

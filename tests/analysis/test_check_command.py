@@ -129,6 +129,17 @@ def test_a_run_full_of_failures(tmp_path: Path) -> None:
     assert "no measured points" in text
 
 
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_gate_that_judged_nothing_fails(tmp_path: Path, kept: int) -> None:
+    folder = write_simulated(tmp_path, GPU, staircase()[:1])
+    if not kept:
+        (folder / "records.jsonl").unlink()
+    assert call(folder)[0] == 0
+    said = f"check --fail-above: .* has {kept} measured points?, none with close neighbours; expected a run in which"
+    with pytest.raises(InputError, match=said):
+        call(folder, "--fail-above", 1.2)
+
+
 def test_several_runs_or_devices_at_once_are_refused(tmp_path: Path) -> None:
     folder = write_simulated(tmp_path, GPU, staircase()[:3])
     write_simulated(tmp_path, replace(GPU, sm_count=132), staircase()[:3])

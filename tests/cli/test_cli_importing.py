@@ -15,7 +15,7 @@ from quantbench.cli.import_ import (
     import_neusight,
     import_vidur,
 )
-from quantbench.errors import InputError
+from quantbench.errors import InputError, StoreError
 from quantbench.store.folder import read_run
 
 app = typer.Typer()
@@ -56,6 +56,11 @@ def test_csv(table: Path, tmp_path: Path) -> None:
     assert len(run_read.records) == 3
     again = run(*words, "--results", str(tmp_path / "results"), "--json")
     assert json.loads(again)[0]["existed"] is True
+    for changed in (["--dtype", "fp16"], ["--provider", "cublas"]):
+        with pytest.raises(StoreError, match="holds another table"):
+            run(*words, *changed, "--results", str(tmp_path / "results"))
+    with pytest.raises(InputError, match="import: nvfp4 on a100-sxm4-80gb; expected one of bf16, "):
+        run(*words, "--dtype", "nvfp4", "--results", str(tmp_path / "results"))
 
 
 def test_a_wrong_unit_is_refused_and_can_be_insisted_on(table: Path, tmp_path: Path) -> None:

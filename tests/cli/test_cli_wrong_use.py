@@ -24,6 +24,7 @@ PROFILE = str(SHELF / "a100-sxm4-80gb" / "profile.json")
 TABLE = str(Path(__file__).resolve().parents[1] / "data" / "bloom_tables.csv")
 PLAN = ("plan", "--model", "bloom-176b", "--gpus", "384", "--gpu", "a100-sxm4-80gb", "--gbs", "2048")
 CSV = ("--gpu", "a100-sxm4-80gb", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype", "bf16")
+EXPERTS = ("predict", "--gpu", "h100", "--model", "deepseek-v3")
 
 
 @pytest.mark.slow
@@ -86,7 +87,22 @@ CSV = ("--gpu", "a100-sxm4-80gb", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype"
             ("predict", "--gpu", "a100", "--dim", "hidden=1024", "-m", "64"),
             "predict: --m 64 with --dim hidden; expected sizes of a model",
         ),
-        (("predict", "--gpu", "a100", "--dim", "hidden=2147483647"), "TransformerShape: ffn = 8589934588; expected"),
+        (("predict", "--gpu", "a100", "--dim", "hidden=2147483647"), "predict: ffn = 8589934588; expected"),
+        (
+            (*EXPERTS, "--dim", "skew=50,120", "--routing", "balanced"),
+            "predict: --routing balanced with a skew; expected one of them",
+        ),
+        ((*EXPERTS, "--dim", "tokens=4096", "--seq", "2048"), "predict: --seq 2048 with tokens; expected tokens, or"),
+        ((*EXPERTS, "--dim", "tokens=4096", "--ops", "experts_up"), "predict: --ops experts_up; expected experts: "),
+        (
+            (*EXPERTS, "--dim", "ep=3,5,7", "--skip-impossible"),
+            "predict: no place is left to predict (experts = 256 with ep = 3; expected experts divisible by ep)",
+        ),
+        (
+            ("explore", "--gpu", "a100", "--profile", PROFILE),
+            f"explore: --gpu a100 and --profile {PROFILE}; expected one of them",
+        ),
+        (("explore", "--model", ""), "explore: --model ''; expected the name of a preset"),
         (("predict", "--gpu", "a100", "--dim", "hidden=1024", "--ops", ","), "--ops: ','; expected names of ops"),
         (
             ("sweep", "--resume", "run", "--provider", "triton"),

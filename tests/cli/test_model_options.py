@@ -93,6 +93,9 @@ def test_a_config_is_read_whole(command: str, tmp_path: Path) -> None:
     assert "sliding window of 4096 ignored: attention over all 8192 tokens" in words
     config.write_text(json.dumps({**keys, "attention_dropout": 0.1}))
     assert any(word.startswith("dropout") for word in assumed(command, "--config", str(config)))
+    config.write_text(json.dumps({**keys, "hidden_size": 400_000 * 32}))
+    with pytest.raises(InputError, match=rf"config {config}: hidden = 12800000, .*: [nk] = .*; expected at most 2097151"):
+        run(command, "--config", str(config))
 
 
 def test_the_config_decides_head_dim_dropout_and_ties(tmp_path: Path) -> None:

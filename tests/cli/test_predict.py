@@ -178,6 +178,18 @@ def test_errors() -> None:
         run("--gpu", "a100-sxm4-80gb", "--dim", "heads=7", "--hidden", "4096")
 
 
+def test_a_layers_routed_products_are_one_op() -> None:
+    words = ("--gpu", "h100", "--model", "mixtral-8x7b", "--dim", "tokens=4096")
+    named = run(*words, "--ops", "experts")
+    assert "--ops experts_up,experts_up_gate,experts_down,permute,unpermute" in named  # the sweep that measures them
+    assert "library = vllm (the default: the largest table of 3); experts: trtllm" in named
+    assert "experts: " not in run(*words, "--ops", "proj")
+    assert "experts: " not in run(*words, "--library", "vllm")
+    usual, own = (json.loads(run(*words, *more, "--json"))["rows"] for more in ((), ("--ops", "proj,experts")))
+    assert [op["op"] for op in usual[0]["ops"]] == ["experts"]
+    assert [op["op"] for op in own[0]["ops"]] == ["proj", "experts"]
+
+
 def op_estimates(spec: DeviceSpec, shape: TransformerShape) -> dict[str, Estimate]:
     ops = shape.ops()
     return dict(zip((op.label for op in ops), ModelTimes(spec).estimates([op.workload for op in ops]), strict=True))

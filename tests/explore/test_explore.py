@@ -36,7 +36,7 @@ def content(page: Path) -> dict[str, Any]:
 
 
 def test_the_command_writes_a_page_that_loads_nothing(tmp_path: Path) -> None:
-    page = tmp_path / "explore.html"
+    page = tmp_path / "new folder" / "explore.html"
     words = ["explore", "--gpu", "v100-sxm2-16gb", "--model", "gpt2-xl", "-o", str(page), "--json"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output

@@ -188,7 +188,7 @@ def test_whatever_stands_between_whole_lines_they_are_read(noise: list[str], whe
 def test_a_log_without_iterations_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "empty.log"
     file.write_text("nothing\n" + line(1)[:120] + "\n")
-    with pytest.raises(InputError, match=r"import megatron-log: empty\.log holds no iteration"):
+    with pytest.raises(InputError, match=r"import training log: empty\.log holds no iteration"):
         read_log(file)
     with pytest.raises(StoreError, match="a log that can be read"):
         read_log(tmp_path / "missing.log")

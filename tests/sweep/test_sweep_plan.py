@@ -218,7 +218,7 @@ def test_impossible_sizes_are_refused_unless_told_otherwise() -> None:
     with pytest.raises(InputError, match="hidden = 1032 with heads = 16"):
         plan("hidden=1024,1032", held=held)
     made = plan("hidden=1024,1032", held=held, skip_impossible=True)
-    assert made.impossible == ("TransformerShape: hidden = 1032 with heads = 16; expected hidden divisible by heads",)
+    assert made.impossible == ("sweep: hidden = 1032 with heads = 16; expected hidden divisible by heads",)
 
 
 def test_nothing_in_common_is_said() -> None:

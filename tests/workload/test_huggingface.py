@@ -259,6 +259,22 @@ REFUSED: dict[str, tuple[object, type[QuantbenchError], str]] = {
         InputError,
         "no key 'v_head_dim'; expected an integer under v_head_dim",
     ),
+    "another part of latent attention": (
+        {key: value for key, value in DEEPSEEK_V3.items() if key != "kv_lora_rank"},
+        InputError,
+        "no key 'kv_lora_rank'; expected an integer under kv_lora_rank",
+    ),
+    "groups of experts alone": (
+        {key: value for key, value in DEEPSEEK_V3.items() if key != "topk_group"},
+        InputError,
+        "no key 'topk_group'; expected an integer under topk_group",
+    ),
+    "more groups than there are": (
+        {**DEEPSEEK_V3, "topk_group": 9},
+        InputError,
+        "topk_group = 9; expected at most n_group = 8",
+    ),
+    "nothing": ({}, InputError, "no key 'model_type'; expected a decoder's config.json: model_type, hidden_size, …"),
     "state space": (
         {"model_type": "mamba", "hidden_size": 2560, "num_hidden_layers": 64, "state_size": 16, "vocab_size": 50280},
         UnsupportedError,

@@ -89,7 +89,7 @@ class Exported:
     def write(self, content: str | bytes, *parts: str) -> None:
         """Writes a file below the folder. Raises StoreError if that fails."""
         path = self.folder.joinpath(*parts)
-        write_file(WHO, path, content, make_folder=True)
+        write_file(WHO, path, content)
         self.paths.append(path)
 
 
