@@ -329,11 +329,11 @@ def held_and_dims(arguments: GridOptions, who: str = "sweep", *, listed: bool = 
                 raise InputError(f"--{dim}", repr(text), expected)
             values[dim.replace("-", "_")] = int(text)
     _require_used(arguments, as_axis, who, listed=listed)
-    given = {*as_axis, *(dim for dim, text in arguments.sizes.items() if text)}
-    if "skew" in given and arguments.routing:
+    typed = {*as_axis, *(dim for dim, text in arguments.sizes.items() if text)}
+    if "skew" in typed and arguments.routing:
         raise InputError(who, f"--routing {arguments.routing} with a skew", "one of them: the skew is the routing")
     for dim in ("seq", "mbs"):
-        if "tokens" in given and dim in given - as_axis:
+        if "tokens" in typed and dim in typed - as_axis:
             raise InputError(
                 who, f"--{dim} {arguments.sizes[dim]} with tokens", "tokens, or seq and mbs, whose product they are"
             )

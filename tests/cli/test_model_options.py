@@ -94,7 +94,7 @@ def test_a_config_is_read_whole(command: str, tmp_path: Path) -> None:
     config.write_text(json.dumps({**keys, "attention_dropout": 0.1}))
     assert any(word.startswith("dropout") for word in assumed(command, "--config", str(config)))
     config.write_text(json.dumps({**keys, "hidden_size": 400_000 * 32}))
-    with pytest.raises(InputError, match=rf"config {config}: hidden = 12800000, .*: [nk] = .*; expected at most 2097151"):
+    with pytest.raises(InputError, match=rf"config {config}: hidden = 12800000, .*: [nk] = .*; expected at most 20971"):
         run(command, "--config", str(config))
 
 

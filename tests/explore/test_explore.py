@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,14 @@ def test_a_processor_and_another_suffix_are_refused(tmp_path: Path) -> None:
     for words in (["--gpu", "h100", "-o", str(tmp_path / "x.htm")], ["--gpu", " , ", "-o", str(tmp_path / "x.html")]):
         done = CliRunner().invoke(app, ["explore", *words])
         assert isinstance(done.exception, InputError)
+
+
+def test_the_profile_of_a_processor_is_refused(tmp_path: Path) -> None:
+    made = known_profile({})
+    core = replace(made.device, name="cpu-made-up", kind="cpu", compute_capability=None)
+    replace(made, device=core, cliffs=()).save(tmp_path / "cpu.json")
+    done = CliRunner().invoke(app, ["explore", "--profile", str(tmp_path / "cpu.json"), "-o", str(tmp_path / "x.html")])
+    assert str(done.exception).startswith(f"explore: --profile {tmp_path / 'cpu.json'} of cpu-made-up; expected the pr")
 
 
 def test_a_title_is_escaped(tmp_path: Path) -> None:

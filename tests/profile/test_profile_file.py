@@ -245,8 +245,9 @@ def test_infinite_numbers_do_not_pass(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="expected a folder that can be written"):
-        made.profile().save(tmp_path / "nowhere" / "profile.json")
+        made.profile().save(tmp_path / "file" / "profile.json")
 
 
 def test_a_gpu_without_bf16_keeps_its_model_of_attention() -> None:
