@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from quantbench.advice.cost import OpCost, ShapeCost, cost_of
 from quantbench.advice.neighbours import Neighbour, Neighbours, fastest_first
-from quantbench.advice.space import Repair, Space
+from quantbench.advice.space import Repair, Space, least_ep, weights_bytes
 from quantbench.alignment_rules import Broken, broken_by_shape, misaligned_sides, side_names
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_int
@@ -75,6 +75,7 @@ class Advice:
     broken: rules of number formats and libraries that the shape breaks.
     missing: what has no model and is left out of the times, as text.
     blocks: sizes of the experts that are no multiples of 128, as text.
+    too_large: that the weights of a model with experts exceed a GPU's memory, and what helps, as text; "" if they fit.
     """
 
     device: DeviceSpec
@@ -90,6 +91,7 @@ class Advice:
     broken: tuple[Broken, ...] = ()
     missing: tuple[str, ...] = ()
     blocks: tuple[str, ...] = ()
+    too_large: str = ""
 
     @property
     def shape(self) -> TransformerShape:
@@ -108,8 +110,10 @@ class Advice:
 
     @property
     def keep(self) -> bool:
-        """Whether no shape with the same micro-batch is surely faster."""
-        return not any(one.found.shape.mbs == self.shape.mbs for one in (*self.better, *self.better_alone))
+        """Whether the shape fits and none with the same micro-batch is surely faster."""
+        return not self.too_large and not any(
+            one.found.shape.mbs == self.shape.mbs for one in (*self.better, *self.better_alone)
+        )
 
     @property
     def compared(self) -> tuple[Advised, ...]:
@@ -157,7 +161,17 @@ def advise(
         _advised(search.single(), cost, known), search.tried, within, repair,
         _advised(search.against(others), cost, known),
         broken_by_shape(shape, library=library, backward=not shape.experts), missing, _broken_blocks(shape),
+        _too_large(shape, times.device),
     )  # fmt: skip
+
+
+def _too_large(shape: TransformerShape, device: DeviceSpec) -> str:
+    held, limit = weights_bytes(shape), device.memory_bytes
+    if not shape.experts or held < limit:
+        return ""
+    ep = least_ep(shape, limit)
+    helps = f"they fit from ep = {ep} on" if ep else f"no ep makes them fit at tp = {shape.tp}"
+    return f"weights of {held / 2**30:.0f} GiB on a GPU of {limit / 2**30:.0f} GiB; {helps}"
 
 
 def _broken_blocks(shape: TransformerShape) -> tuple[str, ...]:

@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from quantbench.advice.cost import Shares, ratio_factor
-from quantbench.advice.space import Space, alone, together
+from quantbench.advice.space import Space, alone, together, weights_bytes
 from quantbench.latency.op_times import RememberedTimes
 from quantbench.planner.formulas import useful_parameters
 from quantbench.units import signed_percent
 from quantbench.workload import Op, TransformerShape
-from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.kinds import Compute
 
 #: shapes whose times differ by a smaller share count as equally fast, because no model here resolves less.
@@ -145,8 +144,7 @@ class Neighbours:
 
 def _fits(shape: TransformerShape, times: RememberedTimes) -> bool:
     """Returns whether the weights of a shape with experts, spread over ep GPUs, leave memory on each."""
-    held = shape.parameters_per_gpu * DTYPES[shape.dtype].b_bytes
-    return not shape.experts or held < times.device.memory_bytes
+    return not shape.experts or weights_bytes(shape) < times.device.memory_bytes
 
 
 def fastest_first(shapes: Iterable[TransformerShape], times: RememberedTimes) -> list[TransformerShape]:

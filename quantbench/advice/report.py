@@ -34,6 +34,7 @@ def advice_to_json(advice: Advice) -> dict[str, Any]:
         "device": advice.device.name,
         "missing": list(advice.missing),
         "blocks": list(advice.blocks),
+        "too_large": advice.too_large,
         "unmeasured": [asdict(one) for one in advice.unmeasured],
         "op_times": advice.note,
         "repaired": repaired,

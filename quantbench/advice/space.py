@@ -2,8 +2,8 @@
 
 Entry points: `Space`, the limits of the search, `DIMENSIONS`, `EXPERT_FACTOR` and `MOST_EP`; `together` (varies hidden,
 heads, MLP width and layers) and `alone` (varies heads, MLP width, vocabulary, micro-batch, experts or their split),
-used by `neighbours`; `repaired`, which returns a `Repair`. Used by `advise`, `explore.page`, the command `advise` and
-tools.
+used by `neighbours`; `weights_bytes` and `least_ep`; `repaired`, which returns a `Repair`. Used by `advise`,
+`explore.page`, the command `advise` and tools.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from quantbench.advice.edges import NEAR
 from quantbench.errors import InputError, require_choice, require_int
 from quantbench.planner.formulas import parameters
 from quantbench.planner.layout import ALIGNED_ELEMENTS, padded_vocab
-from quantbench.planner.search import layers_within
+from quantbench.planner.search import divisors, layers_within
 from quantbench.units import percent
 from quantbench.workload import TransformerShape
+from quantbench.workload.dtypes import DTYPES
 
 #: dimensions that `keep` may name
 DIMENSIONS = (
@@ -66,14 +67,25 @@ class Space:
         for name in self.keep:
             require_choice("advise", "keep", name, DIMENSIONS)
 
-    @property
-    def words(self) -> str:
-        said = [
-            f"parameters within ±{percent(self.tolerance)}",
-            f"hidden within ±{percent(self.near)} in steps of {self.hidden_step}",
-            f"head_dim {', '.join(map(str, self.head_dims))} or as it is" if self.head_dims else "head_dim as it is",
-            "kv_heads may be copied over tp" if self.replicate_kv else "kv_heads that tp divides or as they are",
-        ]
+    def words(self, base: TransformerShape) -> str:
+        """Says which neighbours of a shape are tried."""
+        within = f"parameters within ±{percent(self.tolerance)}"
+        if base.experts:
+            said = [
+                f"one change alone where the weights fit, {within}",
+                f"experts from a {EXPERT_FACTOR}th to {EXPERT_FACTOR} times as wide in steps of "
+                f"{self.hidden_step * base.tp}, as many active parameters",
+                f"ep in powers of 2 up to {MOST_EP}", "tp and ep on as many GPUs",
+                f"mbs up to {self.most_mbs}", "a padded vocab",
+            ]  # fmt: skip
+        else:
+            said = [within, f"hidden within ±{percent(self.near)} in steps of {self.hidden_step}"]
+            if base.heads * base.head_dim != base.hidden:
+                said += ["heads as they are"]
+            else:
+                widths = f"{', '.join(map(str, self.head_dims))} or " if self.head_dims else ""
+                copied = "may be copied over tp" if self.replicate_kv else "that tp divides or as they are"
+                said += [f"head_dim {widths}as it is", f"kv_heads {copied}"]
         return "; ".join([*said, *([f"kept: {', '.join(self.keep)}"] if self.keep else [])])
 
 
@@ -97,6 +109,17 @@ def together(base: TransformerShape, space: Space) -> Iterator[TransformerShape]
                 shape = _within_budget(replace(base, **changes), base, space)
                 if shape is not None and shape != base:
                     yield shape
+
+
+def weights_bytes(shape: TransformerShape) -> float:
+    """Returns the bytes of the weights on one of tp · ep GPUs."""
+    return shape.parameters_per_gpu * DTYPES[shape.dtype].b_bytes
+
+
+def least_ep(shape: TransformerShape, memory_bytes: float) -> int:
+    """Returns the least divisor of the experts that, as ep, leaves memory beside the weights of a GPU; 0: none does."""
+    degrees = (ep for ep in divisors(shape.experts) if weights_bytes(replace(shape, ep=ep)) < memory_bytes)
+    return next(degrees, 0)
 
 
 def alone(base: TransformerShape, space: Space) -> dict[str, list[TransformerShape]]:
@@ -177,7 +200,8 @@ def _heads(base: TransformerShape, hidden: int, space: Space) -> list[dict[str, 
     for width in sorted({*space.head_dims, base.head_dim}):
         heads = hidden // width
         few_enough = base.heads <= space.heads * heads <= space.heads**2 * base.heads
-        if hidden % width or heads % base.tp or not few_enough or width % ALIGNED_ELEMENTS:
+        whole = hidden % width == heads % base.tp == width % ALIGNED_ELEMENTS == 0
+        if not whole or not few_enough or width < base.rope_dim:
             continue
         if kv_heads := _kv_heads(base, heads, space):
             found.append({"heads": heads, "kv_heads": kv_heads, "head_dim": width})

@@ -25,7 +25,6 @@ from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.units import latency, percent, signed_percent
-from quantbench.workload.dtypes import DTYPES
 
 if TYPE_CHECKING:
     from quantbench.advice import Advice, Advised, OpCost, Repair, ShapeCost, Space
@@ -217,8 +216,11 @@ def _lines(
 
 def _header_lines(advice: Advice, assumed: Sequence[str]) -> Iterator[str]:
     """Yields the share of the time without measurements, the device, the shape and the assumptions."""
+    from quantbench.advice.space import weights_bytes
     from quantbench.planner.formulas import parameters
 
+    if advice.too_large:
+        yield f"does not fit: {advice.too_large}"
     for words in advice.missing:
         yield f"not known: {words}"
     if advice.unmeasured:
@@ -234,7 +236,7 @@ def _header_lines(advice: Advice, assumed: Sequence[str]) -> Iterator[str]:
         dense = f", in {shape.dense_layers} of the layers {mlp}" if shape.dense_layers else ""
         shared = f" beside shared ones of {shape.shared_ffn}" if shape.shared_ffn else ""
         mlp = f"{shape.experts} experts of {shape.moe_ffn} on ep = {shape.ep}, top {shape.top_k}{shared}{dense}"
-        held_gib = shape.parameters_per_gpu * DTYPES[shape.dtype].b_bytes / 2**30
+        held_gib = weights_bytes(shape) / 2**30
         mlp += f" ({shape.active_parameters / 1e9:.3g} B active; weights of {held_gib:.0f} GiB on a GPU)"
     batch = f"micro-batches of {shape.mbs} × {shape.seq} tokens on tp = {shape.tp}"
     yield device_line(advice.device)
@@ -246,7 +248,7 @@ def _header_lines(advice: Advice, assumed: Sequence[str]) -> Iterator[str]:
     if assumed:
         yield f"assumed: {', '.join(assumed)}"
     if advice.tried:
-        yield f"tried: {advice.space.words}"
+        yield f"tried: {advice.space.words(shape)}"
 
 
 def _cost_lines(cost: ShapeCost, *, reasons: bool) -> Iterator[str | Table]:
@@ -337,7 +339,9 @@ def _verdict(advice: Advice) -> str:
     changes = [one for one in (*advice.better, *advice.better_alone) if one.found.shape.mbs == mbs]
     if not changes:
         why = "every gain is within the error of the times" if advice.compared else "none is predicted to be"
-        return f"Keep it: of {advice.tried} shapes tried none is surely faster ({why}){more}"
+        keep = "It does not fit" if advice.too_large else "Keep it"
+        of = "the one shape tried is not" if advice.tried == 1 else f"of {advice.tried} shapes tried none is"
+        return f"{keep}: {of} surely faster ({why}){more}"
     best = max(changes, key=lambda one: one.found.low)
     gain = best.found.gain_words
     return f"Worth a change: of {advice.tried} shapes tried, {best.changes} is surely faster, by {gain}{more}"

@@ -157,7 +157,7 @@ class PlanOptions(ShapeOptions):
         after = (("optimizer", "fused Adam"), *_FIXED, stages, ("cluster", f"{self.where().name} as its system"))
         vocab = [f"vocab {shape.vocab} padded to multiples of 128 · tp"] if padded else []
         if shape.experts:
-            said = ["experts not measured in training: a product of each and a fitted factor", "balanced routing"]
+            said = ["experts not measured in training: one batch and a fitted factor", "balanced routing"]
             said += ["whole experts on each GPU"] if self.expert_tp == 1 else []
             words = (*words, *said, "exchange between experts at the links' rates (not measured)")
         site = self.where().name if not self.used_stack else ""

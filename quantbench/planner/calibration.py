@@ -97,7 +97,7 @@ class Calibration:
     compute_factor: time of products and attention in training over that in short runs; clocks fall under load.
     quantized_factor: further factor of products with 8- or 4-bit inputs over those of the inference libraries that were
         measured, which also cast their input.
-    experts_factor: further factor of grouped products of experts over one product of each.
+    experts_factor: further factor of grouped products of experts over one batch of theirs.
     attention_factor: further factor of attention's kernels over those that the latency model was fitted to.
     elementwise_factor: bytes that elementwise kernels and norms move over those of ideal fused passes.
     tensor_factor: time of a tensor-parallel collective that shows over its isolated time. It is above 1 if GPUs wait

@@ -128,7 +128,8 @@ def _strictly_broken(job: Job, layout: Layout) -> Iterator[tuple[Constraint, str
     ranks, of_expert = layout.replicas * tp, layout.ep * layout.expert_tp
     if of_expert > 1 and (not shape.experts or shape.experts % layout.ep or shape.moe_ffn % layout.expert_tp):
         text = f"{shape.experts} experts of {shape.moe_ffn} cannot be shared by ep {layout.ep}"
-        yield _EXPERTS, f"{text} · expert_tp {layout.expert_tp}; take divisors of the two"
+        change = "divisors of the two" if shape.experts else "ep and expert_tp = 1"
+        yield _EXPERTS, f"{text} · expert_tp {layout.expert_tp}; take {change}"
     elif ranks % of_expert:
         text = f"ep {layout.ep} · expert_tp {layout.expert_tp} = {of_expert} of {ranks} tensor- and data-parallel GPUs"
         yield _EXPERTS, f"{text}; take a divisor of {ranks}"

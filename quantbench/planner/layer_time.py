@@ -19,7 +19,7 @@ from typing import Any
 from quantbench.latency.interconnect import NODE_LATENCY_S
 from quantbench.latency.op_times import OpTimes, as_run
 from quantbench.planner.calibration import Calibration
-from quantbench.planner.layout import MODULES, Job, LayerKey, layer_weights, modules_of, padded_vocab
+from quantbench.planner.layout import ALIGNED_ELEMENTS, MODULES, Job, LayerKey, layer_weights, modules_of, padded_vocab
 from quantbench.planner.memory import MASK_BYTES
 from quantbench.workload import Gemm, GroupedGemm, Op, TransformerShape
 from quantbench.workload.dtypes import element_bytes
@@ -40,6 +40,9 @@ _LATENT_SCATTER = math.log(1.4)
 # Products whose input, or whose output's gradient, comes from attention, a residual addition or a permutation.
 _CASTS_INPUT = ("proj", "experts_up", "experts_up_gate")
 _CASTS_GRADIENT = ("qkv", "q_up", "kv_up", "proj", "mlp_down", "shared_down", "experts_down")
+
+# Rows of the tiles of grouped products.
+_TILE_ROWS = 128
 
 
 @dataclass(frozen=True)
@@ -215,11 +218,12 @@ class LayerTimes:
             part = "experts" if isinstance(op.workload, GroupedGemm) else part
             moved_bytes[True] += _moved(op, shape)[0]
             moved_bytes[False] += _moved(op, shape)[1]
-            if not _timed(op.workload):
+            timed = _timed(op.workload)
+            if not timed:
                 continue
             time = exactly(0.0)
-            for work in _timed(op.workload):
-                time += seconds[work]
+            for work, share in timed.items():
+                time += seconds[work].times(share)
             # Ring attention gives every GPU two chunks, one early and one late, so that causal work is even; contiguous
             # chunks leave the last GPU the most.
             uneven = 2 - 1 / key.cp if shape.causal and not key.cp_balanced else 1.0
@@ -336,12 +340,38 @@ def _moved(op: Op, shape: TransformerShape) -> tuple[int, int]:
     )
 
 
-def _timed(work: Compute) -> tuple[Compute, ...]:
-    """Returns the workloads whose times make up that of `work`: of grouped products, one batch for each number of rows;
-    none of what only moves bytes."""
+def _timed(work: Compute) -> dict[Compute, float]:
+    """Returns the workloads whose times make up that of `work`, each with its weight; none of what only moves bytes.
+
+    No stored row is as long as a GPU's tokens or an expert's rows are many, so neither is ever misaligned: tokens count
+    as the next multiple of 8, and experts as one batch at the numbers of rows around theirs that fill tiles.
+    """
     if isinstance(work, GroupedGemm):
-        return tuple(replace(gemm, batch=count) for gemm, count in Counter(work.gemms).items())
-    return () if isinstance(work, Cast | Permute) else (work,)
+        shares: dict[int, float] = defaultdict(float)
+        for rows, count in Counter(work.tokens_per_expert).items():
+            for filled, share in _filled(rows):
+                shares[filled] += count * share / work.num_experts
+        return {replace(work.gemm(rows), batch=work.num_experts): share for rows, share in shares.items()}
+    if isinstance(work, Gemm) and work.batch == 1:
+        side = "k" if work.layout == "tn" else "m"
+        work = replace(work, **{side: -(-getattr(work, side) // ALIGNED_ELEMENTS) * ALIGNED_ELEMENTS})
+    return {} if isinstance(work, Cast | Permute) else {work: 1.0}
+
+
+def _filled(rows: int) -> tuple[tuple[int, float], ...]:
+    """Returns the numbers of rows around an expert's that fill tiles, with weights that have its rows as their mean.
+
+    An expert's rows vary from step to step, so the mean time has no steps at whole tiles.
+
+    >>> _filled(128), _filled(160), _filled(40), _filled(3), _filled(0)
+    (((128, 1.0),), ((128, 0.75), (256, 0.25)), ((32, 0.75), (64, 0.25)), ((8, 1.0),), ())
+    """
+    if not rows:
+        return ()
+    step = max(ALIGNED_ELEMENTS, min(_TILE_ROWS, 1 << rows.bit_length() - 1))
+    low = max(ALIGNED_ELEMENTS, rows // step * step)
+    share = max(0, rows - low) / step
+    return ((low, 1 - share), (low + step, share)) if share else ((low, 1.0),)
 
 
 def divided(shape: TransformerShape, tp: int, mbs: int) -> TransformerShape:

@@ -117,10 +117,7 @@ def search(job: Job, times: OpTimes, calibration: Calibration, space: Space | No
             if smallest is None or needed.total < smallest[1].total:
                 smallest = (layout, needed)
     if not fitting and smallest is None:
-        heads = job.shape.heads
-        if space.tp and all(heads % tp for tp in space.tp):
-            typed = ",".join(map(str, space.tp))
-            raise InputError("plan", f"--tp {typed} for {heads} heads", f"a divisor of {heads}; advise repairs shapes")
+        _require_divisors(job, space)
         what = f"no dp · tp · pp = {job.gpus} GPUs for gbs {job.gbs} and {job.shape.layers} layers keeps every rule"
         helps = not space.uneven and (not space.interleave or 1 in space.interleave)
         change = "a gbs and layers with more divisors" + (", or --allow-uneven" if helps else "")
@@ -132,6 +129,25 @@ def search(job: Job, times: OpTimes, calibration: Calibration, space: Space | No
         (planner.predict(*one) for one in fitting), key=lambda p: (p.sec_per_it, p.layout.zero, p.memory.total)
     )
     return Found(tuple(ranked), len(fitting) + too_large, too_large, smallest)
+
+
+def _require_divisors(job: Job, space: Space) -> None:
+    """Raises InputError for degrees of which none divides what it must."""
+    heads, experts, width, each = job.shape.heads, job.shape.experts, job.shape.moe_ffn, space.expert_tp
+    tp, ep = (",".join(map(str, degrees)) for degrees in (space.tp, space.ep))
+    if space.tp and all(heads % degree for degree in space.tp):
+        raise InputError("plan", f"--tp {tp} for {heads} heads", f"a divisor of {heads}; advise repairs shapes")
+    for name, typed, idle in (("--ep", ep, 1 in space.ep), ("--expert-tp", each, each == 1)):
+        if not experts and not idle:
+            raise InputError("plan", f"{name} {typed} for a model without experts", f"no {name}, or a model with them")
+    dividing = [degree for degree in space.ep if max(1, experts) % degree == 0]
+    if not dividing:
+        raise InputError("plan", f"--ep {ep} for {experts} experts", f"a divisor of {experts}")
+    if width % each:
+        raise InputError("plan", f"--expert-tp {each} for experts of width {width}", f"a divisor of {width}")
+    if all(job.gpus % (degree * each) for degree in dividing):
+        both = f"--ep {ep}" + (f" · --expert-tp {each}" if each > 1 else "")
+        raise InputError("plan", f"{both} on {job.gpus} GPUs", f"a divisor of {job.gpus}")
 
 
 def layout_groups(job: Job, space: Space) -> Iterator[list[Layout]]:
@@ -153,7 +169,7 @@ def layout_groups(job: Job, space: Space) -> Iterator[list[Layout]]:
                     dp, tp, pp, 1, 1, zero, recompute, sequence_parallel, partition, cp=cp, cp_ring=space.cp_ring,
                     cp_balanced=space.cp_balanced, shards=space.shards if zero > 0 else 0,
                     recompute_layers=space.recompute_layers if recompute == "full" else 0, ep=ep,
-                    expert_tp=space.expert_tp if job.shape.experts else 1,
+                    expert_tp=space.expert_tp,
                     offload_activations=space.offload_activations, offload_optimizer=space.offload_optimizer,
                 )  # fmt: skip
                 # Only the rules that do not depend on the micro-batch.

@@ -2,7 +2,7 @@
 
 Entry points: `DTYPES`, `GEMM_DTYPES`, `VECTOR_DTYPES`, `MEASURED_DTYPES`, `element_bytes`, `dtype_name`,
 `missing_format`. Used by the other modules of `workload`, by `kernels`, `latency`, `planner`, `profile`, `importers`,
-`providers`, `sweep`, `advice`, `comm`, `quantization`, `megatron`, `alignment_rules`, `explore`, `cli.advise`,
+`providers`, `sweep`, `advice`, `comm`, `quantization`, `megatron`, `alignment_rules`, `explore`,
 `cli.model_options`, `tools.ship_gemm` and `pytest_plugin`.
 
 Sources: IEEE 754 (fp16, fp32), NVIDIA A100 whitepaper 2020 (bf16; tf32: fp32 storage, 10-bit mantissa in the

@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from quantbench.advice.advise import advise
 from quantbench.advice.edges import edges
 from quantbench.advice.pad import capacity
-from quantbench.advice.space import Space, alone
+from quantbench.advice.space import Space, alone, least_ep, together, weights_bytes
 from quantbench.device import lookup
+from quantbench.latency.model_times import ModelTimes
+from quantbench.workload import TransformerShape
 from quantbench.workload.presets import preset
 
 H100 = lookup("h100-sxm5-80gb")
@@ -22,6 +25,34 @@ def test_other_experts_have_equal_active_and_total_parameters() -> None:
     for one in found:
         assert one.parameters == pytest.approx(QWEN.parameters, rel=0.05)
         assert one.active_parameters == pytest.approx(QWEN.active_parameters, rel=0.05)
+
+
+def test_weights_that_exceed_a_gpu_are_said_with_the_least_ep_that_holds_them() -> None:
+    times, kimi = ModelTimes(H100), preset("kimi-k2")
+    advice = advise(kimi, times, top=0)
+    assert advice.too_large == "weights of 1912 GiB on a GPU of 80 GiB; they fit from ep = 48 on"
+    assert not advice.keep
+    assert weights_bytes(replace(kimi, ep=48)) < H100.memory_bytes < weights_bytes(replace(kimi, ep=32))
+    assert least_ep(kimi, H100.memory_bytes) == 48
+    assert least_ep(kimi, 2**34) == 0  # what every GPU holds exceeds it already
+    assert not advise(replace(kimi, ep=48), times, top=0).too_large
+
+
+def test_what_is_tried_is_said() -> None:
+    said = Space(keep=("mbs",)).words(QWEN)
+    assert "hidden within" not in said
+    assert "ep in powers of 2" in said
+    assert said.endswith("kept: mbs")
+    wide = replace(preset("llama-3-8b"), head_dim=256)  # heads · head_dim is not hidden
+    assert "heads as they are" in Space().words(wide)
+    assert len({(one.heads, one.head_dim) for one in together(wide, Space())}) == 1
+
+
+def test_heads_are_not_narrower_than_their_rotary_part() -> None:
+    latent = TransformerShape(
+        hidden=4096, heads=32, layers=8, vocab=51200, kv_rank=512, rope_dim=96, value_dim=128
+    )  # fmt: skip
+    assert {one.head_dim for one in together(latent, Space())} == {128, 256}
 
 
 def test_tp_and_ep_share_the_same_gpus_and_tokens() -> None:

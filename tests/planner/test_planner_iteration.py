@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from planner_doubles import A100, EVERYWHERE, PLAIN, EvenTimes, bloom_like, job
 
 from quantbench.device import lookup
@@ -15,13 +17,13 @@ from quantbench.latency.model_times import BestTimes
 from quantbench.latency.op_times import RememberedTimes
 from quantbench.planner.calibration import shipped
 from quantbench.planner.iteration import data_parallel_s, exposed_s, iteration, point_to_point_s, tied_embedding_s
-from quantbench.planner.layer_time import LayerTime, LayerTimes, Span, divided
+from quantbench.planner.layer_time import LayerTime, LayerTimes, Span, _timed, divided
 from quantbench.planner.layout import Job, LayerKey, Layout, layer_weights, stages_of
 from quantbench.planner.memory import memory, stage_parameters
 from quantbench.planner.predict import Planner
 from quantbench.planner.row_results import predict_cases
 from quantbench.planner.rows import Case
-from quantbench.workload import Gemm, Softmax, TransformerShape
+from quantbench.workload import Gemm, GroupedGemm, Softmax, TransformerShape
 from quantbench.workload.kinds import Compute
 from quantbench.workload.presets import preset
 
@@ -392,6 +394,37 @@ def test_expert_parallelism_spreads_weights_and_keeps_the_rows_of_a_gpu() -> Non
     assert one.experts[0].mid == pytest.approx(4096 * 8 * 2 * 3 * 2048 * 768 / 250e12)
     assert one.reduces == 0 < eight.reduces
     assert memory(of, spread, PLAIN).weights < memory(of, alone, PLAIN).weights
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "tp", "ep"), [("kimi-k2", 1024, 4, 128), ("deepseek-v3", 1024, 1, 64), ("qwen3-30b-a3b", 64, 1, 1)]
+)
+def test_a_token_more_or_less_changes_little(name: str, gpus: int, tp: int, ep: int) -> None:
+    where = reference_cluster(lookup("h100"))
+    times, factors = RememberedTimes(BestTimes()(where.device)), shipped().of(where, "megatron-bridge")
+    layout = Layout(gpus // tp, tp, 1, 1, zero=2, recompute="none", ep=ep)
+
+    def seconds(seq: int) -> float:
+        of = Job(replace(preset(name), seq=seq), where, gpus, 1024, stack="megatron-bridge")
+        return iteration(of, layout, LayerTimes(of, times, factors), factors).sec.mid
+
+    for seq in (3000, 4096):
+        here = seconds(seq)
+        for change in (1, 2, 3, 4, 8, 24, 64):
+            assert seconds(seq + change) == pytest.approx(here, rel=0.03)
+            assert seconds(seq - change) == pytest.approx(here, rel=0.03)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 5000), min_size=1, max_size=8).filter(any))
+def test_experts_at_full_tiles_have_the_rows_that_they_have(rows: list[int]) -> None:
+    work = GroupedGemm(tuple(rows), 256, 512)
+    shares = _timed(work)
+    assert all(one.m % 8 == 0 and one.batch == len(rows) for one in shares if isinstance(one, Gemm))
+    assert sum(shares.values()) == pytest.approx(sum(map(bool, rows)) / len(rows))
+    assert sum(one.flops * share for one, share in shares.items()) == pytest.approx(
+        sum(2 * max(8, count) * 256 * 512 for count in rows if count)
+    )
 
 
 def test_a_recipe_casts_what_no_kernel_before_can_cast() -> None:

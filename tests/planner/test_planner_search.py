@@ -10,6 +10,7 @@ from itertools import product
 import pytest
 from planner_doubles import LIKE_JEAN_ZAY, PLAIN, EvenTimes, bloom_like, job
 
+from quantbench.device import lookup
 from quantbench.errors import InputError
 from quantbench.latency.interconnect import cluster, reference_cluster
 from quantbench.latency.model_times import BestTimes
@@ -81,6 +82,25 @@ def test_nothing_fits_and_nothing_is_possible() -> None:
         search(job(gbs=7, shape=bloom_like(layers=71)), EvenTimes(), PLAIN)
     with pytest.raises(InputError, match=r"plan: --tp 3 for 64 heads; expected a divisor of 64"):
         search(job(), EvenTimes(), PLAIN, Space(tp=(3,)))
+
+
+@pytest.mark.parametrize(
+    ("name", "space", "said"),
+    [
+        ("deepseek-v3", Space(ep=(3,)), "--ep 3 for 256 experts; expected a divisor of 256"),
+        ("kimi-k2", Space(ep=(5, 7)), "--ep 5,7 for 384 experts; expected a divisor of 384"),
+        ("mixtral-8x7b", Space(ep=(16,)), "--ep 16 for 8 experts; expected a divisor of 8"),
+        ("llama-3-8b", Space(ep=(8,)), "--ep 8 for a model without experts; expected no --ep"),
+        ("llama-3-8b", Space(expert_tp=2), "--expert-tp 2 for a model without experts; expected no --expert-tp"),
+        ("mixtral-8x7b", Space(ep=(1, 2, 4), expert_tp=3), "--expert-tp 3 for experts of width 14336; expected a div"),
+        ("kimi-k2", Space(ep=(3, 128)), "--ep 3,128 on 64 GPUs; expected a divisor of 64"),
+        ("mixtral-8x7b", Space(ep=(8,), expert_tp=16), "--ep 8 · --expert-tp 16 on 64 GPUs; expected a divisor of 64"),
+    ],
+)
+def test_degrees_that_divide_nothing_are_named(name: str, space: Space, said: str) -> None:
+    of = Job(preset(name), reference_cluster(lookup("h100")), 64, 512)
+    with pytest.raises(InputError, match=f"plan: {said}"):
+        search(of, EvenTimes(), PLAIN, space)
 
 
 def test_uneven_stages_are_found_when_asked_for() -> None:
