@@ -313,11 +313,14 @@ def test_the_first_lines_say_what_is_near_what_skew_costs_and_whose_experts_they
     type_in(tab, "n-tp", 1)
     type_in(tab, "routing", "power_law_1.2")
     said = seen(tab)["compared"]
+    assert "exceed the memory" not in said
     assert "The times of experts are trtllm's." in said
     even, skewed = tab.evaluate(
         "['balanced', state.routing].map(r => models.get(active).layer({...state, routing: r}).us)"
     )
     assert f"Against balanced routing: +{percent(skewed / even - 1)} time." in said
+    type_in(tab, "preset", "deepseek-v3")
+    assert "The weights alone exceed the memory of a GPU" in seen(tab)["compared"]
 
 
 def test_a_better_shape_is_taken_over_by_a_click(tab: Tab) -> None:

@@ -255,6 +255,7 @@ function answer(times, before) {
     wasted / now.us < 0.005 ? 'Hardly any of it is lost past edges.' : `${percent(wasted / now.us)} of it is lost past edges${skewed ? ' and to skew' : ''}.`];
   fill('answer', ...parts);
   const said = [], {library} = times.entry.experts;
+  if (!fits(state, times.gpu, times.format)) said.push('The weights alone exceed the memory of a GPU: spread the experts over more (ep).');
   if (state.experts && library && library !== times.entry.library) said.push(`The times of experts are ${library}'s.`);
   if (skewed) said.push(`Against balanced routing: ${signed(now.us / times.layer({...state, routing: 'balanced'}).us - 1)} time.`);
   if (state.sliding_window && state.sliding_window < state.seq) said.push(`The sliding window of ${state.sliding_window} is not priced: attention is over all tokens.`);
