@@ -33,7 +33,7 @@ from quantbench.workload import TransformerShape
 from quantbench.workload.recipes import RECIPES
 from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 
-_WHO = "plan --rows"
+_WHO = "plan"
 _RATE = re.compile(r"[0-9]+ tokens/s")
 # Megatron's GPT vocabulary, padded for 8 tensor-parallel ranks.
 _USUAL_VOCAB = 51200

@@ -170,7 +170,7 @@ def test_a_shape_search() -> None:
         ((*BLOOM, "--attention", "slow"), "plan: --attention = 'slow'; expected one of flash, unfused"),
         ((*BLOOM, "--check", "--tp", "4,8", "--pp", "12"), "plan --check: --tp 4,8; expected one value"),
         ((*BLOOM, "--shape-search", "--aspect", "200"), "--aspect: '200'; expected from:to, both above 0 and finite"),
-        (("--rows", "nowhere.csv"), "plan --rows: nowhere.csv (No such file or directory)"),
+        (("--rows", "nowhere.csv"), "plan: nowhere.csv (No such file or directory)"),
         (("--rows", str(TABLE), "--tp", "4,8"), "plan --rows: --tp 4,8; expected one value for rows without it"),
     ],
 )

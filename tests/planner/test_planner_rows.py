@@ -63,7 +63,7 @@ def test_reading_keeps_every_row_as_typed() -> None:
 def test_cells_that_are_no_numbers_are_refused_with_their_place(tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
     file.write_text("row_id,tp,pp\n1,eight,2\n")
-    with pytest.raises(InputError, match=r"plan --rows: t\.csv, line 2, column tp = 'eight'; expected a number"):
+    with pytest.raises(InputError, match=r"plan: t\.csv, line 2, column tp = 'eight'; expected a number"):
         read_table(file)
     file.write_text("row_id,tp,sec_per_it\n1,8,-3\n")
     with pytest.raises(InputError, match="column sec_per_it = '-3'; expected a number above 0"):
@@ -136,7 +136,7 @@ def test_rows_of_nobodys_document_are_filled_from_options_and_custom() -> None:
 )
 def test_what_nobody_knows_is_asked_for(changes: dict[str, object], text: str) -> None:
     row = TableRow("7", gpu="A100-80GB", gpus=64, size_b=13.0, tp=4, pp=2, gbs=512)
-    with pytest.raises(InputError, match=rf"plan --rows, row 7: {text}"):
+    with pytest.raises(InputError, match=rf"plan, row 7: {text}"):
         case_of(replace(row, **changes))  # type: ignore[arg-type]
 
 
@@ -219,7 +219,7 @@ def test_impossible_rows_are_not_predicted(results: list[RowResult]) -> None:
     assert row.prediction is None
     assert "72 layers over 48 stages" in row.problem
     unknown = next(r for r in results if r.row.line == 121)
-    assert unknown.problem == "plan --rows, row 7 (line 121): no tp; expected a value in the row, or --tp"
+    assert unknown.problem == "plan, row 7 (line 121): no tp; expected a value in the row, or --tp"
 
 
 @pytest.mark.parametrize(
