@@ -7,6 +7,7 @@ import json
 import re
 import zlib
 from dataclasses import replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from typer.testing import CliRunner
 from quantbench.cli.app import app
 from quantbench.device import lookup
 from quantbench.errors import InputError
-from quantbench.explore.page import fitted_models, shelf_devices, write_explorer
+from quantbench.explore.page import fitted_models, left_out, shelf_devices, write_explorer
 from quantbench.explore.trace import Node, in_order, inputs
 from quantbench.profile import Profile
 from quantbench.workload.presets import preset
@@ -62,6 +63,13 @@ def test_the_profile_of_a_processor_is_refused(tmp_path: Path) -> None:
     replace(made, device=core, cliffs=()).save(tmp_path / "cpu.json")
     done = CliRunner().invoke(app, ["explore", "--profile", str(tmp_path / "cpu.json"), "-o", str(tmp_path / "x.html")])
     assert str(done.exception).startswith(f"explore: --profile {tmp_path / 'cpu.json'} of cpu-made-up; expected the pr")
+
+
+def test_what_a_page_leaves_out_is_said() -> None:
+    assert left_out(preset("deepseek-v3")) == left_out(preset("mixtral-8x7b")) == []
+    assert left_out(preset("gpt-oss-120b")) == ["its sliding window of 128"]
+    measured = replace(preset("mixtral-8x7b"), routing=(1, 2, 3, 4, 5, 6, 7, 8), tp=2, expert_tp=1)
+    assert left_out(measured) == ["experts split otherwise than the rest", "measured routing"]
 
 
 def test_a_title_is_escaped(tmp_path: Path) -> None:

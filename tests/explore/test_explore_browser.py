@@ -321,6 +321,9 @@ def test_the_first_lines_say_what_is_near_what_skew_costs_and_whose_experts_they
     assert f"Against balanced routing: +{percent(skewed / even - 1)} time." in said
     type_in(tab, "preset", "deepseek-v3")
     assert "The weights alone exceed the memory of a GPU" in seen(tab)["compared"]
+    type_in(tab, "preset", "gpt-oss-120b")
+    assert "The sliding window of 128 is not priced" in seen(tab)["compared"]
+    assert "sliding_window=128" in tab.evaluate("location.hash")
 
 
 def test_a_better_shape_is_taken_over_by_a_click(tab: Tab) -> None:
