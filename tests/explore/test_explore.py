@@ -7,7 +7,6 @@ import json
 import re
 import zlib
 from dataclasses import replace
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
