@@ -280,6 +280,10 @@ def test_every_control_changes_what_it_should(tab: Tab, opened: Browser, page: P
         tab.evaluate(IDLE)
         assert seen(tab)[what] != before[what], name
         before = seen(tab)
+    with opened.tab(page, 1280, fragment="#heads=7&kv_heads=3") as again:
+        again.evaluate(IDLE)
+        assert "kv_heads = 3 must divide heads = 7. Change a size, or start again." in seen(again)["wrong"]
+        assert again.shown.problems == []
     fragment = tab.evaluate("location.hash")
     with opened.tab(page, 1280, fragment=fragment) as again:
         again.evaluate(IDLE)

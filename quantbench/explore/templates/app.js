@@ -191,7 +191,7 @@ function readUrl() {
 function update() {
   if (!state.experts && ['moe_ffn', 'top_k', 'ep'].includes(state.axis)) $('axis').value = state.axis = 'hidden';
   const mine = ++job, began = performance.now(), wrong = objection(state);
-  $('wrong').textContent = wrong ? `Impossible: ${wrong}. The figures below are of the last possible shape.` : '';
+  $('wrong').textContent = wrong ? `Impossible: ${wrong}. ${draw.curves ? 'The figures below are of the last possible shape.' : 'Change a size, or start again.'}` : '';
   writeUrl();
   if (wrong) return void (document.documentElement.dataset.busy = 'no');
   commands();
