@@ -42,12 +42,11 @@ TABLES: dict[str, dict[str, str]] = {
         ("b200_sxm", "b300_sxm", "gb200", "gb300", "h100_sxm", "h200_sxm", "l40s", "rtx_pro_6000_server"), _NEWEST
     ),
 }
-#: libraries whose tables of experts time, at ep > 1, all top_k rows of each token that reaches the GPU: those of other
-#: GPUs' experts are masked, not left out (aiconfigurator, 2026, collector/helper.py, build_rank0_local_workload). With
-#: 256 experts and top_k = 8, ep = 8 takes two thirds of the time of ep = 1 there, as 1 - (7/8)^8 of the tokens reach
-#: each GPU; TRT-LLM's an eighth. (vLLM 0.14, on the A100, masks none.)
+#: libraries whose tables of experts may hold, at ep > 1, rows of other GPUs' experts: SGLang's collector masks them
+#: (aiconfigurator, 2026, collector/helper.py, build_rank0_local_workload), and some times of vLLM are those of
+#: all top_k rows of each token that reaches the GPU. docs/experts.md has what ep = 8 saves by library.
 MASKED_EXPERTS = ("sglang", "vllm")
-MASKED_WORDS = "times for ep > 1 include masked rows of other GPUs' experts"
+MASKED_WORDS = "times for ep > 1 may include masked rows of other GPUs' experts"
 #: system → (library, version) of its default table
 DEFAULT_TABLES: dict[str, tuple[str, str]] = {system: next(iter(of.items())) for system, of in TABLES.items()}
 #: formats of those tables; weight-only and smooth-quantised ones (int8_wo, int4_wo, sq) are other products than int8

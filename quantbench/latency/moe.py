@@ -207,7 +207,7 @@ class MoEModel:
     def best(cls, device: DeviceSpec | str, *, dtype: str = "bf16", library: str = "") -> MoEModel:
         """Returns the model shipped for a GPU, dtype and library, or its prior if none is shipped.
 
-        library: "" for one whose times have no masked rows of other GPUs' experts; among these the default of products
+        library: "" for one not in `MASKED_EXPERTS` if such a one was measured; among these the default of products
             (`libraries.default_library`) or else the one with the largest table; trtllm if none was measured.
         """
         spec = _gpu(device)

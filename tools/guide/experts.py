@@ -2,8 +2,8 @@
 
 Entry points: `write_page`, or `python -m tools.guide.experts [docs]`; `GPUS`. Run by `make docs`.
 
-Layers are of TensorRT-LLM in bf16, as in the tables of aiconfigurator; those of vLLM and SGLang have masked rows. What
-no table has is predicted by the shipped models and labelled so.
+Layers are of TensorRT-LLM in bf16, as in the tables of aiconfigurator; those of vLLM and SGLang may have masked rows.
+What no table has is predicted by the shipped models and labelled so.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ PAGE = "experts.md"
 #: slugs of the GPUs by name
 GPUS = {"A100": "a100-sxm4-80gb", "H100": "h100-sxm5-80gb", "H200": "h200-sxm-141gb", "B200": "b200-sxm-180gb"}
 _LIBRARY, _DTYPE = "trtllm", "bf16"
+_LIBRARIES = ("trtllm", "vllm", "sglang")
+# Layers with so many tokens are bound by arithmetic on one GPU as on eight.
+_MANY_TOKENS = 8192
 # Layers with fewer rows per expert read weights and compute little.
 _LEAST_ROWS, _FEW_TOKENS = 32, 1024
 # Neighbours on a curve are at most this factor apart.
@@ -139,7 +142,11 @@ def write_page(docs: Path) -> list[Path]:
     ]
     sources = "; ".join(f"{one.package}: {one.file} ({one.version}), {one.rows:,} layers" for one in tables.values())
     page = docs / PAGE
-    found = {"rules": table(["rule", *GPUS, "what to do"], rows, numeric=False), "sources": sources}
+    savings = [[name, *(_saved(read_moe(slug, name)[_DTYPE]) for slug in GPUS.values())] for name in _LIBRARIES]
+    found = {
+        "rules": table(["rule", *GPUS, "what to do"], rows, numeric=False), "sources": sources,
+        "saved": table(["library", *GPUS], savings),
+    }  # fmt: skip
     page.write_text(fill(page.read_text(encoding="utf-8"), found), encoding="utf-8")
     caption = f"{_LIBRARY}, {_DTYPE} · layers measured by aiconfigurator"
     paths = [docs / "figures" / f"experts-{name}.png" for name in ("rows", "skew", "split")]
@@ -147,6 +154,19 @@ def write_page(docs: Path) -> list[Path]:
     _draw_skew(tables, paths[1], caption)
     _draw_split(tables, paths[2], caption)
     return [page, *paths]
+
+
+def _saved(of: MoETable) -> str:
+    """Returns the median and the extremes of the time with ep = 8 over that with ep = 1: balanced layers of as many
+    tokens, whole experts."""
+    times = dict(zip(of.works, of.latency_us, strict=True))
+    shared = [work for work in times if work.ep == 8 and work.tp == 1 and work.tokens >= _MANY_TOKENS]
+    ratios = [
+        float(times[work] / times[alone])
+        for work in shared
+        if work.distribution == "balanced" and (alone := replace(work, ep=1)) in times
+    ]
+    return f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "–"
 
 
 def _draw_rows(tables: dict[str, MoETable], path: Path, caption: str) -> None:
