@@ -86,6 +86,7 @@ def gemm_model(model: GemmModel, blobs: Blobs) -> dict[str, Any]:
         "factor": model.interval.factor, "floor": model.interval.floor, "kernels": blobs.add(kernels),
         "flop_per_us": ensemble.machine.flop_per_us, "in_waves": model.in_waves, "rows": model.rows,
         "least_k": LEAST_K, "rising_k": ensemble.machine.rising_k, "rounding": ROUNDING, "layouts": model.layouts,
+        "aligned": None if ensemble.machine.is_narrow else 16 / ensemble.machine.element_bytes,
     }  # fmt: skip
 
 

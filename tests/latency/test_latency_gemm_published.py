@@ -86,6 +86,20 @@ def test_a_slower_layout_is_learned() -> None:
     assert 1.25 < np.median(ratio) < 1.75
 
 
+def test_a_weight_gradient_over_an_odd_number_of_tokens_has_aligned_rows() -> None:
+    model = GemmModel.best("h100-sxm5-80gb")
+    assert not model.layouts
+    k = [4096, 4097, 4104]
+    aligned, odd, above = model.predict(4096, 4096, k, layout=["tn"] * 3).latency_us
+    assert aligned <= odd == above
+    assert odd < 0.6 * model.predict(4096, 4096, 4097, layout="nn").latency_us
+    # Rows of the activations are m long there: an odd m costs what an odd k costs elsewhere.
+    assert model.predict(4099, 4096, 4096, layout="tn").latency_us > 1.5 * aligned
+    # FP8 tensor cores read rows along k, so another layout is transposed first.
+    fp8 = GemmModel.best("h100-sxm5-80gb", dtype="fp8")
+    assert fp8.predict(4096, 4096, 4097, layout="tn").latency_us > 1.5 * fp8.predict(4096, 4096, 4096).latency_us
+
+
 @pytest.mark.parametrize("lacking", [ADDED, ADDED[3:]], ids=["version 2", "version 3"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp8"])
 def test_parameters_of_earlier_versions_give_the_same_times(lacking: list[int], dtype: str) -> None:

@@ -38,11 +38,17 @@ class GemmModel {
   // Returns {us, low, high, kernel, bound} of one GEMM; sizes are whole numbers, layout an index (nn, nt, tn).
   predict(m, n, k, batch = 1, layout = 0) {
     return remember(this.known, `${m},${n},${k},${batch},${layout}`, () => {
-      const looked = batch === 1 && this.looked.get(`${m},${n},${k}`), found = this.fresh(m, n, k, batch, this.layouts ? layout : -1);
+      const looked = batch === 1 && this.looked.get(`${m},${n},${k}`), found = this.layouts ? this.fresh(m, n, k, batch, layout) : this.fresh(m, n, this.stored(m, k, layout), batch, -1);
       if (!looked) return found;
       const [us, low, high] = looked.subarray(3 * layout);
       return {...found, us, low, high};
     });
+  }
+
+  // Mirrors latency.gemm.inputs.k_as_stored; aligned: elements in 16 bytes, null for narrow formats.
+  stored(m, k, layout) {
+    const aligned = this.aligned;
+    return layout === 2 && aligned ? k + ((m - k) % aligned + aligned) % aligned : k;
   }
 
   fresh(m, n, k, batch, layout) {

@@ -1,7 +1,7 @@
 """Validates what a GEMM model is asked or fitted to, and turns it into arrays.
 
-Entry points: `machine_of`, `whole_sizes`, `layout_indices`, `recorded_kernels`, `LARGEST_SIDE`. Used
-by `gemm.model`, `gemm.cliffs`, `model_times`, `advice.pad`, `profile` and tools.
+Entry points: `machine_of`, `whole_sizes`, `layout_indices`, `k_as_stored`, `recorded_kernels`,
+`LARGEST_SIDE`. Used by `gemm.model`, `gemm.cliffs`, `model_times`, `advice.pad`, `profile` and tools.
 """
 
 from __future__ import annotations
@@ -61,6 +61,18 @@ def layout_indices(who: str, layout: str | Sequence[str], rows: int) -> FloatArr
     for name in set(names):
         require_choice(who, "layout", name, LAYOUTS)
     return np.array([LAYOUTS.index(name) for name in names], dtype=np.float64)
+
+
+def k_as_stored(machine: Machine, sizes: Sequence[FloatArray], layouts: FloatArray) -> FloatArray:
+    """Returns k, (rows,), for a model of unknown layout, which takes rows of a and b to be k long.
+
+    Those of a `tn` product lie along m and n, whatever k is: its k becomes the next one that is aligned as its m. FP8
+    and FP4 are multiplied with rows along k in every layout (cuBLASLt's "TN format").
+    sizes: m, n, k and batch.
+    """
+    m, _, k, *_ = sizes
+    along_m = (layouts == LAYOUTS.index("tn")) & (not machine.is_narrow)
+    return np.where(along_m, k + (m - k) % (16.0 / machine.element_bytes), k)
 
 
 def recorded_kernels(menu: Menu, launches: Sequence[Launch | None] | None, rows: int) -> tuple[IndexArray, FloatArray]:

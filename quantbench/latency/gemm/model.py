@@ -35,7 +35,7 @@ from quantbench.latency.gemm import files
 from quantbench.latency.gemm.cost_model import FloatArray, IndexArray, Machine, Menu, Shapes, runs_in_waves
 from quantbench.latency.gemm.distilled import FastGemm, distil
 from quantbench.latency.gemm.ensemble import Ensemble, Reference, shape_keys
-from quantbench.latency.gemm.inputs import layout_indices, machine_of, recorded_kernels, whole_sizes
+from quantbench.latency.gemm.inputs import k_as_stored, layout_indices, machine_of, recorded_kernels, whole_sizes
 from quantbench.latency.gemm.public import FOLDER, TABLE_EFFORT, TABLE_ROWS, PublicTable, file_name, fitting
 from quantbench.latency.gemm.table_audit import Unexplained, audit
 from quantbench.latency.gemm.training import (
@@ -167,7 +167,7 @@ class GemmModel:
         kernels, split_k = recorded_kernels(menu, launches, len(times))
         rows = Measured(sizes[0], sizes[1], sizes[2], np.log(times), kernels, sizes[3], layouts, split_k)
         if not rows.layouts:
-            rows = replace(rows, layout=np.full(len(rows), -1.0))
+            rows = replace(rows, k=k_as_stored(machine, sizes, layouts), layout=np.full(len(rows), -1.0))
         group = layouts.astype(np.intp) * (len(menu) + 1) + kernels
         aside = audit(sizes, times, machine.flop_per_us, group=group)
         rows = rows.take(np.setdiff1d(np.arange(len(rows)), [one.row for one in aside]))
@@ -259,7 +259,8 @@ class GemmModel:
         """Predicts GEMMs m×k times k×n, `batch` of them at once; the sizes broadcast, and the result has their common
         shape.
 
-        layout: as in `fit`, of each row only for one-dimensional sizes; matters if several layouts were fitted.
+        layout: as in `fit`, of each row only for one-dimensional sizes; changes alignment, and more if several
+            were fitted.
         launches: kernel that will run each row, None if unknown (one-dimensional sizes only).
 
         No prediction is below the time at the device's peak, and doubling a k of 64 bytes or more never lowers one.
@@ -268,6 +269,8 @@ class GemmModel:
         sizes = whole_sizes("GemmModel.predict", *(w.ravel() for w in wide))
         layouts = layout_indices("GemmModel.predict", layout, len(sizes[0]))
         if not self.layouts:
+            m, n, _, batch = sizes
+            sizes = (m, n, k_as_stored(self.ensemble.machine, sizes, layouts), batch)
             layouts = np.full(len(layouts), -1.0)
         answer = self.ensemble.monotone(*sizes, layouts)
         log_us, kernel, menu = answer.log_us, answer.kernels[0], self.ensemble.menu
@@ -311,7 +314,7 @@ class GemmModel:
 
     @property
     def layouts(self) -> bool:
-        """Whether products of several layouts were among the fitted rows; otherwise the layout changes no time."""
+        """Whether products of several layouts were among the fitted rows; otherwise it matters for alignment only."""
         return any(member.layouts for member in self.ensemble.members)
 
     @property
