@@ -105,7 +105,7 @@ function buildControls() {
     const preset = page.presets[event.target.value];
     if (preset) { state = {...state, ...preset, preset: event.target.value}; zoom = null; sync(); update(); }
   };
-  $('reset').onclick = () => { state = {...page.setting}; locks = {}; zoom = null; sync(); update(); };
+  $('reset').onclick = () => { state = {...page.setting}; locks = {}; zoom = null; $('unknown').textContent = ''; sync(); update(); };
 }
 
 async function choose(id) {
@@ -173,17 +173,31 @@ function writeUrl() {
   history.replaceState(null, '', `#${words}`);
 }
 
+// Takes over the setting of a link, and says what of it the page does not know. The last of equal names counts.
 function readUrl() {
-  const words = new URLSearchParams(location.hash.slice(1)), known = id => !!entryOf(id);
-  for (const [name, low] of [...EVERY, ['sliding_window', 0]]) {
-    const value = Number(words.get(name));
-    if (words.has(name) && Number.isInteger(value) && value >= Math.min(low, 1) && value < 2 ** 31) state[name] = value;
+  const sizes = new Map([...EVERY, ['sliding_window', 0]]), choices = new Map(Object.entries({axis: AXES, ...CHOICES})), unknown = [];
+  for (const [name, text] of new Map(new URLSearchParams(location.hash.slice(1)))) {
+    const value = Number(text), isKnown = name === 'keep' ? one => page.dimensions.includes(one) : one => !!entryOf(one);
+    const list = text.split(',').filter(Boolean), known = list.filter(isKnown);
+    let fine = true;
+    if (sizes.has(name)) {
+      fine = text.trim() && Number.isInteger(value) && value >= Math.min(sizes.get(name), 1) && value < 2 ** 31;
+      if (fine) state[name] = value;
+    } else if (FLAGS.includes(name)) {
+      fine = ['0', '1'].includes(text);
+      if (fine) state[name] = text === '1';
+    } else if (choices.has(name)) {
+      fine = choices.get(name).includes(text);
+      if (fine) state[name] = text;
+    } else if (name === 'keep') locks = Object.fromEntries(known.map(one => [one, true]));
+    else if (name === 'lines') lines = known.slice(0, COLOURS.length - 1);
+    else if (name === 'detail') active = known[0] || active;
+    else fine = false;
+    if (!fine) unknown.push(`${name}=${text}`);
+    else if (['keep', 'lines', 'detail'].includes(name)) unknown.push(...list.filter(one => !isKnown(one)).map(one => `${name}=${one}`));
   }
-  for (const name of FLAGS) if (words.has(name)) state[name] = words.get(name) === '1';
-  for (const [name, options] of Object.entries({axis: AXES, ...CHOICES})) if (options.includes(words.get(name))) state[name] = words.get(name);
-  if (words.has('keep')) locks = Object.fromEntries(words.get('keep').split(',').filter(name => page.dimensions.includes(name)).map(name => [name, true]));
-  if (words.has('lines')) lines = words.get('lines').split(',').filter(known).slice(0, COLOURS.length - 1);
-  if (known(words.get('detail'))) active = words.get('detail');
+  zoom = null;
+  $('unknown').textContent = unknown.length ? `Ignored from the link, not known here: ${unknown.join(', ').slice(0, 200)}.` : '';
 }
 
 // --- update -----------------------------------------------------------------------------------------------------------
@@ -286,7 +300,7 @@ function table(times, list, before) {
     const row = make('tr', {onmouseenter: show},
       make('th', {scope: 'row'}, drawable(op) ? make('button', {type: 'button', class: 'op', onclick: show, onfocus: show, title: 'Show its tiles'}, label(op)) : label(op)),
       make('td', {}, shape), make('td', {class: 'wide'}, bar),
-      make('td', {class: 'num', title: `90 % interval ${latency(low)} to ${latency(high)}`}, latency(us)),
+      make('td', {class: 'num'}, latency(us), make('div', {class: 'interval'}, `${latency(low)} – ${latency(high)}`)),
       make('td', {class: 'num'}, share === null ? '?' : percent(share)),
       make('td', {class: 'num'}, waste ? latency(waste.us) : '–'),
       make('td', {class: 'num'}, before && old[i] ? signed(us / times.estimate(old[i]).us - 1) : ''), make('td', {}, words));
@@ -573,17 +587,18 @@ function commands() {
   const all = ['hidden', 'heads', 'kv_heads', 'head_dim', 'ffn', 'seq', 'mbs', 'tp', 'vocab', ...moe], dim = s.axis.replace('_', '-');
   const grouped = [s.gated ? 'experts_up_gate' : 'experts_up', 'experts_down'];
   const others = all.filter(name => name !== s.axis), priced = [...layerOf(s), ...ops(s).filter(op => op.name === 'logits')];
-  const names = [...new Set(priced.flatMap(op => op.kind === 'experts' ? grouped : op.name))];
+  // `predict` prices a layer's routed products together, `sweep` measures them one by one.
+  const named = routed => [...new Set(priced.flatMap(op => op.kind === 'experts' ? routed : op.name))];
   const xs = axisValues().filter(x => x % 8 === 0 || COUNTS.includes(s.axis));
   const range = COUNTS.includes(s.axis) ? xs.join() : `${xs[0]}:${xs[xs.length - 1]}:${xs[1] - xs[0] || 8}`;
   // Heads follow hidden here, so a sweep over hidden leaves their ops out, and key/value heads with them.
   const moving = {hidden: [...(s.heads * s.head_dim === s.hidden ? ['heads', 'kv_heads', 'head_dim'] : []), ...(s.ffn === 4 * s.hidden && !locks.ffn ? ['ffn'] : [])], heads: ['kv_heads', 'head_dim']}[s.axis] || [];
   const follows = others.filter(name => !moving.includes(name)), some = s.kv_heads !== s.heads && moving.includes('heads');
-  const swept = names.filter(name => !moving.includes('heads') || !(['attention', 'scores', 'softmax', 'context'].includes(name) || (some && name === 'qkv')));
+  const swept = named(grouped).filter(name => !moving.includes('heads') || !(['attention', 'scores', 'softmax', 'context'].includes(name) || (some && name === 'qkv')));
   const tail = list => ` --dtype ${entry.dtype}${library} --ops ${list.join()}${s.direction === 'both' && !s.experts ? ' --direction both' : ''}`;
   const routing = s.experts ? ` --routing ${s.routing}` : '', layer = presetOption(s, []), model = presetOption(s, ['tied', 'dense_layers']);
   const lines = {
-    predict: `quantbench predict --gpu ${gpu.slug}${layer} --dim ${dim}=${s[s.axis]} ${sizes(others)}${gate}${routing}${tail(names)}`,
+    predict: `quantbench predict --gpu ${gpu.slug}${layer} --dim ${dim}=${s[s.axis]} ${sizes(others)}${gate}${routing}${tail(named('experts'))}`,
     advise: `quantbench advise --gpu ${gpu.slug}${model} ${sizes([...all, 'layers'])}${gate}${routing} --dtype ${entry.dtype}${library}${keeps()}`,
     sweep: `quantbench sweep${layer} --dim ${dim}=${range} ${sizes(follows)}${gate}${routing}${tail(swept)} --skip-impossible`,
   };
