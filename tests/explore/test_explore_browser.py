@@ -334,6 +334,30 @@ def test_the_first_lines_say_what_is_near_what_skew_costs_and_whose_experts_they
     assert "sliding_window=128" in tab.evaluate("location.hash")
 
 
+def test_the_curve_over_the_vocabulary_is_that_of_the_logits(tab: Tab) -> None:
+    tab.evaluate("choose(page.gpus[0].entries[0].id)")
+    type_in(tab, "axis", "vocab")
+    type_in(tab, "n-vocab", 50257)
+    times = RememberedTimes(ModelTimes(lookup(GPUS[0])), softmax="megatron")
+    now, then = (
+        times.estimate(
+            next(op.workload for op in replace(preset("llama-3-8b"), vocab=vocab).ops() if op.name == "logits")
+        )
+        for vocab in (50257, 50240)
+    )
+    slower = percent(now.latency_us / then.latency_us - 1)
+    assert f"vocab 50257 against 50240: +{slower} time for +0.0 % arithmetic of the logits." in seen(tab)["compared"]
+    assert tab.evaluate("draw.curves.get(active).get(50257).us") == pytest.approx(now.latency_us, rel=1e-5)
+    assert "Best vocab within 5 %" in tab.evaluate("document.getElementById('best').textContent")
+
+
+def test_experts_are_gated_as_in_predict(tab: Tab) -> None:
+    type_in(tab, "preset", "gpt2-xl")
+    assert tab.evaluate("[state.gated, document.getElementById('gated').disabled]") == [False, False]
+    type_in(tab, "n-experts", 8)
+    assert tab.evaluate("[state.gated, document.getElementById('gated').disabled]") == [True, True]
+
+
 def test_a_better_shape_is_taken_over_by_a_click(tab: Tab) -> None:
     type_in(tab, "n-seq", 2049)
     type_in(tab, "n-ffn", 14000)
@@ -481,6 +505,7 @@ DEEPSEEK = {"ep": 8, "keep": "experts", **{name: getattr(preset("deepseek-v3"), 
         "seq=257&axis=seq",
         "attention=unfused&direction=both",
         "experts=8&ep=2&axis=ep",
+        "vocab=50257&axis=vocab&direction=both",
         urlencode(DEEPSEEK),
         "gate_fused=1",
         "vocab=4194304",

@@ -59,6 +59,8 @@ async function start() {
   document.documentElement.dataset.ready = 'yes';
 }
 
+// The ops whose sum is drawn: those of a layer, or the logits, which alone depend on the vocabulary.
+const along = s => state.axis === 'vocab' ? ops(s).filter(op => op.name === 'logits') : layerOf(s);
 // What the plot draws: the lines that were kept, and the model in detail.
 const drawn = () => [...new Set([...lines, active])].slice(-COLOURS.length);
 const entryOf = id => page.gpus.flatMap(gpu => gpu.entries.map(entry => ({gpu, entry}))).find(one => one.entry.id === id);
@@ -152,6 +154,8 @@ function sync() {
   for (const name of NAMES) for (const kind of ['n', 'r']) $(`${kind}-${name}`).value = state[name];
   for (const name of page.dimensions) $(`lock-${name}`).checked = !!locks[name];
   for (const kind of ['n', 'r']) $(`${kind}-kv_heads`).disabled = state.kv_rank > 0;
+  if (state.experts) state.gated = true;  // as in all published models with experts, and in `predict`
+  $('gated').disabled = state.experts > 0;
   for (const name of ['gated', 'gate_fused']) $(name).checked = state[name];
   for (const name of ['axis', ...Object.keys(CHOICES)]) $(name).value = state[name];
   for (const option of $('axis').options) option.disabled = !state.experts && ['moe_ffn', 'top_k', 'ep'].includes(option.value);
@@ -224,7 +228,7 @@ function update() {
   const later = xs.filter(x => !first.includes(x)).flatMap(x => [...curves.keys()].map(id => [id, x]));
   const point = ([id, x]) => {
     const s = changed(state, state.axis, x, locks);
-    if (possible(s)) curves.get(id).set(x, models.get(id).layer(s));
+    if (possible(s)) curves.get(id).set(x, models.get(id).layer(s, along(s)));
   };
   while (left.length && performance.now() - began < FIRST_MS) point(left.shift());
   draw(curves);
@@ -277,10 +281,10 @@ function answer(times, before) {
   if (!times.measured(state)) said.push(`Nobody measured ${times.entry.dtype} with ${times.entry.library} on ${times.gpu.name}: figures are expected from other GPUs, and their intervals are wide.`);
   if (state.vocab / state.tp > LARGEST) said.push(`Logits of ${state.vocab / state.tp} columns are left out: no time is predicted above ${LARGEST}.`);
   if (before) {
-    const then = times.layer(before.state), value = state[state.axis];
+    const [here, then] = [state, before.state].map(s => times.layer(s, along(s))), value = state[state.axis];
     const others = SIZES.filter(name => name !== state.axis && before.state[name] !== state[name]).map(name => `${name} ${before.state[name]}`);
     said.push(`${state.axis} ${value} against ${before.value}${others.length ? ` (with ${others.join(', ')})` : ''}: ` +
-      `${signed(now.us / then.us - 1)} time for ${signed(now.flops / then.flops - 1)} arithmetic.`);
+      `${signed(here.us / then.us - 1)} time for ${signed(here.flops / then.flops - 1)} arithmetic${state.axis === 'vocab' ? ' of the logits' : ''}.`);
   }
   $('rows').textContent = `Rows of linear layers: seq × mbs = ${state.seq * state.mbs} tokens.`;
   fill('compared', ...said.flatMap(line => [line, make('br')]));
@@ -421,7 +425,7 @@ function cliffs(curve, times) {
   }
   marks = found.sort((a, b) => b.drop - a.drop).slice(0, 5).sort((a, b) => a.x - b.x);
   fill('cliffs', ...marks.map(one => {
-    const [old, now] = [one.from, one.x].map(x => layerOf(changed(state, state.axis, x, locks)));
+    const [old, now] = [one.from, one.x].map(x => along(changed(state, state.axis, x, locks)));
     const slower = curve.get(one.x).us - curve.get(one.from).us * curve.get(one.x).flops / curve.get(one.from).flops;
     const worst = now.map((op, i) => ({op, before: old[i], more: times.estimate(op).us - times.estimate(old[i]).us * (flopsOf(op) || op.batch) / (flopsOf(old[i]) || old[i].batch)}))
       .sort((a, b) => b.more - a.more)[0];

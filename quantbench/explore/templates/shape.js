@@ -158,10 +158,11 @@ class Times {
     return this.peak ? flopsOf(op) / us / 1e6 / this.peak : null;
   }
 
-  // Returns {us, low, high, share, flops} of a setting's layer without logits, as `quantbench predict` sums it.
-  layer(s) {
+  // Returns {us, low, high, share, flops} of a setting's layer without logits, as `quantbench predict` sums it, or of a
+  // list of its ops.
+  layer(s, list = layerOf(s)) {
     let us = 0, below = 0, above = 0, below2 = 0, above2 = 0, peaked = 0, flops = 0;
-    for (const op of layerOf(s)) {
+    for (const op of list) {
       const one = this.estimate(op), [low, high] = [one.us - one.low, one.high - one.us];
       us += one.us;
       flops += flopsOf(op);
