@@ -454,6 +454,8 @@ def test_firefox_shows_the_same_figures_without_complaints(tab: Tab, page: Path,
         ("qwen3-30b-a3b", {"seq": 1000, "ep": 8}, {"vocab": True}),
         ("mixtral-8x7b", {"seq": 4096, "top_k": 4, "moe_ffn": 1792, "ep": 8}, {}),
         ("deepseek-v3", {"tp": 4, "ep": 16, "mbs": 2}, {}),
+        ("gpt-oss-120b", {"ep": 4}, {}),
+        ("gemma-3-27b", {"tp": 2}, {}),
     ],
 )
 def test_better_shapes_are_those_of_advise(

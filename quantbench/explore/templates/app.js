@@ -517,14 +517,19 @@ function* better(times) {
     }
     const useful = parameters({...s, vocab: Math.min(s.vocab, state.vocab)});
     const perToken = us * s.tp / (s.seq * s.mbs);
-    return {s, parts, us, perToken, each: perToken / useful};
+    const attention = [...parts.values()].reduce((sum, part) => sum + (part.kind === 'attention' ? part.us / us : 0), 0);
+    return {s, parts, us, perToken, each: perToken / useful, attention};
   };
   const base = costOf(state), groups = new Map(), best = new Map();
   yield;
   for (const {group, joint, s} of near(state, locks)) {
     if (!fits(s, times.gpu, times.format)) continue;
     const one = costOf(s), factor = ratioFactor(base, one, times), ratio = base.each / one.each;
-    const gains = {gain: ratio - 1, low: ratio / factor - 1, high: ratio * factor - 1};
+    // A sliding window is not priced: the interval holds the gain without attention, too.
+    const windowed = 0 < state.sliding_window && state.sliding_window < state.seq;
+    const other = windowed ? ratio * (1 - base.attention) / (1 - one.attention) : ratio;
+    const gains = {gain: ratio - 1, low: Math.min(ratio, other) / factor - 1, high: Math.max(ratio, other) * factor - 1};
+    gains.sure = gains.low > 0 && s.ep <= state.ep && s.tp <= state.tp;
     groups.set(group, [...(groups.get(group) || []), {...one, joint, ...gains}]);
     yield;
   }
@@ -532,7 +537,7 @@ function* better(times) {
     const one = preferred(group, all);
     if (one.gain >= page.space.worth_moving) best.set(NAMES.map(name => one.s[name]).join(), one);
   }
-  return [...best.values()].sort((a, b) => (b.low > 0) - (a.low > 0) || b.gain - a.gain).slice(0, 5);
+  return [...best.values()].sort((a, b) => b.sure - a.sure || b.gain - a.gain).slice(0, 5);
 }
 
 // advice.cost.ratio_factor
@@ -557,7 +562,7 @@ function neighbours(found, times) {
     make('td', {class: 'num'}, signed(one.gain)), make('td', {class: 'num'}, `${signed(one.low)} to ${signed(one.high)}`),
     make('td', {class: 'num'}, signed(parameters(one.s) / parameters(state) - 1)), make('td', {class: 'num'}, hours(one).toFixed(0)),
     make('td', {}, make('button', {type: 'button', 'aria-label': `Take ${changes(one.s)}`, onclick: () => { state = {...one.s}; zoom = null; sync(); update(); }}, 'Take')))));
-  $('no-better').textContent = found.length ? (found.some(one => one.low > 0) ? '' : 'None is surely faster: measure before you move.') : `No shape near this one gains ${percent(page.space.worth_moving)} or more.`;
+  $('no-better').textContent = found.length ? (found.some(one => one.sure) ? '' : 'None is surely faster: measure before you move.') : `No shape near this one gains ${percent(page.space.worth_moving)} or more.`;
 }
 
 // --- experts ----------------------------------------------------------------------------------------------------------

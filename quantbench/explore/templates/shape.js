@@ -434,7 +434,7 @@ function alone(s) {
 // change jointly; of those that are as fast, the smallest micro-batch, which takes the least memory, or the best aligned
 // heads.
 function preferred(group, all) {
-  const sure = all[0].joint ? all.filter(one => one.low > 0) : [], among = sure.length ? sure : all;
+  const sure = all[0].joint ? all.filter(one => one.sure) : [], among = sure.length ? sure : all;
   const least = Math.min(...among.map(one => one.each)), good = among.filter(one => one.each <= least * (1 + page.space.as_good));
   const heads = all[0].joint || group === 'heads';
   const rank = ({s}) => group === 'mbs' ? s.mbs : heads ? -Math.min(page.space.line_elements, s.head_dim & -s.head_dim) : 0;
