@@ -79,7 +79,7 @@ def _wrong_words(error: Exception) -> InputError:
     said = error.format_message().rstrip(".")  # type: ignore[attr-defined]
     operation = command.removeprefix("quantbench").strip() or "command line"
     # What refuses a value does not repeat it.
-    refused = getattr(error.__cause__, "errors", list)()
+    refused: list[dict[str, object]] = getattr(error.__cause__, "errors", list)()
     if refused and repr(refused[0]["input"]) not in said:
         said = said.replace(": ", f": {refused[0]['input']!r}: ", 1)
     return InputError(operation, said[:1].lower() + said[1:], f"words as `{command} --help` lists them")

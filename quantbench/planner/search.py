@@ -137,6 +137,8 @@ def _require_divisors(job: Job, space: Space) -> None:
     tp, ep = (",".join(map(str, degrees)) for degrees in (space.tp, space.ep))
     if space.tp and all(heads % degree for degree in space.tp):
         raise InputError("plan", f"--tp {tp} for {heads} heads", f"a divisor of {heads}; advise repairs shapes")
+    if space.tp and all(job.gpus % degree for degree in space.tp):
+        raise InputError("plan", f"--tp {tp} on {job.gpus} GPUs", f"a divisor of {job.gpus}")
     for name, typed, idle in (("--ep", ep, 1 in space.ep), ("--expert-tp", each, each == 1)):
         if not experts and not idle:
             raise InputError("plan", f"{name} {typed} for a model without experts", f"no {name}, or a model with them")
