@@ -22,6 +22,7 @@ from math import ceil
 from typing import Any
 
 from quantbench.errors import InputError
+from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.op_times import OpTimes, RememberedTimes
 from quantbench.planner.calibration import Calibration
 from quantbench.planner.constraints import chunk_layers, is_possible
@@ -188,6 +189,8 @@ def _micro_batches(job: Job, base: Layout, sizes: list[int], space: Space) -> It
         plain = replace(base, mbs=mbs)
         if job.rampup_step % (base.dp * mbs):
             continue
+        if not space.mbs and mbs * job.shape.seq > LARGEST_SIDE * base.cp:
+            continue  # more rows than a product that is predicted
         if not space.interleave or 1 in space.interleave:
             yield plain
         if base.pp == 1 or plain.micro_batches(job.gbs) % base.pp:

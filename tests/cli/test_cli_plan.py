@@ -186,6 +186,14 @@ def test_wrong_use_is_one_line(words: tuple[str, ...], text: str) -> None:
     assert str(caught.value).startswith(text)
 
 
+def test_a_search_tries_no_micro_batch_that_is_too_large_to_predict() -> None:
+    words = ("--model", "mixtral-8x7b", "--gpu", "gb200-186gb", "--gpus", "64", "--gbs", "1024", "--tp", "8")
+    found = [one["layout"]["mbs"] for one in run_json(*words)["layouts"]]
+    assert max(found) == 32  # 64 × 32768 rows are one more than are predicted
+    with pytest.raises(InputError, match="no time is predicted of larger products"):
+        run(*words, "--mbs", "64")
+
+
 def test_a_search_in_which_nothing_fits_names_no_times() -> None:
     said = run("--model", "llama-3-70b", "--gpus", "1", "--gpu", "l4-24gb", "--gbs", "8", code=1)
     assert "0 of them fit" in said
