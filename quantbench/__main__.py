@@ -78,6 +78,10 @@ def _wrong_words(error: Exception) -> InputError:
     command = context.command_path if context is not None else "quantbench"
     said = error.format_message().rstrip(".")  # type: ignore[attr-defined]
     operation = command.removeprefix("quantbench").strip() or "command line"
+    # What refuses a value does not repeat it.
+    refused: list[dict[str, object]] = getattr(error.__cause__, "errors", list)()
+    if refused and repr(refused[0]["input"]) not in said:
+        said = said.replace(": ", f": {refused[0]['input']!r}: ", 1)
     return InputError(operation, said[:1].lower() + said[1:], f"words as `{command} --help` lists them")
 
 

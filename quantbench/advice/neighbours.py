@@ -34,12 +34,14 @@ class Neighbour:
     """A shape compared with the one asked about.
 
     gain: relative increase of tokens per second at equal parameters (0.03: 3 % more).
-    low, high: 90 % interval of the gain.
+    low, high: 90 % interval of the gain. With a sliding window, which is not priced, it holds the gains with attention
+        over all tokens and with none.
     parameters: number of parameters without padding of the vocabulary.
     more: relative difference of the parameters from those of the shape asked about.
     move: largest relative change among hidden, ffn and layers.
     nearest: whether no shape with a smaller move gains as much.
     reasons: why it is faster, the largest saving first.
+    exchanges_more: whether more GPUs exchange tokens or sums than of the shape asked about, which is not priced.
     """
 
     shape: TransformerShape
@@ -51,11 +53,12 @@ class Neighbour:
     move: float
     nearest: bool
     reasons: tuple[str, ...] = ()
+    exchanges_more: bool = False
 
     @property
     def sure(self) -> bool:
-        """Whether the 90 % interval of the gain is above 0."""
-        return self.low > 0
+        """Whether the 90 % interval of the gain is above 0, and nothing that is not priced becomes slower."""
+        return self.low > 0 and not self.exchanges_more
 
     @property
     def gain_words(self) -> str:
@@ -137,9 +140,20 @@ class Neighbours:
         ratio = base.us / timed.us
         factor = ratio_factor(base.parts, timed.parts, self._source.common_error)
         more = timed.parameters / base.parameters - 1
+        least = most = ratio
+        if 0 < self._base.sliding_window < self._base.seq:
+            without = ratio * (1 - _attention(base)) / (1 - _attention(timed))
+            least, most = min(ratio, without), max(ratio, without)
+        grows = timed.shape.ep > self._base.ep or timed.shape.tp > self._base.tp
         return Neighbour(
-            timed.shape, ratio - 1, ratio / factor - 1, ratio * factor - 1, timed.parameters, more, timed.move, nearest
-        )
+            timed.shape, ratio - 1, least / factor - 1, most * factor - 1, timed.parameters, more, timed.move, nearest,
+            exchanges_more=grows,
+        )  # fmt: skip
+
+
+def _attention(timed: _Timed) -> float:
+    """Returns the share of fused attention in the time of a shape."""
+    return sum(share for work, (share, _) in timed.parts.items() if work.kind == "attention")
 
 
 def _fits(shape: TransformerShape, times: RememberedTimes) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 from quantbench.advice.edges import NEAR
 from quantbench.errors import InputError, require_choice, require_int
+from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.planner.formulas import parameters
 from quantbench.planner.layout import ALIGNED_ELEMENTS, padded_vocab
 from quantbench.planner.search import divisors, layers_within
@@ -124,7 +125,8 @@ def least_ep(shape: TransformerShape, memory_bytes: float) -> int:
 
 def alone(base: TransformerShape, space: Space) -> dict[str, list[TransformerShape]]:
     """Lists, by dimension, the shapes that differ only in heads (with kv_heads and head_dim), ffn, vocab or mbs; in the
-    experts at equal active and total parameters, in ep alone, or in tp and ep on as many GPUs with as many tokens."""
+    experts at equal active and total parameters, in ep alone, or in tp and ep on as many GPUs with as many tokens. No
+    micro-batch has more rows than a product that is predicted."""
     step = space.hidden_step * base.tp
     low, high = ((1 + part) * base.ffn for part in (-space.near, space.near))
     batches = {base.mbs // 2, *(base.mbs << i for i in range(1, space.most_mbs.bit_length()))}
@@ -141,7 +143,8 @@ def alone(base: TransformerShape, space: Space) -> dict[str, list[TransformerSha
     for name, changes in values.items():
         kept = (change for change in changes if _keeps(base, change, space))
         shapes = (_within_budget(replace(base, **change), base, space, same_depth=True) for change in kept)
-        found[name] = [shape for shape in shapes if shape is not None and shape != base]
+        predicted = (shape for shape in shapes if shape is not None and shape.tokens <= LARGEST_SIDE)
+        found[name] = [shape for shape in predicted if shape != base]
     return found
 
 

@@ -339,6 +339,10 @@ def _verdict(advice: Advice) -> str:
     changes = [one for one in (*advice.better, *advice.better_alone) if one.found.shape.mbs == mbs]
     if not changes:
         why = "every gain is within the error of the times" if advice.compared else "none is predicted to be"
+        priced = [one for one in advice.compared if one.found.low > 0 and one.found.shape.mbs == mbs]
+        if priced:
+            best = max(priced, key=lambda one: one.found.low)
+            why = f"{best.changes}: {best.found.gain_words} without the exchange between more GPUs, which is not priced"
         keep = "It does not fit" if advice.too_large else "Keep it"
         of = "the one shape tried is not" if advice.tried == 1 else f"of {advice.tried} shapes tried none is"
         return f"{keep}: {of} surely faster ({why}){more}"

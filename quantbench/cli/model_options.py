@@ -250,14 +250,17 @@ def chosen_model(
     # A valid shape to start from, as one head always divides hidden; `changes` has the typed heads.
     base = TransformerShape(hidden=typed["hidden"], heads=1) if named is None else named.shape
     changes: dict[str, Any] = dict(typed)
-    if {"hidden", "heads"} & typed.keys():  # derived sizes must not keep the base's values
-        changes = {"kv_heads": 0, "head_dim": 0, **changes}
+    if {"hidden", "heads"} & typed.keys():  # derived sizes must not keep the base's values, unless the heads do
+        same = named is not None and typed.get("heads", base.heads) == base.heads
+        grouped, wide = base.kv_heads != base.heads, base.heads * base.head_dim != base.hidden
+        kept = {"kv_heads": base.kv_heads * (same and grouped), "head_dim": base.head_dim * (same and wide)}
+        changes = {**kept, **changes}
         if "hidden" in typed:
             changes.setdefault("ffn", round(base.ffn / base.hidden * typed["hidden"]))
     how, assumed = attention_of(who, options, named, device)
     if named is not None:
-        follows = (name for name in ("kv_heads", "ffn") if name in changes and name not in typed)
-        assumed += [f"{name} = {changes[name] or 'heads'}" for name in follows]
+        follows = (name for name in ("kv_heads", "head_dim", "ffn") if name in changes and name not in typed)
+        assumed += [f"{name} = {changes[name] or 'heads'}" for name in follows if changes[name] or name != "head_dim"]
     elif "layers" not in typed:
         aspect = round(sqrt(ShapeSpace.aspect[0] * ShapeSpace.aspect[1]))  # the middle of the planner's usual range
         changes["layers"] = max(1, round(typed["hidden"] / aspect))

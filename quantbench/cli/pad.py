@@ -128,7 +128,7 @@ def _lines(verdict: PaddingVerdict, assumed: Sequence[str], asked: str) -> Itera
     yield from broken_lines(verdict.broken)
     yield ""
     yield from _table(verdict)
-    if not verdict.advised:
+    if verdict.options and not verdict.advised:
         yield _WORDS["no"], ": no padding is expected to save as much as measured times scatter (2 %)"
     for one in verdict.advised[:1] if isinstance(subject, Gemm) else verdict.advised:
         yield _verdict(one), f": {one.words}"
@@ -155,7 +155,7 @@ def broken_lines(broken: Sequence[Broken]) -> Iterator[StyledLine]:
 
 def _table(verdict: PaddingVerdict) -> Iterator[Table | str]:
     if not verdict.options:
-        yield "every dimension is a multiple of 256: nothing to pad"
+        yield f"{_sides(verdict.subject)} are multiples of 256: nothing to pad"
         return
     of = ("product", "memory") if isinstance(verdict.subject, Gemm) else ("whole step", "weights per GPU")
     titles = ("pad", f">{of[0]}", ">copies", ">saving", ">low to high", f">more {of[1]}", "when", "verdict")
@@ -173,10 +173,17 @@ def _table(verdict: PaddingVerdict) -> Iterator[Table | str]:
     yield "saving: share of the time saved, copies included, with its 90 % interval; negative if padding costs time"
 
 
+def _sides(subject: Gemm | TransformerShape) -> str:
+    """Names the dimensions that would be padded; those of a model are each GPU's part."""
+    if isinstance(subject, Gemm):
+        return "m, n and k"
+    return f"vocab, {'moe_ffn' if subject.experts else 'ffn'} and tokens{' of each GPU' if subject.tp > 1 else ''}"
+
+
 def _sweep_words(gemm: Gemm, options: Sequence[Padding]) -> str:
     """Formats the options with which `quantbench sweep` measures the product and the padded one."""
-    to = {one.dimension: one.to for one in options[0].changes} if options else {"m": gemm.m}
-    axes = [f"--dim {side}={getattr(gemm, side)},{padded}" for side, padded in to.items()]
+    to = {one.dimension: f",{one.to}" for one in options[0].changes} if options else {"m": ""}
+    axes = [f"--dim {side}={getattr(gemm, side)}{padded}" for side, padded in to.items()]
     rest = [f"-{side} {getattr(gemm, side)}" for side in "mnk" if side not in to]
     return " ".join([*axes, *rest, f"--layout {gemm.layout} --dtype {gemm.dtype}"])
 

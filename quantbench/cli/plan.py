@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from quantbench.profile import Profile
 
 _WHO = "plan"
+_SITE = Path("site.json")
 _BITS_PER_BYTE = 8
 _WHAT_IT_IS = {"gpus": "how many there are", "gbs": "the global batch size in sequences, such as 2048"}
 # Defaults that are not searched over, by option; those of one layout, which a search tries all values of, before them.
@@ -281,6 +282,8 @@ class PlanOptions(ShapeOptions):
         from quantbench.planner.search import Space, divisors
 
         kinds, layers = self._recomputation(())
+        if self.gpus and self.shards and self.gpus % self.shards:
+            raise InputError(_WHO, f"--shards {self.shards} on {self.gpus} GPUs", f"a divisor of {self.gpus}")
         return Space(
             dp=integers("--dp", self.dp), tp=integers("--tp", self.tp), pp=integers("--pp", self.pp),
             mbs=integers("--mbs", self.mbs), interleave=integers("--interleave", self.interleave),
@@ -379,7 +382,7 @@ def plan(
     rows: Path | None = option(None, "CSV table of layouts to predict row by row (columns as in bloom_tables.csv)."),
     check: bool = option(False, "Check one layout, or with --rows a table; exit code 1 if anything is wrong."),
     fit: Path | None = option(None, "CSV table of your site's runs: fit the factors to it and write them to --output."),
-    output: Path = option(Path("site.json"), "File for --fit.", "--output", "-o"),
+    output: Path = option(_SITE, "File for --fit.", "--output", "-o"),
     memory: bool = option(False, "Show the memory of the best layouts by part."),
     page: Path | None = option(None, "Write the ranking as an HTML page: time against memory, parts of the best."),
     top: int = option(20, "Number of results to print.", min=1),
@@ -398,6 +401,11 @@ def plan(
     ):
         if not used and (words := typed_words(arguments, names)):
             raise InputError(_WHO, f"{words[0]} without {needed}", f"{needed} with it")
+    if fit is None and output != _SITE:
+        raise InputError(_WHO, f"--output {output} without --fit", "--fit with it")
+    around = [name for name in ("cp_gather", "cp_contiguous") if rows is None and arguments.cp in ("", "1")]
+    if words := typed_words(arguments, around):
+        raise InputError(_WHO, f"{words[0]} without context parallelism", "--cp above 1 with it")
     if page is not None and (fit is not None or rows is not None or check or shape_search):
         raise InputError(_WHO, "--page with another mode", "a search over layouts")
     if fit is not None:

@@ -243,7 +243,7 @@ def header_lines(job: Job, calibration: Calibration, note: str, assumed: Sequenc
         f"{where.node_gb_per_s:g} GB/s between nodes ({where.name})",
         f"assumed: {', '.join(assumed)}",
         f"constants: {calibration} ({rests})",
-        f"times: {note}",
+        *([f"times: {note}"] if note else []),
         f"made with: {versions}; {variables or 'no variable set that matters'}",
     ]
 

@@ -22,6 +22,7 @@ from math import ceil
 from typing import Any
 
 from quantbench.errors import InputError
+from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.op_times import OpTimes, RememberedTimes
 from quantbench.planner.calibration import Calibration
 from quantbench.planner.constraints import chunk_layers, is_possible
@@ -137,6 +138,8 @@ def _require_divisors(job: Job, space: Space) -> None:
     tp, ep = (",".join(map(str, degrees)) for degrees in (space.tp, space.ep))
     if space.tp and all(heads % degree for degree in space.tp):
         raise InputError("plan", f"--tp {tp} for {heads} heads", f"a divisor of {heads}; advise repairs shapes")
+    if space.tp and all(job.gpus % degree for degree in space.tp):
+        raise InputError("plan", f"--tp {tp} on {job.gpus} GPUs", f"a divisor of {job.gpus}")
     for name, typed, idle in (("--ep", ep, 1 in space.ep), ("--expert-tp", each, each == 1)):
         if not experts and not idle:
             raise InputError("plan", f"{name} {typed} for a model without experts", f"no {name}, or a model with them")
@@ -186,6 +189,8 @@ def _micro_batches(job: Job, base: Layout, sizes: list[int], space: Space) -> It
         plain = replace(base, mbs=mbs)
         if job.rampup_step % (base.dp * mbs):
             continue
+        if not space.mbs and mbs * job.shape.seq > LARGEST_SIDE * base.cp:
+            continue  # more rows than a product that is predicted
         if not space.interleave or 1 in space.interleave:
             yield plain
         if base.pp == 1 or plain.micro_batches(job.gbs) % base.pp:

@@ -276,6 +276,13 @@ def test_neighbours_are_held_against_each_other_at_equal_parameters() -> None:
     assert max(slow.asked) > found.tried
 
 
+def test_no_micro_batch_has_more_rows_than_are_predicted(modelled: ModelTimes) -> None:
+    """131,072 tokens are predicted; 16 times as many would be one row too many."""
+    long = TransformerShape(hidden=1024, heads=8, seq=131_072, layers=2)
+    assert [one.mbs for one in alone(long, Space())["mbs"]] == [2, 4, 8]
+    assert advise(long, modelled).tried > 0
+
+
 def test_none_are_looked_for_when_none_are_wanted() -> None:
     found = advise(SMALL, SimpleTimes(), top=0)
     assert (found.neighbours, found.singles, found.tried) == ((), (), 0)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from typer.testing import CliRunner
 
 from quantbench.advice.advise import advise
 from quantbench.advice.edges import edges
 from quantbench.advice.pad import capacity
 from quantbench.advice.space import Space, alone, least_ep, together, weights_bytes
+from quantbench.cli.app import app
 from quantbench.device import lookup
 from quantbench.latency.model_times import ModelTimes
 from quantbench.workload import TransformerShape
@@ -58,6 +60,28 @@ def test_heads_are_not_narrower_than_their_rotary_part() -> None:
 def test_tp_and_ep_share_the_same_gpus_and_tokens() -> None:
     for one in alone(QWEN, Space())["tp and ep"]:
         assert (one.tp * one.ep, one.tokens * one.ep) == (QWEN.tp * QWEN.ep, QWEN.tokens * QWEN.ep)
+
+
+def test_more_gpus_that_exchange_tokens_are_never_surely_faster() -> None:
+    advice = advise(preset("gpt-oss-120b"), ModelTimes(lookup("b200-sxm-180gb")))
+    (more,) = (one.found for one in advice.singles if one.found.shape.ep > 1)
+    assert more.low > 0
+    assert not more.sure
+    back = advise(more.shape, ModelTimes(lookup("b200-sxm-180gb")))
+    assert all(one.found.sure == (one.found.low > 0) for one in back.compared if one.found.shape.ep <= more.shape.ep)
+    said = CliRunner().invoke(app, ["advise", "--gpu", "b200-sxm-180gb", "--model", "gpt-oss-120b"]).stdout
+    assert "without the exchange between more GPUs, which is not priced" in " ".join(said.split())
+    assert "surely faster, by" not in said
+
+
+def test_a_gain_that_rests_on_attention_outside_a_sliding_window_is_not_sure() -> None:
+    windowed, times = preset("gemma-3-27b"), ModelTimes(H100)
+    whole = advise(replace(windowed, sliding_window=0), times, top=3)
+    assert "attention: a smaller part of the model" in whole.better[0].found.reasons
+    found = {one.found.shape: one.found for one in advise(windowed, times, top=50).compared}
+    one = found[replace(whole.better[0].found.shape, sliding_window=windowed.sliding_window)]
+    assert (one.gain, one.high) == (whole.better[0].found.gain, whole.better[0].found.high)
+    assert one.low < 0 < whole.better[0].found.low
 
 
 def test_skew_is_an_edge_from_balanced_experts_and_rows_one_from_whole_tiles() -> None:

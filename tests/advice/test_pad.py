@@ -167,6 +167,21 @@ def test_the_command_says_what_the_function_says() -> None:
     assert model["options"][0]["changes"][0]["dimension"] == "vocab"
 
 
+@pytest.mark.parametrize(
+    ("words", "sides"),
+    [
+        (["--gemm", "4096,4096,4096"], "m, n and k are multiples of 256"),
+        (["--model", "llama-3-8b"], "vocab, ffn and tokens are multiples of 256"),
+        (["--model", "mixtral-8x7b"], "vocab, moe_ffn and tokens are multiples of 256"),
+    ],
+)
+def test_nothing_to_pad_is_said_once_and_of_the_sides_that_are_tried(words: list[str], sides: str) -> None:
+    said = CliRunner().invoke(app, [*words, "--gpu", A100.name], catch_exceptions=False).stdout
+    assert f"{sides}: nothing to pad" in " ".join(said.split())
+    assert "keep" not in said
+    assert "m=4096,4096" not in said
+
+
 def test_the_mean_width_of_latent_attention_is_no_width_to_pad() -> None:
     said = run("--model", "deepseek-v3", "--gpu", "h100", "--ep", "32")
     assert "experts: trtllm; assumed: " in said

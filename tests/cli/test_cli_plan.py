@@ -171,6 +171,10 @@ def test_a_shape_search() -> None:
         ((*BLOOM, "--check", "--tp", "4,8", "--pp", "12"), "plan --check: --tp 4,8; expected one value"),
         ((*BLOOM, "--shape-search", "--aspect", "200"), "--aspect: '200'; expected from:to, both above 0 and finite"),
         (("--rows", "nowhere.csv"), "plan: nowhere.csv (No such file or directory)"),
+        ((*BLOOM, "--output", "x.json"), "plan: --output x.json without --fit"),
+        ((*BLOOM, "--cp-gather"), "plan: --cp-gather without context parallelism; expected --cp above 1"),
+        ((*BLOOM, "--shards", "7"), "plan: --shards 7 on "),
+        ((*BLOOM, "--tp", "112"), "plan: --tp 112 on "),
         (("--rows", str(TABLE), "--tp", "4,8"), "plan --rows: --tp 4,8; expected one value for rows without it"),
     ],
 )
@@ -180,6 +184,20 @@ def test_wrong_use_is_one_line(words: tuple[str, ...], text: str) -> None:
     with pytest.raises(QuantbenchError) as caught:
         run(*words)
     assert str(caught.value).startswith(text)
+
+
+def test_a_search_tries_no_micro_batch_that_is_too_large_to_predict() -> None:
+    words = ("--model", "mixtral-8x7b", "--gpu", "gb200-186gb", "--gpus", "64", "--gbs", "1024", "--tp", "8")
+    found = [one["layout"]["mbs"] for one in run_json(*words)["layouts"]]
+    assert max(found) == 32  # 64 × 32768 rows are one more than are predicted
+    with pytest.raises(InputError, match="no time is predicted of larger products"):
+        run(*words, "--mbs", "64")
+
+
+def test_a_search_in_which_nothing_fits_names_no_times() -> None:
+    said = run("--model", "llama-3-70b", "--gpus", "1", "--gpu", "l4-24gb", "--gbs", "8", code=1)
+    assert "0 of them fit" in said
+    assert "times: \n" not in said
 
 
 def test_changing_a_preset() -> None:

@@ -256,8 +256,9 @@ def test_a_closed_pipe_is_no_finding() -> None:
     [
         (("foo",), "quantbench: command line: no such command 'foo'"),
         (("sweep", "--foo"), "quantbench: sweep: no such option: --foo"),
-        (("plan", "--gpus", "x"), "quantbench: plan: invalid value for '--gpus'"),
+        (("plan", "--gpus", "x"), "quantbench: plan: invalid value for '--gpus': 'x'"),
         (("plan", "--gpus", "0"), "quantbench: plan: invalid value for '--gpus'"),
+        (("advise", "--hidden", "4k"), "quantbench: advise: invalid value for '--hidden': '4k'"),
         (("import", "csv"), "quantbench: import csv: missing argument"),
         (("predict", "--gpu", "a100", "--dim", "n=1\x1b[31m"), "quantbench: --dim n: '1\\x1b[31m'; expected"),
         (("check", "a\0b"), "quantbench: command line: 'a\\x00b' with a NUL byte; expected words without one"),

@@ -130,6 +130,25 @@ def test_what_follows_from_a_typed_size_is_said() -> None:
     assert {"kv_heads = heads", "ffn = 17920"} <= set(words)
 
 
+@pytest.mark.parametrize(
+    ("model", "sizes", "kept"),
+    [
+        ("llama-3-8b", {"hidden": 4096}, {"kv_heads": 8, "head_dim": 128}),
+        ("llama-3-8b", {"heads": 32}, {"kv_heads": 8, "head_dim": 128}),
+        ("llama-3-8b", {"hidden": 8192}, {"kv_heads": 8, "head_dim": 256}),
+        ("gemma-3-27b", {"hidden": 5888}, {"kv_heads": 16, "head_dim": 128}),
+        ("gpt2-xl", {"hidden": 1800}, {"kv_heads": 25, "head_dim": 72}),
+    ],
+)
+def test_heads_of_a_model_stay_grouped_and_as_wide_where_their_number_does(
+    model: str, sizes: dict[str, int], kept: dict[str, int]
+) -> None:
+    shape, words = chosen_model("advise", ShapeOptions(model=model, **sizes), A100)
+    assert {name: getattr(shape, name) for name in kept} == kept
+    assert f"kv_heads = {'heads' if shape.kv_heads == shape.heads else shape.kv_heads}" in words
+    assert ("head_dim = 128" in words) == (model == "gemma-3-27b")
+
+
 def test_a_checked_layout_says_what_of_it_was_not_typed() -> None:
     words = assumed("plan", "--model", "llama-3-8b")
     assert {"mbs = 1", "ZeRO-1", "full recomputation", "fused Adam", "dgx-a100 as its system"} <= set(words)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
 import pytest
@@ -234,6 +234,10 @@ def type_in(tab: Tab, name: str, value: object, event: str = "change") -> None:
     tab.evaluate(IDLE)
 
 
+def state(tab: Tab) -> dict[str, Any]:
+    return dict(tab.evaluate("state"))
+
+
 def seen(tab: Tab) -> dict[str, str]:
     names = [
         "answer",
@@ -330,6 +334,30 @@ def test_the_first_lines_say_what_is_near_what_skew_costs_and_whose_experts_they
     assert "sliding_window=128" in tab.evaluate("location.hash")
 
 
+def test_the_curve_over_the_vocabulary_is_that_of_the_logits(tab: Tab) -> None:
+    tab.evaluate("choose(page.gpus[0].entries[0].id)")
+    type_in(tab, "axis", "vocab")
+    type_in(tab, "n-vocab", 50257)
+    times = RememberedTimes(ModelTimes(lookup(GPUS[0])), softmax="megatron")
+    now, then = (
+        times.estimate(
+            next(op.workload for op in replace(preset("llama-3-8b"), vocab=vocab).ops() if op.name == "logits")
+        )
+        for vocab in (50257, 50240)
+    )
+    slower = percent(now.latency_us / then.latency_us - 1)
+    assert f"vocab 50257 against 50240: +{slower} time for +0.0 % arithmetic of the logits." in seen(tab)["compared"]
+    assert tab.evaluate("draw.curves.get(active).get(50257).us") == pytest.approx(now.latency_us, rel=1e-5)
+    assert "Best vocab within 5 %" in tab.evaluate("document.getElementById('best').textContent")
+
+
+def test_experts_are_gated_as_in_predict(tab: Tab) -> None:
+    type_in(tab, "preset", "gpt2-xl")
+    assert tab.evaluate("[state.gated, document.getElementById('gated').disabled]") == [False, False]
+    type_in(tab, "n-experts", 8)
+    assert tab.evaluate("[state.gated, document.getElementById('gated').disabled]") == [True, True]
+
+
 def test_a_better_shape_is_taken_over_by_a_click(tab: Tab) -> None:
     type_in(tab, "n-seq", 2049)
     type_in(tab, "n-ffn", 14000)
@@ -339,6 +367,38 @@ def test_a_better_shape_is_taken_over_by_a_click(tab: Tab) -> None:
     for part in change.split(", "):
         name, _, _, value = part.split(" ")
         assert tab.evaluate(f"state.{name}") == int(value)
+
+
+def test_what_a_link_says_that_the_page_does_not_know_is_named(opened: Browser, page: Path) -> None:
+    wrong = ["hiden=5000", "hidden=4k", "seq=", "axis=depth", "gated=yes", "detail=h900/bf16/vllm", "constructor=1"]
+    listed = {"lines=h900/bf16/vllm": "a100-sxm4-80gb/bf16/sglang", "keep=depth": "ffn"}
+    fragment = "&".join([*wrong, *(f"{unknown},{known}" for unknown, known in listed.items()), "mbs=2", "mbs=4"])
+    unknown = "document.getElementById('unknown').textContent"
+    with opened.tab(page, 1280, fragment=f"#{fragment}") as tab:
+        tab.evaluate(IDLE)
+        assert all(one in tab.evaluate(unknown) for one in (*wrong, *listed)), tab.evaluate(unknown)
+        assert "a100" not in tab.evaluate(unknown)
+        assert tab.evaluate("[state.hidden, state.axis, state.gated, state.mbs, locks.ffn, lines]") == [
+            preset("llama-3-8b").hidden, "hidden", True, 4, True, ["a100-sxm4-80gb/bf16/sglang"],
+        ]  # fmt: skip
+        tab.evaluate("location.hash = '#seq=4096'")
+        tab.evaluate("new Promise(done => setTimeout(done, 50))")
+        tab.evaluate(IDLE)
+        assert tab.evaluate(unknown) == ""
+        assert tab.shown.problems == []
+
+
+def test_on_a_phone_the_plot_precedes_the_form_and_each_op_has_its_interval(opened: Browser, page: Path) -> None:
+    with opened.tab(page, 400) as tab:
+        tab.evaluate(IDLE)
+        top = "(id => document.getElementById(id).getBoundingClientRect().top)"
+        assert tab.evaluate(f"{top}('chart') < {top}('controls') && {top}('controls') < {top}('ops')")
+        intervals = tab.evaluate(
+            "ops(state).map(op => { const one = models.get(active).estimate(op);"
+            "return `${latency(one.low)} – ${latency(one.high)}`; })"
+        )
+        shown = tab.evaluate("[...document.querySelectorAll('#ops .interval')].map(e => e.innerText)")
+        assert shown == intervals
 
 
 @pytest.mark.parametrize(
@@ -394,6 +454,8 @@ def test_firefox_shows_the_same_figures_without_complaints(tab: Tab, page: Path,
         ("qwen3-30b-a3b", {"seq": 1000, "ep": 8}, {"vocab": True}),
         ("mixtral-8x7b", {"seq": 4096, "top_k": 4, "moe_ffn": 1792, "ep": 8}, {}),
         ("deepseek-v3", {"tp": 4, "ep": 16, "mbs": 2}, {}),
+        ("gpt-oss-120b", {"ep": 4}, {}),
+        ("gemma-3-27b", {"tp": 2}, {}),
     ],
 )
 def test_better_shapes_are_those_of_advise(
@@ -445,6 +507,7 @@ DEEPSEEK = {"ep": 8, "keep": "experts", **{name: getattr(preset("deepseek-v3"), 
         "seq=257&axis=seq",
         "attention=unfused&direction=both",
         "experts=8&ep=2&axis=ep",
+        "vocab=50257&axis=vocab&direction=both",
         urlencode(DEEPSEEK),
         "gate_fused=1",
         "vocab=4194304",
@@ -454,6 +517,8 @@ def test_the_copied_commands_run_and_say_the_same(tab: Tab, change: str) -> None
     tab.evaluate(f"location.hash += '&{change}'")
     tab.evaluate("new Promise(done => setTimeout(done, 50))")
     tab.evaluate(IDLE)
+    taken = {name: str(int(value)) if isinstance(value, bool) else str(value) for name, value in state(tab).items()}
+    assert {name: value for name, value in parse_qsl(change) if name != "keep"}.items() <= taken.items()
     lines = {name: shlex.split(seen(tab)[f"c-{name}"]) for name in ("predict", "advise", "sweep")}
     done = CliRunner().invoke(app, [*lines["predict"][1:], "--json"])
     assert done.exit_code == 0, done.output
@@ -462,9 +527,12 @@ def test_the_copied_commands_run_and_say_the_same(tab: Tab, change: str) -> None
     ops = tab.evaluate(f"{listed}.map(op => [label(op), models.get(active).estimate(op).us])")
     found = json.loads(done.stdout)["rows"][0]["ops"]
     assert [(one["op"], pytest.approx(one["latency_us"], rel=1e-5)) for one in found] == [tuple(one) for one in ops]
-    assert CliRunner().invoke(app, [*lines["advise"][1:], "--json"]).exit_code == 0
+    # The page leaves logits out that are too wide for a prediction, and says so; `advise` refuses them.
+    wide = "Logits of" in seen(tab)["compared"]
+    assert CliRunner().invoke(app, [*lines["advise"][1:], "--json"]).exit_code == int(wide)
     # A sweep would measure; that its grid has points is what the page can promise.
-    assert CliRunner().invoke(app, ["predict", "--gpu", GPUS[0], *lines["sweep"][2:], "--json"]).exit_code == 0
+    grid = CliRunner().invoke(app, [*lines["sweep"][1:], "--dry-run", "--gpu", GPUS[0]])
+    assert grid.exit_code == 0, grid.output
 
 
 def violations(tab: Tab) -> list[str]:

@@ -59,6 +59,8 @@ async function start() {
   document.documentElement.dataset.ready = 'yes';
 }
 
+// The ops whose sum is drawn: those of a layer, or the logits, which alone depend on the vocabulary.
+const along = s => state.axis === 'vocab' ? ops(s).filter(op => op.name === 'logits') : layerOf(s);
 // What the plot draws: the lines that were kept, and the model in detail.
 const drawn = () => [...new Set([...lines, active])].slice(-COLOURS.length);
 const entryOf = id => page.gpus.flatMap(gpu => gpu.entries.map(entry => ({gpu, entry}))).find(one => one.entry.id === id);
@@ -105,7 +107,7 @@ function buildControls() {
     const preset = page.presets[event.target.value];
     if (preset) { state = {...state, ...preset, preset: event.target.value}; zoom = null; sync(); update(); }
   };
-  $('reset').onclick = () => { state = {...page.setting}; locks = {}; zoom = null; sync(); update(); };
+  $('reset').onclick = () => { state = {...page.setting}; locks = {}; zoom = null; $('unknown').textContent = ''; sync(); update(); };
 }
 
 async function choose(id) {
@@ -152,6 +154,8 @@ function sync() {
   for (const name of NAMES) for (const kind of ['n', 'r']) $(`${kind}-${name}`).value = state[name];
   for (const name of page.dimensions) $(`lock-${name}`).checked = !!locks[name];
   for (const kind of ['n', 'r']) $(`${kind}-kv_heads`).disabled = state.kv_rank > 0;
+  if (state.experts) state.gated = true;  // as in all published models with experts, and in `predict`
+  $('gated').disabled = state.experts > 0;
   for (const name of ['gated', 'gate_fused']) $(name).checked = state[name];
   for (const name of ['axis', ...Object.keys(CHOICES)]) $(name).value = state[name];
   for (const option of $('axis').options) option.disabled = !state.experts && ['moe_ffn', 'top_k', 'ep'].includes(option.value);
@@ -173,17 +177,31 @@ function writeUrl() {
   history.replaceState(null, '', `#${words}`);
 }
 
+// Takes over the setting of a link, and says what of it the page does not know. The last of equal names counts.
 function readUrl() {
-  const words = new URLSearchParams(location.hash.slice(1)), known = id => !!entryOf(id);
-  for (const [name, low] of [...EVERY, ['sliding_window', 0]]) {
-    const value = Number(words.get(name));
-    if (words.has(name) && Number.isInteger(value) && value >= Math.min(low, 1) && value < 2 ** 31) state[name] = value;
+  const sizes = new Map([...EVERY, ['sliding_window', 0]]), choices = new Map(Object.entries({axis: AXES, ...CHOICES})), unknown = [];
+  for (const [name, text] of new Map(new URLSearchParams(location.hash.slice(1)))) {
+    const value = Number(text), isKnown = name === 'keep' ? one => page.dimensions.includes(one) : one => !!entryOf(one);
+    const list = text.split(',').filter(Boolean), known = list.filter(isKnown);
+    let fine = true;
+    if (sizes.has(name)) {
+      fine = text.trim() && Number.isInteger(value) && value >= Math.min(sizes.get(name), 1) && value < 2 ** 31;
+      if (fine) state[name] = value;
+    } else if (FLAGS.includes(name)) {
+      fine = ['0', '1'].includes(text);
+      if (fine) state[name] = text === '1';
+    } else if (choices.has(name)) {
+      fine = choices.get(name).includes(text);
+      if (fine) state[name] = text;
+    } else if (name === 'keep') locks = Object.fromEntries(known.map(one => [one, true]));
+    else if (name === 'lines') lines = known.slice(0, COLOURS.length - 1);
+    else if (name === 'detail') active = known[0] || active;
+    else fine = false;
+    if (!fine) unknown.push(`${name}=${text}`);
+    else if (['keep', 'lines', 'detail'].includes(name)) unknown.push(...list.filter(one => !isKnown(one)).map(one => `${name}=${one}`));
   }
-  for (const name of FLAGS) if (words.has(name)) state[name] = words.get(name) === '1';
-  for (const [name, options] of Object.entries({axis: AXES, ...CHOICES})) if (options.includes(words.get(name))) state[name] = words.get(name);
-  if (words.has('keep')) locks = Object.fromEntries(words.get('keep').split(',').filter(name => page.dimensions.includes(name)).map(name => [name, true]));
-  if (words.has('lines')) lines = words.get('lines').split(',').filter(known).slice(0, COLOURS.length - 1);
-  if (known(words.get('detail'))) active = words.get('detail');
+  zoom = null;
+  $('unknown').textContent = unknown.length ? `Ignored from the link, not known here: ${unknown.join(', ').slice(0, 200)}.` : '';
 }
 
 // --- update -----------------------------------------------------------------------------------------------------------
@@ -210,7 +228,7 @@ function update() {
   const later = xs.filter(x => !first.includes(x)).flatMap(x => [...curves.keys()].map(id => [id, x]));
   const point = ([id, x]) => {
     const s = changed(state, state.axis, x, locks);
-    if (possible(s)) curves.get(id).set(x, models.get(id).layer(s));
+    if (possible(s)) curves.get(id).set(x, models.get(id).layer(s, along(s)));
   };
   while (left.length && performance.now() - began < FIRST_MS) point(left.shift());
   draw(curves);
@@ -263,10 +281,10 @@ function answer(times, before) {
   if (!times.measured(state)) said.push(`Nobody measured ${times.entry.dtype} with ${times.entry.library} on ${times.gpu.name}: figures are expected from other GPUs, and their intervals are wide.`);
   if (state.vocab / state.tp > LARGEST) said.push(`Logits of ${state.vocab / state.tp} columns are left out: no time is predicted above ${LARGEST}.`);
   if (before) {
-    const then = times.layer(before.state), value = state[state.axis];
+    const [here, then] = [state, before.state].map(s => times.layer(s, along(s))), value = state[state.axis];
     const others = SIZES.filter(name => name !== state.axis && before.state[name] !== state[name]).map(name => `${name} ${before.state[name]}`);
     said.push(`${state.axis} ${value} against ${before.value}${others.length ? ` (with ${others.join(', ')})` : ''}: ` +
-      `${signed(now.us / then.us - 1)} time for ${signed(now.flops / then.flops - 1)} arithmetic.`);
+      `${signed(here.us / then.us - 1)} time for ${signed(here.flops / then.flops - 1)} arithmetic${state.axis === 'vocab' ? ' of the logits' : ''}.`);
   }
   $('rows').textContent = `Rows of linear layers: seq × mbs = ${state.seq * state.mbs} tokens.`;
   fill('compared', ...said.flatMap(line => [line, make('br')]));
@@ -286,7 +304,7 @@ function table(times, list, before) {
     const row = make('tr', {onmouseenter: show},
       make('th', {scope: 'row'}, drawable(op) ? make('button', {type: 'button', class: 'op', onclick: show, onfocus: show, title: 'Show its tiles'}, label(op)) : label(op)),
       make('td', {}, shape), make('td', {class: 'wide'}, bar),
-      make('td', {class: 'num', title: `90 % interval ${latency(low)} to ${latency(high)}`}, latency(us)),
+      make('td', {class: 'num'}, latency(us), make('div', {class: 'interval'}, `${latency(low)} – ${latency(high)}`)),
       make('td', {class: 'num'}, share === null ? '?' : percent(share)),
       make('td', {class: 'num'}, waste ? latency(waste.us) : '–'),
       make('td', {class: 'num'}, before && old[i] ? signed(us / times.estimate(old[i]).us - 1) : ''), make('td', {}, words));
@@ -407,7 +425,7 @@ function cliffs(curve, times) {
   }
   marks = found.sort((a, b) => b.drop - a.drop).slice(0, 5).sort((a, b) => a.x - b.x);
   fill('cliffs', ...marks.map(one => {
-    const [old, now] = [one.from, one.x].map(x => layerOf(changed(state, state.axis, x, locks)));
+    const [old, now] = [one.from, one.x].map(x => along(changed(state, state.axis, x, locks)));
     const slower = curve.get(one.x).us - curve.get(one.from).us * curve.get(one.x).flops / curve.get(one.from).flops;
     const worst = now.map((op, i) => ({op, before: old[i], more: times.estimate(op).us - times.estimate(old[i]).us * (flopsOf(op) || op.batch) / (flopsOf(old[i]) || old[i].batch)}))
       .sort((a, b) => b.more - a.more)[0];
@@ -499,14 +517,19 @@ function* better(times) {
     }
     const useful = parameters({...s, vocab: Math.min(s.vocab, state.vocab)});
     const perToken = us * s.tp / (s.seq * s.mbs);
-    return {s, parts, us, perToken, each: perToken / useful};
+    const attention = [...parts.values()].reduce((sum, part) => sum + (part.kind === 'attention' ? part.us / us : 0), 0);
+    return {s, parts, us, perToken, each: perToken / useful, attention};
   };
   const base = costOf(state), groups = new Map(), best = new Map();
   yield;
   for (const {group, joint, s} of near(state, locks)) {
     if (!fits(s, times.gpu, times.format)) continue;
     const one = costOf(s), factor = ratioFactor(base, one, times), ratio = base.each / one.each;
-    const gains = {gain: ratio - 1, low: ratio / factor - 1, high: ratio * factor - 1};
+    // A sliding window is not priced: the interval holds the gain without attention, too.
+    const windowed = 0 < state.sliding_window && state.sliding_window < state.seq;
+    const other = windowed ? ratio * (1 - base.attention) / (1 - one.attention) : ratio;
+    const gains = {gain: ratio - 1, low: Math.min(ratio, other) / factor - 1, high: Math.max(ratio, other) * factor - 1};
+    gains.sure = gains.low > 0 && s.ep <= state.ep && s.tp <= state.tp;
     groups.set(group, [...(groups.get(group) || []), {...one, joint, ...gains}]);
     yield;
   }
@@ -514,7 +537,7 @@ function* better(times) {
     const one = preferred(group, all);
     if (one.gain >= page.space.worth_moving) best.set(NAMES.map(name => one.s[name]).join(), one);
   }
-  return [...best.values()].sort((a, b) => (b.low > 0) - (a.low > 0) || b.gain - a.gain).slice(0, 5);
+  return [...best.values()].sort((a, b) => b.sure - a.sure || b.gain - a.gain).slice(0, 5);
 }
 
 // advice.cost.ratio_factor
@@ -539,7 +562,7 @@ function neighbours(found, times) {
     make('td', {class: 'num'}, signed(one.gain)), make('td', {class: 'num'}, `${signed(one.low)} to ${signed(one.high)}`),
     make('td', {class: 'num'}, signed(parameters(one.s) / parameters(state) - 1)), make('td', {class: 'num'}, hours(one).toFixed(0)),
     make('td', {}, make('button', {type: 'button', 'aria-label': `Take ${changes(one.s)}`, onclick: () => { state = {...one.s}; zoom = null; sync(); update(); }}, 'Take')))));
-  $('no-better').textContent = found.length ? (found.some(one => one.low > 0) ? '' : 'None is surely faster: measure before you move.') : `No shape near this one gains ${percent(page.space.worth_moving)} or more.`;
+  $('no-better').textContent = found.length ? (found.some(one => one.sure) ? '' : 'None is surely faster: measure before you move.') : `No shape near this one gains ${percent(page.space.worth_moving)} or more.`;
 }
 
 // --- experts ----------------------------------------------------------------------------------------------------------
@@ -573,17 +596,18 @@ function commands() {
   const all = ['hidden', 'heads', 'kv_heads', 'head_dim', 'ffn', 'seq', 'mbs', 'tp', 'vocab', ...moe], dim = s.axis.replace('_', '-');
   const grouped = [s.gated ? 'experts_up_gate' : 'experts_up', 'experts_down'];
   const others = all.filter(name => name !== s.axis), priced = [...layerOf(s), ...ops(s).filter(op => op.name === 'logits')];
-  const names = [...new Set(priced.flatMap(op => op.kind === 'experts' ? grouped : op.name))];
+  // `predict` prices a layer's routed products together, `sweep` measures them one by one.
+  const named = routed => [...new Set(priced.flatMap(op => op.kind === 'experts' ? routed : op.name))];
   const xs = axisValues().filter(x => x % 8 === 0 || COUNTS.includes(s.axis));
   const range = COUNTS.includes(s.axis) ? xs.join() : `${xs[0]}:${xs[xs.length - 1]}:${xs[1] - xs[0] || 8}`;
   // Heads follow hidden here, so a sweep over hidden leaves their ops out, and key/value heads with them.
   const moving = {hidden: [...(s.heads * s.head_dim === s.hidden ? ['heads', 'kv_heads', 'head_dim'] : []), ...(s.ffn === 4 * s.hidden && !locks.ffn ? ['ffn'] : [])], heads: ['kv_heads', 'head_dim']}[s.axis] || [];
   const follows = others.filter(name => !moving.includes(name)), some = s.kv_heads !== s.heads && moving.includes('heads');
-  const swept = names.filter(name => !moving.includes('heads') || !(['attention', 'scores', 'softmax', 'context'].includes(name) || (some && name === 'qkv')));
+  const swept = named(grouped).filter(name => !moving.includes('heads') || !(['attention', 'scores', 'softmax', 'context'].includes(name) || (some && name === 'qkv')));
   const tail = list => ` --dtype ${entry.dtype}${library} --ops ${list.join()}${s.direction === 'both' && !s.experts ? ' --direction both' : ''}`;
   const routing = s.experts ? ` --routing ${s.routing}` : '', layer = presetOption(s, []), model = presetOption(s, ['tied', 'dense_layers']);
   const lines = {
-    predict: `quantbench predict --gpu ${gpu.slug}${layer} --dim ${dim}=${s[s.axis]} ${sizes(others)}${gate}${routing}${tail(names)}`,
+    predict: `quantbench predict --gpu ${gpu.slug}${layer} --dim ${dim}=${s[s.axis]} ${sizes(others)}${gate}${routing}${tail(named('experts'))}`,
     advise: `quantbench advise --gpu ${gpu.slug}${model} ${sizes([...all, 'layers'])}${gate}${routing} --dtype ${entry.dtype}${library}${keeps()}`,
     sweep: `quantbench sweep${layer} --dim ${dim}=${range} ${sizes(follows)}${gate}${routing}${tail(swept)} --skip-impossible`,
   };

@@ -158,10 +158,11 @@ class Times {
     return this.peak ? flopsOf(op) / us / 1e6 / this.peak : null;
   }
 
-  // Returns {us, low, high, share, flops} of a setting's layer without logits, as `quantbench predict` sums it.
-  layer(s) {
+  // Returns {us, low, high, share, flops} of a setting's layer without logits, as `quantbench predict` sums it, or of a
+  // list of its ops.
+  layer(s, list = layerOf(s)) {
     let us = 0, below = 0, above = 0, below2 = 0, above2 = 0, peaked = 0, flops = 0;
-    for (const op of layerOf(s)) {
+    for (const op of list) {
       const one = this.estimate(op), [low, high] = [one.us - one.low, one.high - one.us];
       us += one.us;
       flops += flopsOf(op);
@@ -433,7 +434,7 @@ function alone(s) {
 // change jointly; of those that are as fast, the smallest micro-batch, which takes the least memory, or the best aligned
 // heads.
 function preferred(group, all) {
-  const sure = all[0].joint ? all.filter(one => one.low > 0) : [], among = sure.length ? sure : all;
+  const sure = all[0].joint ? all.filter(one => one.sure) : [], among = sure.length ? sure : all;
   const least = Math.min(...among.map(one => one.each)), good = among.filter(one => one.each <= least * (1 + page.space.as_good));
   const heads = all[0].joint || group === 'heads';
   const rank = ({s}) => group === 'mbs' ? s.mbs : heads ? -Math.min(page.space.line_elements, s.head_dim & -s.head_dim) : 0;
