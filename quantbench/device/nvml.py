@@ -168,7 +168,8 @@ class Nvml:
 
     def _number(self, notes: list[str], what: str, function: str, *arguments: Any) -> float | None:
         answer = self._ask(notes, what, function, self._handle, *arguments)
-        return None if answer is None else float(answer)
+        # nvidia-ml-py returns a ctypes object in place of a number from nvmlDeviceIsMigDeviceHandle (12.535 to 13.615).
+        return None if answer is None else float(getattr(answer, "value", answer))
 
     def _watts(self, notes: list[str], what: str, function: str) -> float | None:
         milliwatts = self._number(notes, what, function)

@@ -1,5 +1,6 @@
 """NVML through a library object that answers, refuses and disappears as told."""
 
+import ctypes
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -52,7 +53,7 @@ class FakeLibrary:
         answers: dict[str, Any] = {
             "nvmlInit": None,
             "nvmlDeviceGetHandleByPciBusId": "card",
-            "nvmlDeviceIsMigDeviceHandle": int(self.mig),
+            "nvmlDeviceIsMigDeviceHandle": ctypes.c_uint(self.mig),  # as nvidia-ml-py answers it, unlike the others
             "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": "card",
             "nvmlDeviceGetTemperature": 41,
             "nvmlDeviceGetPowerUsage": 123456,

@@ -355,3 +355,21 @@ def test_what_a_machine_offers_is_captured(tmp_path: Path, monkeypatch: pytest.M
     assert first["kernels"][0]["duration_us"] == 5.0
     assert first["launch"]["kernel"] == kernel["name"]
     assert second["skipped"] == "fp8 products need a CUDA device"
+
+
+def test_an_error_of_the_compiler_does_not_end_the_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class CompilationError(Exception):
+        """Stands for triton's, which is no RuntimeError."""
+
+    def traced(run: Run) -> list[dict[str, object]]:
+        raise CompilationError("at 12:7: no such instruction")
+
+    monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
+    monkeypatch.setattr(capture, "WORKLOADS", (Gemm(32, 32, 32, dtype="fp32"), Gemm(64, 32, 32, dtype="fp32")))
+    monkeypatch.setattr(capture, "_PROVIDERS", ("torch.mm",))
+    monkeypatch.setattr(capture.identity, "trace_events", traced)
+    monkeypatch.setattr(sys, "argv", ["capture", str(tmp_path / "capture.json")])
+    capture.main()
+    rows = json.loads((tmp_path / "capture.json").read_text())["kernels"]
+    assert [row["error"] for row in rows] == ["at 12:7: no such instruction"] * 2
+    assert not any(row["lost"] for row in rows)
