@@ -347,10 +347,6 @@ def _refuse(table: Table, bad: npt.NDArray[np.bool_], expected: str, column: str
         row = int(np.flatnonzero(bad)[0])
         value = table[column][row]
         text = repr(str(value)) if isinstance(value, np.str_) else str(value)
-        raise InputError(f"profile table {table.kind}", f"{_shown(table, row)}: {column} {text}"[:200], expected)
-
-
-def _shown(table: Table, row: int) -> str:
-    """Formats the number and key of a row for errors."""
-    keys = ", ".join(f"{name} {table[name][row]}" for name in LAYOUTS[table.kind].keys if name != "provider")
-    return f"row {row} ({keys})"[:160]
+        keys = ", ".join(f"{name} {table[name][row]}" for name in LAYOUTS[table.kind].keys if name != "provider")
+        shown = f"row {row} ({keys})"[:160]
+        raise InputError(f"profile table {table.kind}", f"{shown}: {column} {text}"[:200], expected)

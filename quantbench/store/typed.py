@@ -90,14 +90,12 @@ def _kind_of(option: Any) -> str | None:
 def _fields(kind: Any, whole: bool = False) -> tuple[Mapping[str, _Field], frozenset[str]]:
     """Returns the decoders of a dataclass's fields by name, and the names of the required fields."""
     hints = get_type_hints(kind)
-    by_name = {one.name: _field(hints[one.name], whole) for one in fields(kind)}
+    by_name = {}
+    for name, hint in ((one.name, hints[one.name]) for one in fields(kind)):
+        exact = next((one for one in _options(hint) if one in (str, int, bool, NoneType) or is_dataclass(one)), None)
+        by_name[name] = _Field(exact, _converter(hint, whole), _words(hint))
     bare = (one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING)
     return by_name, frozenset(by_name if whole else bare)
-
-
-def _field(hint: Any, whole: bool) -> _Field:
-    exact = next((one for one in _options(hint) if one in (str, int, bool, NoneType) or is_dataclass(one)), None)
-    return _Field(exact, _converter(hint, whole), _words(hint))
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
