@@ -273,17 +273,11 @@ def from_parquet(kind: str, content: bytes, shown: str) -> Table:
 
 
 def _numpy(values: Any, kind: str) -> npt.NDArray[Any]:
-    """Converts an Arrow array without nulls from its buffers, because `to_numpy` would import pandas if installed."""
+    """Converts an Arrow array without nulls, not by `to_numpy`, which would import pandas if it is installed."""
     if kind == TEXT:
         words = np.array(values.dictionary.to_pylist() or [""], dtype=np.str_)
-        return np.asarray(words[_plain(values.indices, np.dtype(np.int32))])
+        return np.asarray(words[np.from_dlpack(values.indices)])
     if kind == FLAG:
         bits = np.unpackbits(np.frombuffer(values.buffers()[1], dtype=np.uint8), bitorder="little")
         return np.asarray(bits[values.offset : values.offset + len(values)], dtype=np.bool_)
-    return _plain(values, np.dtype(np.int64 if kind == INTEGER else np.float64))
-
-
-def _plain(values: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    if not len(values):
-        return np.zeros(0, dtype=dtype)
-    return np.frombuffer(values.buffers()[1], dtype=dtype)[values.offset : values.offset + len(values)]
+    return np.from_dlpack(values)
