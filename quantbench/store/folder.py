@@ -36,6 +36,7 @@ class Run:
 
     warnings: messages about tolerated defects of records.jsonl.
     retried: keys of the points that were tried again after a failure.
+    torn_bytes: bytes in an incomplete last line of records.jsonl.
     """
 
     folder: Path
@@ -43,19 +44,15 @@ class Run:
     records: tuple[Record, ...]
     warnings: tuple[str, ...] = ()
     retried: frozenset[str] = frozenset()
+    torn_bytes: int = 0
 
 
 def read_run(folder: Path) -> Run:
     """Reads a run. Raises StoreError that names the file, and for a broken record the line."""
-    return _read(folder)[0]
-
-
-def _read(folder: Path) -> tuple[Run, int]:
-    """Returns a run, and the number of bytes in an incomplete last line of its records."""
     info = read_run_info(folder)
     found = _read_records(folder / "records.jsonl", origin=info.origin)
-    run = Run(folder, info, tuple(found.records), _warnings(folder, info, found), frozenset(found.retried))
-    return run, found.torn
+    said = _warnings(folder, info, found)
+    return Run(folder, info, tuple(found.records), said, frozenset(found.retried), found.torn)
 
 
 @dataclass
@@ -173,8 +170,8 @@ class RunWriter:
         read_run_info(folder)  # raises before a file is created in a folder without a run
         records = _open_alone(folder)
         try:
-            run, torn = _read(folder)
-            _end_at_a_line(folder / "records.jsonl", torn)
+            run = read_run(folder)
+            _end_at_a_line(folder / "records.jsonl", run.torn_bytes)
         except StoreError:
             records.close()
             raise
