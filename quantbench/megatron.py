@@ -1,7 +1,7 @@
 """Checks whether Megatron-LM computes scale, mask and softmax in its fused CUDA kernel or falls back to torch.
 
-Entry points: `megatron_fused_available`, used by `analysis.rules` and `kernels.softmax`; `softmax_objections`, used by
-`latency.op_times`, `advice.edges` and `planner.constraints`; `batches_per_block`, used by `analysis.rules`.
+Entry points: `megatron_fused_available`, used by `analysis.rule_pairs` and `kernels.softmax`; `softmax_objections`,
+used by `latency.op_times`, `advice.edges` and `planner.constraints`; `batches_per_block`, used by `analysis.rules`.
 
 The fallback reads and writes the scores several times in fp32, in every layer. With a causal mask, a block of 128
 threads takes the same row of `batches_per_block` attention matrices, so heads · mbs must be a multiple of it; with

@@ -81,9 +81,10 @@ class DeviceBenchmark:
         if reason is not None:
             pytest.skip(reason)
         self._benchmark.extra_info["workload"] = str(workload)
-        point = measure(maker, workload, self.spec, self._timer, self._options)
-        unchecked = "" if point.checked else NO_CHECK
-        return self._report(point.measurement, workload.flops, workload.min_bytes, workload.dtype, unchecked)
+        reply = measure(maker, workload, self.spec, self._timer, self._options)
+        assert reply.measurement is not None
+        unchecked = "" if reply.checked else NO_CHECK
+        return self._report(reply.measurement, workload.flops, workload.min_bytes, workload.dtype, unchecked)
 
     def _report(
         self, measurement: Measurement, flops: int, min_bytes: int, dtype: str | None, unchecked: str = ""

@@ -85,15 +85,10 @@ def _variant_getter(kind: Any) -> attrgetter[tuple[object, ...]]:
     return attrgetter("kind", *(name for name in _VARIANTS if name in names))
 
 
-@cache
-def _variant(values: tuple[object, ...]) -> str:
-    return " ".join(map(str, values))
-
-
 def curve_family(point: Point) -> Family:
     """Returns op, provider and variant of a point; the variant is the kind and what is no size: `gemm bf16 nt`."""
     kind: Any = type(point.workload)
-    return (point.op, point.provider, _variant(_variant_getter(kind)(point.workload)))
+    return (point.op, point.provider, " ".join(map(str, _variant_getter(kind)(point.workload))))
 
 
 def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[Curve, ...]:

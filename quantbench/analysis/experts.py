@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from math import hypot, log
 
 from quantbench.analysis.periods import TileOf
-from quantbench.analysis.rule_pairs import Material, PairFinder, PairsOrReason, RulePair
+from quantbench.analysis.rule_pairs import Material, PairsOrReason, RulePair
 from quantbench.analysis.summary import Point
 from quantbench.providers.catalog import UNPADDED
 from quantbench.quantization import padded_rows
@@ -68,23 +68,19 @@ def matched(works: Sequence[MoE], choice: Choice) -> list[tuple[int, int]]:
     return [(ranks[max(ranks)], ranks[min(ranks)]) for ranks in groups.values() if len(ranks) > 1]
 
 
-def preferred(choice: Choice, what: str) -> PairFinder:
-    """Builds a finder that compares layers by a choice. what: description of such pairs."""
-
-    def find(material: Material) -> PairsOrReason:
-        by_provider: dict[tuple[str, str], list[Point]] = defaultdict(list)
-        for point in material.points:
-            if isinstance(point.workload, MoE):
-                by_provider[point.provider, point.mode].append(point)
-        pairs = []
-        for points in by_provider.values():
-            works = [point.workload for point in points if isinstance(point.workload, MoE)]
-            for good, bad in ((points[i], points[j]) for i, j in matched(works, choice)):
-                error = hypot(material.sigma(good), material.sigma(bad))
-                pairs.append(RulePair((good.key, bad.key), log(bad.latency_us / good.latency_us), error))
-        return pairs or f"no layers of experts {what} (quantbench import aiconfigurator --table moe has some)"
-
-    return find
+def preferred(material: Material, choice: Choice, what: str) -> PairsOrReason:
+    """Compares layers by a choice. what: description of such pairs."""
+    by_provider: dict[tuple[str, str], list[Point]] = defaultdict(list)
+    for point in material.points:
+        if isinstance(point.workload, MoE):
+            by_provider[point.provider, point.mode].append(point)
+    pairs = []
+    for points in by_provider.values():
+        works = [point.workload for point in points if isinstance(point.workload, MoE)]
+        for good, bad in ((points[i], points[j]) for i, j in matched(works, choice)):
+            error = hypot(material.sigma(good), material.sigma(bad))
+            pairs.append(RulePair((good.key, bad.key), log(bad.latency_us / good.latency_us), error))
+    return pairs or f"no layers of experts {what} (quantbench import aiconfigurator --table moe has some)"
 
 
 def rows_of(point: Point) -> int:

@@ -26,6 +26,7 @@ from quantbench.analysis.curves import COARSE, LEAST_ERROR, MEDIAN_FACTOR, Fitte
 from quantbench.analysis.periods import TileOf
 from quantbench.analysis.summary import Point, counted
 from quantbench.device.spec import DeviceSpec
+from quantbench.megatron import megatron_fused_available
 from quantbench.quantization import quantize
 from quantbench.sweep.axes import LINEAR_OPS
 from quantbench.workload import Gemm, Softmax
@@ -93,10 +94,10 @@ def log_cost(point: Point) -> float:
 
 
 def multiples(
-    axis: str, divisor: int | Callable[[DeviceSpec], int], *, alike: Sequence[int] = (), same_padding: bool = False,
-    ops: Sequence[str] = (), size_of: Callable[[Point], int] | None = None,
-) -> PairFinder:  # fmt: skip
-    """Builds a finder that compares multiples of `divisor` with the nearest other sizes on both sides.
+    material: Material, axis: str, divisor: int | Callable[[DeviceSpec], int], *, alike: Sequence[int] = (),
+    same_padding: bool = False, ops: Sequence[str] = (), size_of: Callable[[Point], int] | None = None,
+) -> PairsOrReason:  # fmt: skip
+    """Compares multiples of `divisor` with the nearest other sizes on both sides.
 
     Using both sides cancels the trend along the axis.
 
@@ -106,19 +107,13 @@ def multiples(
     ops: names of the ops to use; empty for all.
     size_of: size of a point that is to be a multiple, 0 for points without; None for its value on the axis.
     """
-
-    def find(material: Material) -> PairsOrReason:
-        by = divisor if isinstance(divisor, int) else divisor(material.spec)
-        curves = [one for one in material.along(axis) if not ops or one.curve.op.partition(".")[0] in ops]
-        if not curves:
-            return f"no curve along {axis.replace('_', '-')}" + (f" of {', '.join(ops)}" if ops else "")
-        found = (_around_multiples(one, by, alike, same_padding, material, size_of) for one in curves)
-        pairs = [pair for own in found for pair in own]
-        return (
-            pairs or f"no neighbouring values of {axis.replace('_', '-')} with one a multiple of {by} and the other not"
-        )
-
-    return find
+    by = divisor if isinstance(divisor, int) else divisor(material.spec)
+    curves = [one for one in material.along(axis) if not ops or one.curve.op.partition(".")[0] in ops]
+    if not curves:
+        return f"no curve along {axis.replace('_', '-')}" + (f" of {', '.join(ops)}" if ops else "")
+    found = (_around_multiples(one, by, alike, same_padding, material, size_of) for one in curves)
+    pairs = [pair for own in found for pair in own]
+    return pairs or f"no neighbouring values of {axis.replace('_', '-')} with one a multiple of {by} and the other not"
 
 
 def _around_multiples(
@@ -173,24 +168,16 @@ def _log_slots(point: Point, used: TileInUse | None) -> float | None:
     return -log(quantize(point.workload, used.tile, max(1, used.resident_blocks if used.waves else 1)).efficiency)
 
 
-def halves(axis: str) -> PairFinder:
-    """Builds a finder that compares compute-bound GEMMs at half a size with the full size along `axis`."""
-
-    def find(material: Material) -> PairsOrReason:
-        pairs = []
-        for one in material.along(axis):
-            at = dict(zip(one.curve.sizes, one.curve.points, strict=True))
-            for size, whole in at.items():
-                half = at.get(size // 2) if size % 2 == 0 else None
-                if (
-                    half is not None
-                    and isinstance(whole.workload, Gemm)
-                    and compute_bound(half.workload, material.spec)
-                ):
-                    pairs.append(_pair([whole], [half], material))
-        return pairs or f"no product measured at both a value of {axis} and half of it"
-
-    return find
+def halves(material: Material, axis: str) -> PairsOrReason:
+    """Compares compute-bound GEMMs at half a size with the full size along `axis`."""
+    pairs = []
+    for one in material.along(axis):
+        at = dict(zip(one.curve.sizes, one.curve.points, strict=True))
+        for size, whole in at.items():
+            half = at.get(size // 2) if size % 2 == 0 else None
+            if half is not None and isinstance(whole.workload, Gemm) and compute_bound(half.workload, material.spec):
+                pairs.append(_pair([whole], [half], material))
+    return pairs or f"no product measured at both a value of {axis} and half of it"
 
 
 def whole_waves(material: Material) -> PairsOrReason:
@@ -223,48 +210,47 @@ def _ends_a_wave(before: Point, used: TileInUse | None, after: Point, used_after
 
 
 def fallbacks(
-    keeps: Callable[[Softmax], bool], breaks: Callable[[Softmax], bool], *, same: Sequence[str], what: str
-) -> PairFinder:
-    """Builds a finder that compares fallback softmaxes that break a rule with the nearest fused one that keeps it.
+    material: Material, breaks: Callable[[Softmax], bool], *, same: Sequence[str], what: str
+) -> PairsOrReason:
+    """Compares fallback softmaxes that break a rule with the nearest softmax that Megatron fuses.
 
-    keeps, breaks: conditions on a workload.
+    breaks: condition on a workload.
     same: fields that must be equal.
     what: description of the sizes that break the rule.
     """
-
-    def find(material: Material) -> PairsOrReason:
-        points = [(p, p.workload) for p in material.points if isinstance(p.workload, Softmax)]
-        if not points:
-            return "no softmax was measured"
-        good = [(p, work) for p, work in points if p.provider != FALLBACK and keeps(work)]
-        bad = [(p, work) for p, work in points if p.provider == FALLBACK and breaks(work)]
-        if not good or not bad:
-            missing = f"the fallback with {what}" if good else "a fused softmax where the rule is kept"
-            return f"not measured: {missing}"
-        pairs = []
-        fixed = attrgetter(*same, "dtype", "mask", "direction")
-        for point, work in bad:
-            alike = [
-                (abs(log(w.live_elements / work.live_elements)), p)
-                for p, w in good
-                if p.mode == point.mode and fixed(w) == fixed(work)
-            ]
-            if alike:
-                _, nearest = min(alike, key=lambda pair: pair[0])
-                pairs.append(_pair([nearest], [point], material))
-        return pairs or f"no pair of softmax with the same {', '.join(same)}, one fused and one {what}"
-
-    return find
+    points = [(p, p.workload) for p in material.points if isinstance(p.workload, Softmax)]
+    if not points:
+        return "no softmax was measured"
+    good = [(p, work) for p, work in points if p.provider != FALLBACK and _fused(work)]
+    bad = [(p, work) for p, work in points if p.provider == FALLBACK and breaks(work)]
+    if not good or not bad:
+        missing = f"the fallback with {what}" if good else "a fused softmax where the rule is kept"
+        return f"not measured: {missing}"
+    pairs = []
+    fixed = attrgetter(*same, "dtype", "mask", "direction")
+    for point, work in bad:
+        alike = [
+            (abs(log(w.live_elements / work.live_elements)), p)
+            for p, w in good
+            if p.mode == point.mode and fixed(w) == fixed(work)
+        ]
+        if alike:
+            _, nearest = min(alike, key=lambda pair: pair[0])
+            pairs.append(_pair([nearest], [point], material))
+    return pairs or f"no pair of softmax with the same {', '.join(same)}, one fused and one {what}"
 
 
-def first_of(*finders: PairFinder) -> PairFinder:
-    """Builds a finder that returns the pairs of the first finder with any, else the first finder's reason."""
+def _fused(work: Softmax) -> bool:
+    heads = work.batch // work.mask_batch
+    return megatron_fused_available(
+        sq=work.rows, sk=work.cols, heads_per_gpu=heads, mbs=work.mask_batch, dtype=work.dtype, mask=work.mask
+    ).available
 
-    def find(material: Material) -> PairsOrReason:
-        results = [finder(material) for finder in finders]
-        return next((found for found in results if not isinstance(found, str)), results[0])
 
-    return find
+def first_of(material: Material, finders: Sequence[PairFinder]) -> PairsOrReason:
+    """Returns the pairs of the first finder with any, else the first finder's reason."""
+    results = [finder(material) for finder in finders]
+    return next((found for found in results if not isinstance(found, str)), results[0])
 
 
 @dataclass(frozen=True)
@@ -300,35 +286,27 @@ def _layer(points: Sequence[Point], material: Material) -> _Layer:
     return _Layer(tuple(p.key for p in points), log(sum(times) / work), error)
 
 
-def best_value(axis: str, value: int) -> PairFinder:
-    """Builds a finder that compares whole layers at `value` of `axis` with the fastest other value."""
-
-    def find(material: Material) -> PairsOrReason:
-        groups = [layers for layers in _layers(material, axis) if value in layers and len(layers) > 1]
-        if not groups:
-            return f"no layer at {axis} = {value} with other values to compare"
-        by_rival: dict[int, list[RulePair]] = defaultdict(list)
-        for layers in groups:
-            for rival in layers.keys() - {value}:
-                by_rival[rival].append(_between(layers[value], layers[rival]))
-        return min(by_rival.values(), key=lambda pairs: float(np.mean([pair.log_effect for pair in pairs])))
-
-    return find
+def best_value(material: Material, axis: str, value: int) -> PairsOrReason:
+    """Compares whole layers at `value` of `axis` with the fastest other value."""
+    groups = [layers for layers in _layers(material, axis) if value in layers and len(layers) > 1]
+    if not groups:
+        return f"no layer at {axis} = {value} with other values to compare"
+    by_rival: dict[int, list[RulePair]] = defaultdict(list)
+    for layers in groups:
+        for rival in layers.keys() - {value}:
+            by_rival[rival].append(_between(layers[value], layers[rival]))
+    return min(by_rival.values(), key=lambda pairs: float(np.mean([pair.log_effect for pair in pairs])))
 
 
-def doublings(axis: str) -> PairFinder:
-    """Builds a finder that compares whole layers at each value of `axis` with twice that value."""
-
-    def find(material: Material) -> PairsOrReason:
-        pairs = [
-            _between(layers[value], layers[2 * value])
-            for layers in _layers(material, axis)
-            for value in layers
-            if 2 * value in layers
-        ]
-        return pairs or f"no layer measured at both a value of {axis} and twice that"
-
-    return find
+def doublings(material: Material, axis: str) -> PairsOrReason:
+    """Compares whole layers at each value of `axis` with twice that value."""
+    pairs = [
+        _between(layers[value], layers[2 * value])
+        for layers in _layers(material, axis)
+        for value in layers
+        if 2 * value in layers
+    ]
+    return pairs or f"no layer measured at both a value of {axis} and twice that"
 
 
 def _between(good: _Layer, bad: _Layer) -> RulePair:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import exp, lcm, log, sqrt
 
 import numpy as np
@@ -34,11 +35,10 @@ from quantbench.analysis.rule_pairs import (
 from quantbench.analysis.verdict import Verdict
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, UnsupportedError
-from quantbench.megatron import batches_per_block, megatron_fused_available
+from quantbench.megatron import batches_per_block
 from quantbench.stats import CONFIDENCE, median_interval, normal_quantile
 from quantbench.sweep.axes import LINEAR_OPS, Held
 from quantbench.units import counted
-from quantbench.workload import Softmax
 
 #: smallest relative effect for which a rule is worth following
 MARGIN = 0.01
@@ -200,84 +200,81 @@ def _only_imported(_: DeviceSpec) -> Experiment:
     raise UnsupportedError("check --experiment", what, "a table: quantbench import aiconfigurator --table moe")
 
 
-def _fused(work: Softmax) -> bool:
-    heads = work.batch // work.mask_batch
-    return megatron_fused_available(
-        sq=work.rows, sk=work.cols, heads_per_gpu=heads, mbs=work.mask_batch, dtype=work.dtype, mask=work.mask
-    ).available
-
-
 RULES: tuple[RuleOfThumb, ...] = (
     RuleOfThumb(
         "hidden-128", "hidden % 128 == 0", "multiples of 128 fill whole tiles; other sizes are slower",
-        multiples("hidden", 128, alike=(64,), ops=LINEAR_OPS),
+        partial(multiples, axis="hidden", divisor=128, alike=(64,), ops=LINEAR_OPS),
         lambda _: _linear((1024, 2048, 3072, 4096, 6144), (-64, 0, 64)),
     ),
     RuleOfThumb(
         "hidden-sm-count", "hidden % SM count == 0", "the tiles fill whole waves",
-        multiples("hidden", lambda spec: spec.sm_count, alike=(64, 128), ops=LINEAR_OPS), _hidden_sm_count,
+        partial(multiples, axis="hidden", divisor=lambda spec: spec.sm_count, alike=(64, 128), ops=LINEAR_OPS),
+        _hidden_sm_count,
     ),
     RuleOfThumb(
         "hidden-864", "hidden % 864 == 0", "multiples of both 128 and 108 (BigScience; but 128 does not divide 864)",
-        multiples("hidden", 864, alike=(32, 64, 128), ops=LINEAR_OPS),
+        partial(multiples, axis="hidden", divisor=864, alike=(32, 64, 128), ops=LINEAR_OPS),
         lambda _: _linear((1728, 2592, 3456, 5184, 6912), (-128, 0, 128)),
     ),
     RuleOfThumb(
         "k-8", "k % 8 == 0", "16-bit rows start at multiples of 16 bytes and are loaded in full",
-        multiples("k", 8), lambda _: _k((-4, -2, -1, 0, 1, 2, 4)),
+        partial(multiples, axis="k", divisor=8), lambda _: _k((-4, -2, -1, 0, 1, 2, 4)),
     ),
     RuleOfThumb(
         "k-64", "k % 64 == 0", "rows start at cache lines, and the last step of the reduction is full",
-        multiples("k", 64, alike=(8,)), lambda _: _k((-32, -16, -8, 0, 8, 16, 32)),
+        partial(multiples, axis="k", divisor=64, alike=(8,)), lambda _: _k((-32, -16, -8, 0, 8, 16, 32)),
     ),
     RuleOfThumb(
         "head-dim-8", "head_dim % 8 == 0", "attention rows start at multiples of 16 bytes",
-        multiples("head_dim", 8, same_padding=True, ops=_ATTENTION_OPS),
+        partial(multiples, axis="head_dim", divisor=8, same_padding=True, ops=_ATTENTION_OPS),
         lambda _: _head_dim("68,70,72,74,76,100,102,104,106,108,116,118,120,122,124"),
     ),
     RuleOfThumb(
         "head-dim-64", "head_dim % 64 == 0", "attention pads to whole tiles of 64",
-        multiples("head_dim", 64, alike=(8,), ops=_ATTENTION_OPS),
+        partial(multiples, axis="head_dim", divisor=64, alike=(8,), ops=_ATTENTION_OPS),
         lambda _: _head_dim("56,64,72,112,120,128,136,184,192,200"),
     ),
     RuleOfThumb(
         "vocab-8", "vocab % 8 == 0", "rows of the logits start at multiples of 16 bytes",
-        multiples("vocab", 8, ops=("logits",)), lambda _: _vocab((-4, -1, 0, 1, 4)),
+        partial(multiples, axis="vocab", divisor=8, ops=("logits",)), lambda _: _vocab((-4, -1, 0, 1, 4)),
     ),
     RuleOfThumb(
         "vocab-128", "vocab % 128 == 0", "the logits fill their tiles (Megatron pads the vocabulary to it)",
-        multiples("vocab", 128, alike=(8,), ops=("logits",)), lambda _: _vocab((-64, -8, 0, 8, 64)),
+        partial(multiples, axis="vocab", divisor=128, alike=(8,), ops=("logits",)),
+        lambda _: _vocab((-64, -8, 0, 8, 64)),
     ),
     RuleOfThumb(
         "heads-mbs-4", "heads / TP × MBS % 4 == 0", "Megatron's fused softmax runs instead of its fallback",
-        fallbacks(
-            _fused, lambda work: work.batch % 4 != 0, same=("rows", "cols"), what="heads / TP × MBS no multiple of 4"
+        partial(
+            fallbacks, breaks=lambda work: work.batch % 4 != 0, same=("rows", "cols"),
+            what="heads / TP × MBS no multiple of 4",
         ),
         lambda _: _softmax("heads=8,9,10,15,16,17,24,26,32,33", seq=2048),
     ),
     RuleOfThumb(
         "batches-per-block", "heads / TP × MBS % batches_per_block == 0",
         "the fused softmax runs: rows of up to 128 columns need a multiple of 8, not 4",
-        fallbacks(
-            _fused, lambda work: work.batch % 4 == 0 and work.batch % batches_per_block(work.cols) != 0,
+        partial(
+            fallbacks, breaks=lambda work: work.batch % 4 == 0 and work.batch % batches_per_block(work.cols) != 0,
             same=("rows", "cols"), what="heads / TP × MBS a multiple of 4 and not of 8",
         ),
         lambda _: _softmax("heads=8,12,16,20,24,28,32,36,64,68", "seq=64,128"),
     ),
     RuleOfThumb(
         "softmax-sk-2048", "16 < sk <= 2048", "the fused softmax of early Megatron versions runs",
-        fallbacks(
-            _fused, lambda work: work.cols > 2048, same=("batch",), what="rows of more than 2048 columns"
+        partial(
+            fallbacks, breaks=lambda work: work.cols > 2048, same=("batch",), what="rows of more than 2048 columns"
         ),
         lambda _: _softmax("seq=1024,1536,2048,2112,2560,3072,4096", heads=16),
     ),
     RuleOfThumb(
         "mbs-2", "MBS == 2", "a micro-batch of two is the fastest per token",
-        best_value("mbs", 2), lambda spec: _layer(spec, "mbs=1,2,4,8"), gpu_only=False,
+        partial(best_value, axis="mbs", value=2), lambda spec: _layer(spec, "mbs=1,2,4,8"), gpu_only=False,
     ),
     RuleOfThumb(
         "tp-shrinks-n", "TP as small as memory allows", "each doubling of TP halves n and slows every GPU",
-        first_of(doublings("tp"), halves("n")), lambda spec: _layer(spec, "tp=1,2,4,8"), gpu_only=False,
+        partial(first_of, finders=(partial(doublings, axis="tp"), partial(halves, axis="n"))),
+        lambda spec: _layer(spec, "tp=1,2,4,8"), gpu_only=False,
     ),
     RuleOfThumb(
         "whole-waves", "tiles % (SM count × blocks per SM) == 0", "no wave runs nearly empty",
@@ -287,31 +284,32 @@ RULES: tuple[RuleOfThumb, ...] = (
     ),
     RuleOfThumb(
         "expert-rows-64", "tokens per expert % 64 == 0", "the rows of every expert fill tiles of 64",
-        multiples("tokens", 64, ops=(*_GROUPED, "moe"), size_of=rows_of), lambda _: _expert_rows((-32, -16, 0, 16, 32)),
+        partial(multiples, axis="tokens", divisor=64, ops=(*_GROUPED, "moe"), size_of=rows_of),
+        lambda _: _expert_rows((-32, -16, 0, 16, 32)),
     ),
     RuleOfThumb(
         "expert-rows-128", "tokens per expert % 128 == 0", "the rows of every expert fill tiles of 128",
-        multiples("tokens", 128, alike=(64,), ops=(*_GROUPED, "moe"), size_of=rows_of),
+        partial(multiples, axis="tokens", divisor=128, alike=(64,), ops=(*_GROUPED, "moe"), size_of=rows_of),
         lambda _: _expert_rows((-64, 0, 64)),
     ),
     RuleOfThumb(
         "expert-width-128", "expert_ffn / TP % 128 == 0", "the columns of every expert fill tiles of 128",
-        multiples("moe_ffn", 128, alike=(64,), ops=_GROUPED),
+        partial(multiples, axis="moe_ffn", divisor=128, alike=(64,), ops=_GROUPED),
         lambda _: Experiment((f"moe-ffn={_around((1024, 1536, 2048, 3072), (-64, 0, 64))}",),
                              replace(_EXPERTS, seq=4096)),
     ),
     RuleOfThumb(
         "experts-ep", "EP rather than TP for experts", "whole experts are wider products with more rows each",
-        preferred(SPREAD, "on as many GPUs by ep and by tp"), _only_imported,
+        partial(preferred, choice=SPREAD, what="on as many GPUs by ep and by tp"), _only_imported,
     ),
     RuleOfThumb(
         "experts-balanced", "balanced routing over GPUs", "the busiest GPU sets the pace",
-        preferred(BALANCED, "balanced and with a power law of 1.2"), _only_imported,
+        partial(preferred, choice=BALANCED, what="balanced and with a power law of 1.2"), _only_imported,
     ),
     RuleOfThumb(
         "experts-large", "few large experts rather than many small ones",
         "at equal active and total widths, an expert gets more rows",
-        preferred(LARGE, "of different widths with equal active and total width"), _only_imported,
+        partial(preferred, choice=LARGE, what="of different widths with equal active and total width"), _only_imported,
     ),
 )  # fmt: skip
 

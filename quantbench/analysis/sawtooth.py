@@ -25,16 +25,9 @@ from quantbench.quantization import cdiv, credible_waves, quantize
 from quantbench.workload import Gemm
 
 
-@dataclass(frozen=True)
-class DrawnEdges:
-    """Axis positions after which another tile, and another wave, is needed, ascending."""
-
-    tile: tuple[float, ...]
-    wave: tuple[float, ...]
-
-
-def drawn_edges(curve: Curve, tile_of: TileOf) -> DrawnEdges:
-    """Returns the edges along a curve of GEMMs whose tile was recorded or recovered from the steps.
+def drawn_edges(curve: Curve, tile_of: TileOf) -> tuple[list[float], list[float]]:
+    """Returns the axis positions after which another tile, and another wave, is needed, ascending, along a curve of
+    GEMMs whose tile was recorded or recovered from the steps.
 
     Assumed tiles give no edges, because nothing in the run supports them. Wave edges are included if waves are credible
     for the size after the edge (`quantization.credible_waves`).
@@ -55,7 +48,7 @@ def drawn_edges(curve: Curve, tile_of: TileOf) -> DrawnEdges:
             tile_edges.add(at)
             if waves is not None and cdiv(after, at_a_time) > cdiv(before, at_a_time):
                 wave_edges.add(at)
-    return DrawnEdges(tuple(sorted(tile_edges)), tuple(sorted(wave_edges)))
+    return sorted(tile_edges), sorted(wave_edges)
 
 
 def tile_steps(a: Gemm, b: Gemm, tile: Tile) -> list[tuple[float, int, int]]:

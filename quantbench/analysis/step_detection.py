@@ -95,7 +95,9 @@ def find_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
     cost = np.full(curves, np.inf)
     starts: list[Ints] = [np.zeros(1, dtype=np.intp)] * curves
     trends = np.zeros((curves, max(0, points - 1)))
-    near = _nearness(log_size) if points > 1 else np.zeros((0, 0))
+    # The weight of each gap for the trend at each other gap: (gaps, gaps) or (curves, gaps, gaps).
+    gaps = (log_size[..., 1:] + log_size[..., :-1]) / 2
+    near = np.exp(-0.5 * ((gaps[..., :, None] - gaps[..., None, :]) / _TREND_WIDTH) ** 2)
     for elasticity in _FIRST_TRENDS if points > 1 else ():
         trend = np.full((curves, points - 1), elasticity)
         for _ in range(_ROUNDS):
@@ -165,13 +167,6 @@ def describe(pieces: Pieces) -> tuple[PiecewiseFit, ...]:
     for c, *one in zip(*(column.tolist() for column in columns), strict=True):
         breaks[c].append(Break(*one))
     return tuple(PiecewiseFit(tuple(own), levels[c], pieces.trend[c]) for c, own in enumerate(breaks))
-
-
-def break_penalty(points: int) -> float:
-    """Returns the penalty of a break, in squared residuals over variance. It grows like half the Bayesian information
-    criterion for position, level and slope: spurious breaks are later filtered by jump size, but missed ones are
-    lost."""
-    return 0.5 + 1.5 * log(points)
 
 
 class _Sums:
@@ -247,7 +242,9 @@ def _integral(trend: Floats, u: Floats) -> Floats:
 def _partition(sums: _Sums) -> tuple[Floats, list[Ints]]:
     """Partitions every curve optimally; returns the penalised costs and the first points of the pieces."""
     curves, points = sums.shape
-    penalty = break_penalty(points)
+    # Of a break, in squared residuals over variance: like half the Bayesian information criterion for position, level
+    # and slope, because spurious breaks are later filtered by jump size, but missed ones are lost.
+    penalty = 0.5 + 1.5 * log(points)
     best = np.zeros((curves, points + 1))
     best[:, 0] = -penalty
     last = np.zeros((curves, points + 1), dtype=np.intp)
@@ -267,13 +264,6 @@ def _partition(sums: _Sums) -> tuple[Floats, list[Ints]]:
             starts.append(stop)
         found.append(np.array(starts[::-1], dtype=np.intp))
     return best[:, points], [found[i] for i in which.ravel().tolist()]
-
-
-def _nearness(log_size: Floats) -> Floats:
-    """Returns the weight of each gap for the trend at each other gap: (gaps, gaps) or (curves, gaps, gaps)."""
-    gaps = (log_size[..., 1:] + log_size[..., :-1]) / 2
-    near: Floats = np.exp(-0.5 * ((gaps[..., :, None] - gaps[..., None, :]) / _TREND_WIDTH) ** 2)
-    return near
 
 
 def _trend(sums: _Sums, pieces: _Flat, trend: Floats, near: Floats) -> Floats:

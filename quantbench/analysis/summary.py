@@ -30,7 +30,7 @@ _OP_NAMES = (
 
 @dataclass(frozen=True)
 class Point:
-    """One measured workload at one place on the axes (`sweep.worker.Point` is the worker's result for it).
+    """One measured workload at one place on the axes.
 
     latency_us: median of the samples.
     low_us, high_us: 95 % confidence interval of the median.

@@ -6,7 +6,7 @@ Entry point: `comm`, loaded by `app`. The package of the same name does the work
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,7 +96,7 @@ def _lead(
     from quantbench.store.environment import relevant_environment
     from quantbench.store.folder import RunWriter
     from quantbench.store.record import Measured
-    from quantbench.store.run import RunInfo, now_text
+    from quantbench.store.run import RunInfo
 
     spec = device.current()
     state = device.monitor(spec)
@@ -144,7 +144,7 @@ def _lead(
             session.run(plan)
             how = "complete"
         finally:
-            writer.update(replace(info, ended=now_text(), how_ended=how))
+            writer.end(how, {})
     rows = [row for row in map(row_to_json, records) if row["role"] == "point"]
     samples = [
         (f"{r.workload.op} {size(r.workload.message_bytes)}", r.outcome.measurement.samples_us)

@@ -112,12 +112,11 @@ def predict_sweep(
     if spec.peak(held.dtype) is None:
         raise InputError("predict", f"--dtype {held.dtype} on {spec.name}", f"one of {spec.dtypes}")
     resolve_library(spec.name, held.dtype, library, "predict")
-    grid = parse_grid(dims, held, spec, "predict")
-    loose = arguments.skip_impossible or grid.loose
+    axes, loose = parse_grid(dims, held, spec, "predict")
     share = shipped().unaligned_share
     times = RememberedTimes(ModelTimes(spec, library), softmax=held.softmax, unaligned_share=share)
-    found = forecast(grid.axes, held, times, skip_impossible=loose)
+    found = forecast(axes, held, times, skip_impossible=arguments.skip_impossible or loose)
     ops = {op.op.name for op in found.ops}
     assumed = assumed_words(arguments, held, ops | (set(EXPERT_OPS) if "experts" in ops else set()), spec, "predict")
     latent = latent_words(held.kv_rank, (held.head_dim + held.value_dim) // 2) if "attention" in ops else []
-    return grid.axes, found, (*assumed, *latent)
+    return axes, found, (*assumed, *latent)

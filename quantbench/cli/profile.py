@@ -410,7 +410,8 @@ def _held_out(profile: Profile, asked: BlindspotOptions, as_json: bool) -> None:
 
     table, dtype = report.measured_products(profile, asked.consumer)
     ask, who = report.consumer_of(profile.device.name, dtype)
-    found = replay(table, report.thin_model(profile, table, dtype, asked.rows), ask, asked.share, asked.target)
+    model_us = partial(report.thin_model, profile, table, dtype, asked.rows)
+    found = replay(table, model_us, ask, asked.share, asked.target)
     sources = [run.source or run.run_id for run in profile.provenance.runs]
     origins = [f"{profile.device.name}: {found.total_rows:,} products of {dtype} from {'; '.join(sources)}"]
     if asked.docs is not None:

@@ -72,7 +72,7 @@ def rows_line(profile: Profile) -> str:
 
 def _parts(table: Table) -> list[tuple[str, str, str, Table]]:
     """Splits a table by its non-integer keys, such as dtype, into (kind, other keys, provider, rows)."""
-    names = [c.name for c in LAYOUTS[table.kind].columns if c.name in LAYOUTS[table.kind].keys and c.kind != INTEGER]
+    names = [name for name in LAYOUTS[table.kind].keys if LAYOUTS[table.kind].columns[name] != INTEGER]
     keys = list(zip(*(table[name].tolist() for name in names), strict=True))
     found = []
     for key in sorted(set(keys), key=str):
@@ -83,7 +83,7 @@ def _parts(table: Table) -> list[tuple[str, str, str, Table]]:
 
 
 def _ranges(rows: Table) -> str:
-    names = [c.name for c in LAYOUTS[rows.kind].columns if c.name in LAYOUTS[rows.kind].keys and c.kind == INTEGER]
+    names = [name for name in LAYOUTS[rows.kind].keys if LAYOUTS[rows.kind].columns[name] == INTEGER]
     spans = []
     for name in names:
         low, high = rows[name].min(), rows[name].max()

@@ -109,10 +109,7 @@ def reply_from_text(text: str) -> Reply:
         raise WorkerLostError(*data["lost"])
     if "refused" in data:
         raise refusal("device", data["refused"])
-    try:
-        return reply_from_json(data["reply"])
-    except InputError as error:
-        return Reply(failed=("error", str(error)))
+    return reply_from_json(data["reply"])
 
 
 class RayPool:

@@ -18,7 +18,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import MeasurementError, StoreError
 from quantbench.store.folder import RunWriter
 from quantbench.store.record import Record
-from quantbench.store.run import now_text, read_run_info
+from quantbench.store.run import read_run_info
 from quantbench.sweep.messages import Hello
 from quantbench.sweep.options import SweepOptions, plan_sweep
 from quantbench.sweep.runner import More
@@ -178,11 +178,8 @@ class ClusterSweep:
     def _note_ends(self, how: str = "") -> None:
         """Writes into each run.json how it ended, and closes it. how: ending of all runs; "" for each run's own."""
         for lane in self.lanes.values():
-            before = lane.writer.info.phases_s
-            phases_s = {name: before.get(name, 0.0) + lane.phases_s[name] for name in before.keys() | lane.phases_s}
-            info = replace(lane.writer.info, ended=now_text(), how_ended=how or lane.finished.how, phases_s=phases_s)
             try:
-                lane.writer.update(info)
+                lane.writer.end(how or lane.finished.how, lane.phases_s)
             except StoreError:
                 # The user must see the error that stopped the sweep, not that run.json could not be written either.
                 if not how:

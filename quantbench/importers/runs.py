@@ -12,7 +12,7 @@ import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from math import isfinite
@@ -260,7 +260,7 @@ def write_run(
     )  # fmt: skip
     with RunWriter.create(results, info) as writer:
         writer.extend(records)
-        writer.update(replace(info, ended=now_text(), how_ended="complete"))
+        writer.end("complete", {})
     timeless = [row for row in found.rows if not row.has_time]
     repeated = _repeated(found.rows)
     no_tile = sum(record.launch is not None and record.launch.tile is None for record in records)

@@ -263,37 +263,29 @@ class Experts:
     _models: dict[tuple[str, str], MoEModel] = field(default_factory=dict)
 
     @cached_property
-    def _works(self) -> list[MoE]:
-        return [work for work in self.table.workloads() if isinstance(work, MoE)]
-
-    @cached_property
-    def _row_of(self) -> dict[tuple[MoE, str], int]:
-        return {key: row for row, key in enumerate(zip(self._works, self.table["provider"].tolist(), strict=True))}
+    def _row_of(self) -> dict[tuple[Any, str], int]:
+        """Row of each layer and provider, in the table's order."""
+        keys = zip(self.table.workloads(), self.table["provider"].tolist(), strict=True)
+        return {key: row for row, key in enumerate(keys)}
 
     def ask(self, works: Sequence[MoE], provider: str | None = None) -> list[Estimate]:
         """Returns one estimate per layer. provider: None for the one with most rows of the layer's dtype.
 
         Raises UnsupportedError if the provider measured no layer of the dtype.
         """
-        found: dict[int, Estimate] = {}
-        groups: dict[str, list[int]] = {}
-        for i, work in enumerate(works):
-            groups.setdefault(work.dtype, []).append(i)
-        for dtype, places in groups.items():
-            of_dtype = self.table["dtype"] == dtype
-            of = provider or self.table.most("provider", of_dtype) or ""
-            unknown = []
-            for i in places:
-                row = self._row_of.get((works[i], of))
-                if row is None:
-                    unknown.append(i)
-                else:
+        found: dict[MoE, Estimate] = {}
+        for dtype in dict.fromkeys(work.dtype for work in works):
+            of = provider or self.table.most("provider", self.table["dtype"] == dtype) or ""
+            rows = {work: self._row_of.get((work, of)) for work in works if work.dtype == dtype}
+            for work, row in rows.items():
+                if row is not None:
                     us, low, high = (float(self.table[name][row]) for name in ("latency_us", "low_us", "high_us"))
-                    found[i] = Estimate(us, low, high, "measured", note=f"measured by {of}")
+                    found[work] = Estimate(us, low, high, "measured", note=f"measured by {of}")
+            unknown = [work for work, row in rows.items() if row is None]
             if unknown:
-                said = self._model(dtype, of, provider is not None).predict([works[i] for i in unknown])
+                said = self._model(dtype, of, provider is not None).predict(unknown)
                 found.update(zip(unknown, said, strict=True))
-        return [found[i] for i in range(len(works))]
+        return [found[work] for work in works]
 
     def _model(self, dtype: str, provider: str, asked: bool) -> MoEModel:
         key = (dtype, provider)
@@ -306,8 +298,8 @@ class Experts:
                 made = MoEModel.best(self.device, dtype=dtype, library=library if library in LIBRARIES else "")
             else:
                 library = library if library in LIBRARIES else "torch"
-                times_us = self.table["latency_us"][rows]
-                made = MoEModel.fit(self.device, [self._works[i] for i in rows], times_us, library=library)
+                works, times_us = [work for work, _ in self._row_of], self.table["latency_us"][rows]
+                made = MoEModel.fit(self.device, [works[i] for i in rows], times_us, library=library)
             self._models[key] = made
         return self._models[key]
 

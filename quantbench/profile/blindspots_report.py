@@ -8,7 +8,7 @@ Entry points: `find`, which returns `Blindspots`; `measured_products`, `thin_mod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -132,15 +132,11 @@ def fit(profile: Profile, table: MeasuredProducts, dtype: str, most_rows: int, *
 
 
 def thin_model(
-    profile: Profile, table: MeasuredProducts, dtype: str, most_rows: int
-) -> Callable[[MeasuredProducts], tuple[FloatArray, int]]:
-    """Returns the `model_us` of `replay`, which fits a model with a prior that excludes this GPU's family."""
-
-    def model_us(thin: MeasuredProducts) -> tuple[FloatArray, int]:
-        model = fit(profile, thin, dtype, most_rows, prior="family-out")
-        return np.asarray(model.predict(table.m, table.n, table.k).latency_us, dtype=np.float64), model.rows
-
-    return model_us
+    profile: Profile, table: MeasuredProducts, dtype: str, most_rows: int, thin: MeasuredProducts
+) -> tuple[FloatArray, int]:
+    """Returns the `model_us` of `replay`: a model of the rows `thin`, with a prior that excludes this GPU's family."""
+    model = fit(profile, thin, dtype, most_rows, prior="family-out")
+    return np.asarray(model.predict(table.m, table.n, table.k).latency_us, dtype=np.float64), model.rows
 
 
 def consumer_of(device: str, dtype: str) -> tuple[Consumer, str]:

@@ -237,10 +237,10 @@ def _inline_table(kind: str, stored: _StoredTable, who: str) -> Table:
     if not all(len(row) == len(names) for row in stored.rows):
         raise InputError(who, "rows of another length", f"lists of {len(names)} values")
     columns: dict[str, list[Any]] = dict(zip(names, map(list, zip(*stored.rows, strict=True)), strict=False))
-    for column in LAYOUTS[kind].columns:
-        for value in columns.setdefault(column.name, []):
-            if type(value) not in _TYPES[column.kind]:  # numpy would take true for 1, and 1 for "1"
-                raise InputError(who, f"{column.name} = {value!r}"[:100], f"{column.kind} values")
+    for name, of_column in LAYOUTS[kind].columns.items():
+        for value in columns.setdefault(name, []):
+            if type(value) not in _TYPES[of_column]:  # numpy would take true for 1, and 1 for "1"
+                raise InputError(who, f"{name} = {value!r}"[:100], f"{of_column} values")
     return Table(kind, columns)  # type: ignore[arg-type]
 
 
@@ -251,7 +251,7 @@ def from_parquet(kind: str, content: bytes, shown: str) -> Table:
 
     who = f"profile table {kind}"
     names = list(LAYOUTS[kind].names)
-    texts = [column.name for column in LAYOUTS[kind].columns if column.kind == TEXT]
+    texts = [name for name, of_column in LAYOUTS[kind].columns.items() if of_column == TEXT]
     try:
         found = pq.ParquetFile(pa.BufferReader(content), read_dictionary=texts).read(use_threads=False)
     except (pa.ArrowException, OSError, KeyError) as error:  # KeyError: a text column is missing
@@ -259,31 +259,25 @@ def from_parquet(kind: str, content: bytes, shown: str) -> Table:
     if found.column_names != names:
         raise InputError(who, "columns " + ", ".join(found.column_names)[:150], ", ".join(names))
     columns = {}
-    for column in LAYOUTS[kind].columns:
-        values = found.column(column.name).combine_chunks()
+    arrow = {
+        INTEGER: pa.int64(), NUMBER: pa.float64(), FLAG: pa.bool_(), TEXT: pa.dictionary(pa.int32(), pa.string()),
+    }  # fmt: skip
+    for name, of_column in LAYOUTS[kind].columns.items():
+        values = found.column(name).combine_chunks()
         if values.null_count:
-            raise InputError(who, f"{values.null_count} nulls in {column.name}", "a value in every row")
-        expected = {INTEGER: pa.int64(), NUMBER: pa.float64(), FLAG: pa.bool_()}.get(
-            column.kind, pa.dictionary(pa.int32(), pa.string())
-        )
-        if values.type != expected:
-            raise InputError(who, f"{column.name} of type {values.type}", str(expected))
-        columns[column.name] = _numpy(values, column.kind)
+            raise InputError(who, f"{values.null_count} nulls in {name}", "a value in every row")
+        if values.type != arrow[of_column]:
+            raise InputError(who, f"{name} of type {values.type}", str(arrow[of_column]))
+        columns[name] = _numpy(values, of_column)
     return Table(kind, columns)
 
 
 def _numpy(values: Any, kind: str) -> npt.NDArray[Any]:
-    """Converts an Arrow array without nulls from its buffers, because `to_numpy` would import pandas if installed."""
+    """Converts an Arrow array without nulls, not by `to_numpy`, which would import pandas if it is installed."""
     if kind == TEXT:
         words = np.array(values.dictionary.to_pylist() or [""], dtype=np.str_)
-        return np.asarray(words[_plain(values.indices, np.dtype(np.int32))])
+        return np.asarray(words[np.from_dlpack(values.indices)])
     if kind == FLAG:
         bits = np.unpackbits(np.frombuffer(values.buffers()[1], dtype=np.uint8), bitorder="little")
         return np.asarray(bits[values.offset : values.offset + len(values)], dtype=np.bool_)
-    return _plain(values, np.dtype(np.int64 if kind == INTEGER else np.float64))
-
-
-def _plain(values: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    if not len(values):
-        return np.zeros(0, dtype=dtype)
-    return np.frombuffer(values.buffers()[1], dtype=dtype)[values.offset : values.offset + len(values)]
+    return np.from_dlpack(values)

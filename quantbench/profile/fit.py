@@ -83,7 +83,12 @@ def _product(device: DeviceSpec, table: Table, dtype: str, library: str, fit: bo
         return _unfitted(device, dtype, seed)
     kept = np.sort(np.random.default_rng(seed).permutation(kept)[:TABLE_ROWS])
     chosen = table.where(kept)
-    launches = _launches(chosen)
+    launches = [
+        Launch(row["kernel"], tile=Tile(row["block_m"], row["block_n"], split_k=row["split_k"] or 1))
+        if row["block_m"] and row["kernel"]
+        else None
+        for row in chosen.rows()
+    ]
     model = GemmModel.fit(
         device, m[kept], chosen["n"], chosen["k"], chosen["latency_us"], dtype=dtype, library=library,
         launches=launches if any(launches) else None, seed=seed,
@@ -93,14 +98,6 @@ def _product(device: DeviceSpec, table: Table, dtype: str, library: str, fit: bo
     if len(trained) > _MOST_DISTILLED:
         trained = np.sort(np.random.default_rng(seed).permutation(trained)[:_MOST_DISTILLED])
     return product_model(model, every=(m[trained], table["n"][trained], table["k"][trained]), seed=seed)
-
-
-def _launches(table: Table) -> list[Launch | None]:
-    found: list[Launch | None] = []
-    for row in table.rows():
-        tile = Tile(row["block_m"], row["block_n"], split_k=row["split_k"] or 1) if row["block_m"] else None
-        found.append(Launch(row["kernel"], tile=tile) if tile and row["kernel"] else None)
-    return found
 
 
 @cache

@@ -82,7 +82,7 @@ def _whole(kind: type) -> Json:
 
 def _table(layout: TableLayout) -> Json:
     columns: Json = {"const": list(layout.names)}
-    values = [_NAMED_COLUMNS.get(column.name, _COLUMNS[column.kind]) for column in layout.columns]
+    values = [_NAMED_COLUMNS.get(name, _COLUMNS[kind]) for name, kind in layout.columns.items()]
     row = {"type": "array", "prefixItems": values, "minItems": len(values), "maxItems": len(values)}
     beside = _whole(StoredFile)
     return {

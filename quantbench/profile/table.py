@@ -36,22 +36,19 @@ LARGEST = 2**31 - 1
 INTEGER, TEXT, NUMBER, FLAG = "integer", "text", "number", "flag"
 
 
-class Column(NamedTuple):
-    """Column of a table: a name, which ends in the unit, if any, and a kind (integer, text, number or flag)."""
-
-    name: str
-    kind: str
-
-
 class TableLayout(NamedTuple):
-    """Ordered columns of one kind of table. keys: the columns that identify a row, in sort order."""
+    """Columns of one kind of table.
 
-    columns: tuple[Column, ...]
+    columns: kind (integer, text, number or flag) by name, which ends in the unit, if any; in order.
+    keys: the columns that identify a row, in sort order.
+    """
+
+    columns: Mapping[str, str]
     keys: tuple[str, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(column.name for column in self.columns)
+        return tuple(self.columns)
 
 
 # Columns that are not integers. low_us, high_us: 95 % interval of the median, both equal to latency_us for a single
@@ -66,7 +63,7 @@ _KINDS = {
 
 def _layout(keys: str, more: str = "") -> TableLayout:
     names = f"{keys} {more} latency_us low_us high_us grade origin".split()
-    return TableLayout(tuple(Column(name, _KINDS.get(name, INTEGER)) for name in names), tuple(keys.split()))
+    return TableLayout({name: _KINDS.get(name, INTEGER) for name in names}, tuple(keys.split()))
 
 
 LAYOUTS: dict[str, TableLayout] = {
@@ -123,7 +120,7 @@ class Table:
 
     @classmethod
     def empty(cls, kind: str) -> Table:
-        return cls.of(kind, {column.name: [] for column in layout_of(kind).columns})
+        return cls.of(kind, dict.fromkeys(layout_of(kind).names, ()))
 
     @classmethod
     def of(cls, kind: str, columns: Mapping[str, Sequence[Any] | Array]) -> Table:
@@ -169,14 +166,13 @@ class Table:
 
 def _typed(who: str, layout: TableLayout, columns: Mapping[str, Sequence[Any] | Array]) -> dict[str, Array]:
     """Copies the columns to arrays of their declared types. Raises InputError for values of other types."""
-    typed = {column.name: _column(who, column, columns[column.name]) for column in layout.columns}
+    typed = {name: _column(who, name, kind, columns[name]) for name, kind in layout.columns.items()}
     if len({len(values) for values in typed.values()}) > 1:
         raise InputError(who, "columns of different lengths", "one value per row in each")
     return typed
 
 
-def _column(who: str, column: Column, values: Sequence[Any] | Array) -> Array:
-    name, kind = column
+def _column(who: str, name: str, kind: str, values: Sequence[Any] | Array) -> Array:
     array = np.asarray(values)
     dtype, wanted = {
         INTEGER: (np.int64, "iu"), NUMBER: (np.float64, "fiu"), FLAG: (np.bool_, "b"), TEXT: (np.str_, "U"),
@@ -303,12 +299,11 @@ def check_table(table: Table, device: DeviceSpec) -> None:
 
 def _check_workloads(table: Table) -> None:
     layout = LAYOUTS[table.kind]
-    kinds = {column.name: column.kind for column in layout.columns}
     for name in layout.keys:
-        if kinds[name] == INTEGER:
+        if layout.columns[name] == INTEGER:
             most = LARGEST_MESSAGE_BYTES if name == "message_bytes" else LARGEST
             _refuse(table, (table[name] < 1) | (table[name] > most), f"{name} from 1 to {most}", name)
-        elif kinds[name] != FLAG and name in _CHOICES[table.kind]:
+        elif layout.columns[name] != FLAG and name in _CHOICES[table.kind]:
             allowed = _CHOICES[table.kind][name]
             _refuse(table, ~np.isin(table[name], allowed), f"{name} one of " + ", ".join(allowed), name)
     _refuse(table, table["provider"] == "", "a provider", "provider")
@@ -352,10 +347,6 @@ def _refuse(table: Table, bad: npt.NDArray[np.bool_], expected: str, column: str
         row = int(np.flatnonzero(bad)[0])
         value = table[column][row]
         text = repr(str(value)) if isinstance(value, np.str_) else str(value)
-        raise InputError(f"profile table {table.kind}", f"{_shown(table, row)}: {column} {text}"[:200], expected)
-
-
-def _shown(table: Table, row: int) -> str:
-    """Formats the number and key of a row for errors."""
-    keys = ", ".join(f"{name} {table[name][row]}" for name in LAYOUTS[table.kind].keys if name != "provider")
-    return f"row {row} ({keys})"[:160]
+        keys = ", ".join(f"{name} {table[name][row]}" for name in LAYOUTS[table.kind].keys if name != "provider")
+        shown = f"row {row} ({keys})"[:160]
+        raise InputError(f"profile table {table.kind}", f"{shown}: {column} {text}"[:200], expected)

@@ -196,13 +196,13 @@ def draw_efficiency(
 
 
 def _draw_edges(panel: Axes, curve: Curve, tile_of: TileOf, colour: str, name: str) -> None:
-    edges = drawn_edges(curve, tile_of)
-    if edges.tile:
+    tile_edges, wave_edges = drawn_edges(curve, tile_of)
+    if tile_edges:
         panel.plot(
-            edges.tile, [0.0] * len(edges.tile), "|", transform=panel.get_xaxis_transform(), color=colour,
+            tile_edges, [0.0] * len(tile_edges), "|", transform=panel.get_xaxis_transform(), color=colour,
             markersize=10, clip_on=False, label=f"tile edge, {name}",
         )  # fmt: skip
-    for i, edge in enumerate(edges.wave[:_MOST_WAVE_EDGES]):
+    for i, edge in enumerate(wave_edges[:_MOST_WAVE_EDGES]):
         panel.axvline(
             edge, color=colour, linestyle="--", linewidth=0.8, alpha=0.7, zorder=0,
             label=f"wave edge, {name}" if i == 0 else None,

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -22,7 +23,7 @@ from pathlib import Path
 from quantbench.errors import InputError, StoreError
 from quantbench.files import folders_with, open_binary, reason
 from quantbench.store.record import Failed, Record, record_from_json, record_to_json
-from quantbench.store.run import RunInfo, read_run_info, require_name, write_run_info
+from quantbench.store.run import RunInfo, now_text, read_run_info, require_name, write_run_info
 
 _MOST_NAMED = 5
 #: size limit of records.jsonl
@@ -35,6 +36,7 @@ class Run:
 
     warnings: messages about tolerated defects of records.jsonl.
     retried: keys of the points that were tried again after a failure.
+    torn_bytes: bytes in an incomplete last line of records.jsonl.
     """
 
     folder: Path
@@ -42,32 +44,26 @@ class Run:
     records: tuple[Record, ...]
     warnings: tuple[str, ...] = ()
     retried: frozenset[str] = frozenset()
+    torn_bytes: int = 0
 
 
 def read_run(folder: Path) -> Run:
     """Reads a run. Raises StoreError that names the file, and for a broken record the line."""
-    return _read(folder)[0]
-
-
-def _read(folder: Path) -> tuple[Run, int]:
-    """Returns a run, and the number of bytes in an incomplete last line of its records."""
     info = read_run_info(folder)
     found = _read_records(folder / "records.jsonl", origin=info.origin)
-    run = Run(folder, info, tuple(found.records), _warnings(folder, info, found), frozenset(found.retried))
-    return run, found.torn
+    said = _warnings(folder, info, found)
+    return Run(folder, info, tuple(found.records), said, frozenset(found.retried), found.torn)
 
 
 @dataclass
 class _Found:
     """Contents of records.jsonl. torn: bytes in an incomplete last line. repeats: numbers of the lines that repeat an
-    earlier one. retried: keys of the points whose first record, a failure, was replaced. absent: whether the file is
-    missing."""
+    earlier one. retried: keys of the points whose first record, a failure, was replaced."""
 
     records: list[Record]
     torn: int = 0
     repeats: list[int] = field(default_factory=list)
     retried: set[str] = field(default_factory=set)
-    absent: bool = False
 
 
 def _read_records(path: Path, *, origin: str) -> _Found:
@@ -76,7 +72,6 @@ def _read_records(path: Path, *, origin: str) -> _Found:
     lines: set[bytes] = set()
     points: dict[str, int] = {}  # index of each point's record
     if not os.path.lexists(path):
-        found.absent = True
         return found
     try:
         with open_binary(path, most_bytes=_LARGEST_RECORDS_BYTES) as file:
@@ -112,7 +107,8 @@ def _read_records(path: Path, *, origin: str) -> _Found:
 def _warnings(folder: Path, info: RunInfo, found: _Found) -> tuple[str, ...]:
     path = folder / "records.jsonl"
     said = []
-    if found.absent:
+    absent = not os.path.lexists(path)
+    if absent:
         said.append(f"{path} is missing, and with it every record")
     if found.torn:
         said.append(f"{path}: the last line is torn ({found.torn} bytes); its point was not kept")
@@ -120,7 +116,7 @@ def _warnings(folder: Path, info: RunInfo, found: _Found) -> tuple[str, ...]:
         named = ", ".join(map(str, found.repeats[:_MOST_NAMED])) + (", …" if len(found.repeats) > _MOST_NAMED else "")
         said.append(f"{path}: records that repeat another count once (lines {named})")
     missing = (info.num_records or 0) - len(found.records) - len(found.retried)
-    if missing > 0 and not found.absent:
+    if missing > 0 and not absent:
         said.append(f"{path}: {missing} of {info.num_records} records missing")
     if said and info.origin == "measured" and not (len(said) == 1 and found.repeats):
         said[-1] += f"; measure what is missing: quantbench sweep --resume {folder}"
@@ -174,8 +170,8 @@ class RunWriter:
         read_run_info(folder)  # raises before a file is created in a folder without a run
         records = _open_alone(folder)
         try:
-            run, torn = _read(folder)
-            _end_at_a_line(folder / "records.jsonl", torn)
+            run = read_run(folder)
+            _end_at_a_line(folder / "records.jsonl", run.torn_bytes)
         except StoreError:
             records.close()
             raise
@@ -207,6 +203,11 @@ class RunWriter:
         self.info = replace(info, num_records=self.count)
         write_run_info(self.folder, self.info)
 
+    def end(self, how: str, phases_s: Mapping[str, float]) -> None:
+        """Notes in run.json how the run ended, now, and adds the seconds of its phases."""
+        total_s = Counter(self.info.phases_s) + Counter(phases_s)
+        self.update(replace(self.info, ended=now_text(), how_ended=how, phases_s=dict(total_s)))
+
     def close(self) -> None:
         self._records.close()
 
@@ -233,7 +234,8 @@ def _open_alone(folder: Path) -> FileIO:
 
     try:
         # Unbuffered: every write reaches the operating system.
-        records = FileIO(folder / "records.jsonl", "ab", opener=_open_without_waiting)
+        path = folder / "records.jsonl"  # if it is a pipe, opening it must not wait
+        records = FileIO(path, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666))
     except OSError as error:
         raise StoreError("write run", f"{folder} ({error.strerror})", "a results folder that can be written") from None
     try:
@@ -242,10 +244,6 @@ def _open_alone(folder: Path) -> FileIO:
         records.close()
         raise StoreError("write run", f"{folder} is being written by another sweep", "one sweep per run") from None
     return records
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 def _end_at_a_line(path: Path, torn: int) -> None:

@@ -23,7 +23,7 @@ from quantbench.device.spec import DeviceState
 from quantbench.errors import InputError, require_choice, require_int
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Check, Grade, Measurement
-from quantbench.store.typed import Json, decode, encode, is_number
+from quantbench.store.typed import Json, decode, encode
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Workload, workload_from_json, workload_to_json
 
@@ -219,32 +219,15 @@ def record_from_json(data: object) -> Record:
     if version not in range(1, RECORD_VERSION + 1):
         expected = f"1 to {RECORD_VERSION} (a newer quantbench may have written it)"
         raise InputError("record", f"version = {version!r}", expected)
-    texts: dict[str, str] = {}
-    for name in ("run_id", "key", "provider", "origin", "role", "source"):
-        value = data.get(name)
-        if not isinstance(value, str):
-            raise InputError("record", f"{name} = {value!r}", "a text")
-        texts[name] = intern(value)  # most records share these strings
-    if not _KEY.fullmatch(str(texts["key"])):
-        raise InputError("record", f"key = {texts['key']!r}"[:80], "16 hex digits")
-    elapsed_s = data.get("elapsed_s")
-    if not is_number(elapsed_s):
-        raise InputError("record", f"elapsed_s = {elapsed_s!r}"[:100], "a finite number")
-    places = data.get("places")
-    if not isinstance(places, list):
-        raise InputError("record", f"places = {places!r}"[:80], "a list")
-    return Record(
-        workload=workload_from_json(data.get("workload")), outcome=_outcome_from_json(data),
-        launch=_launch_from_json(data.get("launch")), places=tuple(decode(Place, p) for p in places),
-        elapsed_s=float(elapsed_s), check=decode(Check, data["check"]) if data.get("check") is not None else None,
-        phases_s=_decode_phases(data.get("phases_s", {})), **texts,
-    )  # fmt: skip
-
-
-def _decode_phases(data: object) -> dict[str, float]:
-    if not isinstance(data, dict) or not all(is_number(seconds) for seconds in data.values()):
-        raise InputError("record", f"phases_s = {data!r}"[:100], "seconds by phase")
-    return {intern(name): float(seconds) for name, seconds in data.items()}
+    same = ("run_id", "key", "provider", "origin", "role", "source", "places", "elapsed_s", "check")
+    found = ((name, data.get(name)) for name in same)
+    values = {name: intern(value) if isinstance(value, str) else value for name, value in found}  # records share texts
+    values |= {"workload": workload_from_json(data.get("workload")), "outcome": _outcome_from_json(data)}
+    values |= {"launch": _launch_from_json(data.get("launch")), "phases_s": data.get("phases_s", {})}
+    made = decode(Record, values, "record")
+    if not _KEY.fullmatch(made.key):
+        raise InputError("record", f"key = {made.key!r}"[:80], "16 hex digits")
+    return made
 
 
 def _outcome_from_json(data: Json) -> Outcome:

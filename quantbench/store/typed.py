@@ -90,14 +90,12 @@ def _kind_of(option: Any) -> str | None:
 def _fields(kind: Any, whole: bool = False) -> tuple[Mapping[str, _Field], frozenset[str]]:
     """Returns the decoders of a dataclass's fields by name, and the names of the required fields."""
     hints = get_type_hints(kind)
-    by_name = {one.name: _field(hints[one.name], whole) for one in fields(kind)}
+    by_name = {}
+    for name, hint in ((one.name, hints[one.name]) for one in fields(kind)):
+        exact = next((one for one in _options(hint) if one in (str, int, bool, NoneType) or is_dataclass(one)), None)
+        by_name[name] = _Field(exact, _converter(hint, whole), _words(hint))
     bare = (one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING)
     return by_name, frozenset(by_name if whole else bare)
-
-
-def _field(hint: Any, whole: bool) -> _Field:
-    exact = next((one for one in _options(hint) if one in (str, int, bool, NoneType) or is_dataclass(one)), None)
-    return _Field(exact, _converter(hint, whole), _words(hint))
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
@@ -110,17 +108,22 @@ def _converter(hint: Any, whole: bool) -> _Convert:
     if hint is Any:
         return lambda value: value
     if hint is float:
-        return _number
+        return _checked(is_number)
     if hint in (str, int, bool, NoneType):
-        return _instance(hint)
+        return _checked(lambda value: type(value) is hint)
     if origin in (Union, UnionType):
         return _union(arguments, whole)
     if origin is list or (origin is tuple and arguments[-1] is Ellipsis):
-        return _sequence(origin, _converter(arguments[0], whole))
+        of_item, a_list = _converter(arguments[0], whole), _checked(lambda value: type(value) in (list, origin))
+        return lambda value: origin(map(of_item, a_list(value)))
     if origin is tuple:
-        return _fixed_tuple([_converter(argument, whole) for argument in arguments])
+        items = [_converter(argument, whole) for argument in arguments]
+        as_many = _checked(lambda value: type(value) in (list, tuple) and len(value) == len(items))
+        return lambda value: tuple(item(one) for item, one in zip(items, as_many(value), strict=True))
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _mapping(*(_converter(argument, whole) for argument in arguments))
+        of_key, of_value = (_converter(argument, whole) for argument in arguments)
+        a_mapping = _checked(lambda value: isinstance(value, Mapping))
+        return lambda value: {of_key(k): of_value(v) for k, v in a_mapping(value).items()}
     if is_dataclass(hint):
         return lambda value: value if isinstance(value, hint) else decode(hint, value, whole=whole)  # type: ignore[arg-type]
     raise TypeError(f"no JSON form for {hint}")  # a field of a new type needs one
@@ -133,15 +136,11 @@ def is_number(value: object) -> TypeGuard[float]:
     return type(value) is float and isfinite(value)
 
 
-def _number(value: Any) -> Any:
-    if is_number(value):
-        return value
-    raise _WrongTypeError
+def _checked(valid: Callable[[Any], bool]) -> _Convert:
+    """Returns a function that returns a valid value unchanged, and raises _WrongTypeError for others."""
 
-
-def _instance(kind: type) -> _Convert:
     def convert(value: Any) -> Any:
-        if type(value) is kind:
+        if valid(value):
             return value
         raise _WrongTypeError
 
@@ -169,35 +168,6 @@ def _union(options: tuple[Any, ...], whole: bool) -> _Convert:
             rest = {name: item for name, item in value.items() if name != "kind"}
             return decode(by_kind[value["kind"]], rest, f"workload {value['kind']}")  # type: ignore[arg-type]
         raise _WrongTypeError
-
-    return convert
-
-
-def _sequence(kind: type, item: _Convert) -> _Convert:
-    allowed = (list,) if kind is list else (list, tuple)
-
-    def convert(value: Any) -> Any:
-        if type(value) not in allowed:
-            raise _WrongTypeError
-        return kind(map(item, value))
-
-    return convert
-
-
-def _fixed_tuple(items: list[_Convert]) -> _Convert:
-    def convert(value: Any) -> Any:
-        if type(value) not in (list, tuple) or len(value) != len(items):
-            raise _WrongTypeError
-        return tuple(item(one) for item, one in zip(items, value, strict=True))
-
-    return convert
-
-
-def _mapping(of_key: _Convert, of_value: _Convert) -> _Convert:
-    def convert(value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            raise _WrongTypeError
-        return {of_key(k): of_value(v) for k, v in value.items()}
 
     return convert
 

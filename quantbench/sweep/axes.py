@@ -280,7 +280,10 @@ def ops_at(
     if axes[0].dim in GEMM_DIMS:
         sizes = {name: point.get(name, getattr(held, name)) for name in GEMM_DIMS}
         return (Op("gemm", "forward", Gemm(**sizes, dtype=held.dtype, layout=held.layout), 1),)
-    wanted = held.ops or _default_ops(axes, held.attention)
+    # By default the ops that the axes change most, with this kind of attention.
+    other = {"flash": UNFUSED_OPS, "unfused": ("attention",)}.get(held.attention, ())
+    changed = {op for axis in axes for op in _DIMS[axis.dim].ops}
+    wanted = held.ops or tuple(op for op in MODEL_OPS if op in changed and op not in other)
     # The linear layers are the same with either attention; take them from the kind whose ops are wanted.
     main = "unfused" if "attention" not in wanted and set(UNFUSED_OPS) & set(wanted) else "flash"
     found = []
@@ -315,13 +318,6 @@ def places_of(
             continue
         places.append(({axis.field: value for axis, value in zip(axes, values, strict=True)}, ops))
     return places, tuple(impossible)
-
-
-def _default_ops(axes: tuple[Axis, ...], attention: str) -> tuple[str, ...]:
-    """Returns the ops that the axes change most, with this kind of attention."""
-    other = {"flash": UNFUSED_OPS, "unfused": ("attention",)}.get(attention, ())
-    changed = {op for axis in axes for op in _DIMS[axis.dim].ops}
-    return tuple(op for op in MODEL_OPS if op in changed and op not in other)
 
 
 def _shape(point: dict[str, int], held: Held, who: str, attention: str) -> TransformerShape:

@@ -21,7 +21,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, Protocol, Self
 
-from quantbench.errors import InputError, MeasurementError
+from quantbench.errors import MeasurementError
 from quantbench.store.typed import decode, encode
 from quantbench.sweep.messages import Hello, Reply, Request, reply_from_json
 from quantbench.timing.options import TimingOptions
@@ -91,11 +91,7 @@ class ChildProcess:
     def ask(self, request: Request, limit_s: float, tick: Callable[[], None]) -> Reply:
         """Runs one point. Raises WorkerLostError if the process dies or exceeds limit_s; close it then."""
         self.send(encode(request))
-        data = self.receive(limit_s, tick)
-        try:
-            return reply_from_json(data)
-        except InputError as error:
-            return Reply(failed=("error", str(error)))
+        return reply_from_json(self.receive(limit_s, tick))
 
     def close(self) -> None:
         if self._process.poll() is None:

@@ -7,7 +7,7 @@ Entry points: `parse_grid`, used by `options` and the command `predict`; `predic
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf, log
 
 from quantbench.device.spec import DeviceSpec
@@ -23,17 +23,11 @@ _SMALLEST_STEP = 1.02
 _LONGEST_STRETCH = 4
 
 
-@dataclass(frozen=True)
-class Grid:
-    """Axes whose values include the predicted edges. loose: whether impossible sizes are left out instead of refused;
-    True if an axis has default values or @edges."""
-
-    axes: tuple[Axis, ...]
-    loose: bool
-
-
-def parse_grid(dims: tuple[str, ...], held: Held, spec: DeviceSpec, who: str = "sweep") -> Grid:
-    """Parses the axes `dims`, each `hidden` or `hidden=1024:4096`, and adds predicted edges.
+def parse_grid(
+    dims: tuple[str, ...], held: Held, spec: DeviceSpec, who: str = "sweep"
+) -> tuple[tuple[Axis, ...], bool]:
+    """Parses the axes `dims`, each `hidden` or `hidden=1024:4096`, and adds predicted edges. Returns the axes, and
+    whether impossible sizes are left out instead of refused: True if an axis has default values or @edges.
 
     held: all other sizes, defaults filled in.
     who: command named in errors.
@@ -48,7 +42,7 @@ def parse_grid(dims: tuple[str, ...], held: Held, spec: DeviceSpec, who: str = "
             inside = {value for value in both if axis.values[0] <= value <= axis.values[-1]}
             edged = (*edged[:i], replace(axis, values=tuple(sorted({*axis.values, *inside}))), *edged[i + 1 :])
     check_axes(edged, who)
-    return Grid(edged, any(axis.edges for axis in edged) or not all("=" in text for text in dims))
+    return edged, any(axis.edges for axis in edged) or not all("=" in text for text in dims)
 
 
 def predicted_edges(axes: tuple[Axis, ...], index: int, held: Held, spec: DeviceSpec) -> list[int]:

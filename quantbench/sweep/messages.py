@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from quantbench.device.spec import DeviceSpec, DeviceState
+from quantbench.errors import InputError
 from quantbench.launch import Launch
 from quantbench.measurement import Check, Measurement
 from quantbench.store.typed import decode
@@ -54,5 +55,8 @@ class Reply:
 
 
 def reply_from_json(data: object) -> Reply:
-    """Reads a worker's reply. Raises InputError if it is malformed, such as a NaN among the samples."""
-    return decode(Reply, data, "worker reply", whole=True)
+    """Reads a worker's reply; a malformed one, such as with a NaN among the samples, counts as failed."""
+    try:
+        return decode(Reply, data, "worker reply", whole=True)
+    except InputError as error:
+        return Reply(failed=("error", str(error)))

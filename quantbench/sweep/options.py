@@ -156,9 +156,9 @@ def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...
             ops = [[op for op in one.shape.ops() if op.workload.kind != "cast"] for one in options.models]
             placed = [Placed({SHAPE_DIM: i}, tuple(own), keep=i) for i, own in enumerate(ops, 1)]
         return axes, lay_out(placed, providers, options.timing, spec)
-    grid = parse_grid(options.dims, held, spec)
+    axes, loose = parse_grid(options.dims, held, spec)
     plan = build_plan(
-        grid.axes, held, providers, options.timing, spec,
-        skip_impossible=options.skip_impossible or grid.loose, neighbours=not options.points,
+        axes, held, providers, options.timing, spec, skip_impossible=options.skip_impossible or loose,
+        neighbours=not options.points,
     )  # fmt: skip
-    return grid.axes, plan
+    return axes, plan

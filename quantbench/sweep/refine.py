@@ -4,13 +4,14 @@ Entry points: `Refine`, used by `analysis.check`; `LeastSure`, used by `session`
 `PlacedGap`. Used by the command `sweep` too.
 
 `Refine` and `LeastSure` are functions from all records so far to the points to measure next (`more` of `runner.Sweep`).
-`Refine` runs one `EdgeSearch` per gap of the coarse pass, which takes log2(g) points for one edge in a gap of g sizes.
+`Refine` bisects each gap of the coarse pass (`bisect`), which takes log2(g) points for one edge in a gap of g sizes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import ceil, exp, log, sqrt
 
 from quantbench.device.spec import DeviceSpec
@@ -51,6 +52,11 @@ class Gap:
     noise: float = 0.0
     grain: int = 1
 
+    def middle(self, low: int, high: int) -> int | None:
+        """Returns the multiple of the grain nearest to the middle of two sizes, strictly between; None without one."""
+        first, last = low // self.grain + 1, -(-high // self.grain) - 1
+        return None if first > last else self.grain * min(max(round((low + high) / 2 / self.grain), first), last)
+
 
 @dataclass(frozen=True)
 class Edge:
@@ -62,62 +68,41 @@ class Edge:
     exact: bool
 
 
-class EdgeSearch:
-    """Bisection of one gap. Measure the size `wanted`, then call `tell` with the samples, or `give_up` on failure."""
+#: function from a size to its samples in µs; () if it cannot be measured, None if it was not measured yet
+SamplesOf = Callable[[int], Sequence[float] | None]
 
-    def __init__(self, gap: Gap) -> None:
-        self.gap = gap
-        self._times_us = {gap.low: gap.low_us, gap.high: gap.high_us}
-        self._open = [(gap.low, gap.high)]
-        self._found: list[tuple[int, int]] = []
-        self._settle()
 
-    @property
-    def wanted(self) -> int | None:
-        """Returns the size to measure next; None if every edge is found."""
-        return self._middle(*self._open[0]) if self._open else None
+def bisect(gap: Gap, samples_of: SamplesOf) -> tuple[int | None, tuple[Edge, ...]]:
+    """Bisects a gap as far as it was measured. Returns the size to measure next, None if every edge is found, and the
+    edges so far in order of size; an interval whose middle cannot be measured, or was not yet, is an inexact edge."""
+    times_us = {gap.low: gap.low_us, gap.high: gap.high_us}
 
-    def tell(self, samples_us: Sequence[float]) -> None:
-        """Adds the samples in microseconds at the wanted size."""
-        low, high = self._open[0]
-        size = self._middle(low, high)
-        assert size is not None
-        self._times_us[size] = typical_us(samples_us)
+    def jump(low: int, high: int) -> float:
+        """Returns the rise of the log time from low to high beyond the growth without a step."""
+        return log(times_us[high] / times_us[low]) - gap.elasticity * log(high / low)
+
+    wanted, left, found = None, [(gap.low, gap.high)], []
+    while left:
+        low, high = left[0]
+        size = gap.middle(low, high)
+        samples_us = () if size is None else samples_of(size)
+        if samples_us is None:
+            wanted = size
+            break
+        del left[0]
+        if size is None or not len(samples_us):
+            found.append((low, high))
+            continue
+        times_us[size] = typical_us(samples_us)
         halves = [(low, size), (size, high)]
         # The jump may be up or down; count the parts in its direction.
-        whole = self._jump(low, high)
-        parts = [self._jump(*half) if whole > 0 else -self._jump(*half) for half in halves]
-        least = max(_SMALLEST_JUMP, _SURE * sqrt(2) * self.gap.noise, _WORTH_FOLLOWING * abs(whole))
+        whole = jump(low, high)
+        parts = [jump(*half) if whole > 0 else -jump(*half) for half in halves]
+        least = max(_SMALLEST_JUMP, _SURE * sqrt(2) * gap.noise, _WORTH_FOLLOWING * abs(whole))
         larger = 0 if parts[0] >= parts[1] else 1
-        followed = [half for i, half in enumerate(halves) if i == larger or parts[i] >= least]
-        self._open = [*self._open[1:], *followed]
-        self._settle()
-
-    def give_up(self) -> None:
-        """Ends the search of the interval whose middle cannot be measured; its edge stays inexact."""
-        self._found.append(self._open.pop(0))
-
-    def edges(self) -> tuple[Edge, ...]:
-        """Returns the edges found so far in order of size; intervals still open are inexact edges."""
-        intervals = sorted([*self._found, *self._open])
-        return tuple(
-            Edge(low, high, exp(self._jump(low, high)), self._middle(low, high) is None) for low, high in intervals
-        )
-
-    def _settle(self) -> None:
-        """Moves intervals that cannot be halved from open to found."""
-        self._found += [interval for interval in self._open if self._middle(*interval) is None]
-        self._open = [interval for interval in self._open if self._middle(*interval) is not None]
-
-    def _middle(self, low: int, high: int) -> int | None:
-        """Returns the multiple of the grain nearest to the middle, strictly between; None if there is none."""
-        grain = self.gap.grain
-        first, last = low // grain + 1, -(-high // grain) - 1
-        return None if first > last else grain * min(max(round((low + high) / 2 / grain), first), last)
-
-    def _jump(self, low: int, high: int) -> float:
-        """Returns the rise of the log time from low to high beyond the growth without a step."""
-        return log(self._times_us[high] / self._times_us[low]) - self.gap.elasticity * log(high / low)
+        left += [half for i, half in enumerate(halves) if i == larger or parts[i] >= least]
+    intervals = sorted([*found, *left])
+    return wanted, tuple(Edge(*ends, exp(jump(*ends)), exact=gap.middle(*ends) is None) for ends in intervals)
 
 
 @dataclass(frozen=True)
@@ -139,7 +124,7 @@ class Refine:
     find: function from the records of the coarse pass to the gaps with a jump, the largest first; injected, because
         `quantbench.analysis` is a layer above.
 
-    The searches are rebuilt from the records at each call, so that a stopped sweep can be resumed.
+    Each call bisects from the records alone, so that a stopped sweep can be resumed.
     """
 
     options: SweepOptions
@@ -149,15 +134,16 @@ class Refine:
     _gaps: tuple[PlacedGap, ...] | None = None
 
     def __call__(self, records: Sequence[Record]) -> Sequence[PlanPoint]:
-        """Returns the next point of each search that has not ended."""
-        return [point for placed, search in self._searches(records) if (point := self._point(placed, search))]
+        """Returns the next point of each gap in which edges are still searched."""
+        searches = [(placed, wanted) for placed, wanted, _ in self._searches(records) if wanted is not None]
+        return [point for placed, wanted in searches if (point := self._point(placed, wanted))]
 
     def edges(self, records: Sequence[Record]) -> tuple[tuple[PlacedGap, Edge], ...]:
         """Returns every edge, as exact as the records allow."""
-        return tuple((placed, edge) for placed, search in self._searches(records) for edge in search.edges())
+        return tuple((placed, edge) for placed, _, edges in self._searches(records) for edge in edges)
 
-    def _searches(self, records: Sequence[Record]) -> list[tuple[PlacedGap, EdgeSearch]]:
-        """Rebuilds each search from the measured points."""
+    def _searches(self, records: Sequence[Record]) -> list[tuple[PlacedGap, int | None, tuple[Edge, ...]]]:
+        """Returns each gap with the size to measure next, and its edges so far."""
         if self._gaps is None:
             self._gaps = tuple(self.find([record for record in records if self._is_coarse(record)]))
         outcomes = {
@@ -166,20 +152,15 @@ class Refine:
             if record.role == "point"
             for place in record.places
         }
-        found = []
-        for placed in self._gaps:
-            search = EdgeSearch(placed.gap)
-            while (size := search.wanted) is not None:
-                at = sorted({**placed.held, placed.axis: size}.items())
-                outcome = outcomes.get((placed.op, placed.provider, *at))
-                if outcome is None:
-                    break
-                if isinstance(outcome, Measured) and outcome.grade.letter != "rejected":
-                    search.tell(outcome.measurement.samples_us)
-                else:
-                    search.give_up()
-            found.append((placed, search))
-        return found
+
+        def samples_of(size: int, placed: PlacedGap) -> Sequence[float] | None:
+            at = sorted({**placed.held, placed.axis: size}.items())
+            outcome = outcomes.get((placed.op, placed.provider, *at))
+            if isinstance(outcome, Measured) and outcome.grade.letter != "rejected":
+                return outcome.measurement.samples_us
+            return None if outcome is None and self._point(placed, size) else ()
+
+        return [(placed, *bisect(placed.gap, partial(samples_of, placed=placed))) for placed in self._gaps]
 
     def _is_coarse(self, record: Record) -> bool:
         values = {axis.field: axis.values for axis in self.axes}
@@ -187,20 +168,17 @@ class Refine:
             all(value in values.get(name, ()) for name, value in place.axes.items()) for place in record.places
         )
 
-    def _point(self, placed: PlacedGap, search: EdgeSearch) -> PlanPoint | None:
-        """Returns the next point of a search, giving up impossible sizes; None if none is left."""
+    def _point(self, placed: PlacedGap, size: int) -> PlanPoint | None:
+        """Returns the point of a gap at this size; None if it is impossible."""
         held = with_defaults(self.options.held, self.spec, self.options.dims)
         providers = [name for name in expand(self.options.providers) if name == placed.provider]
-        while (size := search.wanted) is not None:
-            at = {**placed.held, placed.axis: size}
-            axes = tuple(Axis(axis.dim, (at[axis.field],)) for axis in self.axes)
-            try:
-                plan = build_plan(axes, held, providers, self.options.timing, self.spec)
-            except InputError:
-                search.give_up()
-                continue
-            return next(point for point in plan.points if any(place.op == placed.op for place in point.places))
-        return None
+        at = {**placed.held, placed.axis: size}
+        axes = tuple(Axis(axis.dim, (at[axis.field],)) for axis in self.axes)
+        try:
+            plan = build_plan(axes, held, providers, self.options.timing, self.spec)
+        except InputError:
+            return None
+        return next(point for point in plan.points if any(place.op == placed.op for place in point.places))
 
 
 class LeastSure:

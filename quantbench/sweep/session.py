@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -139,15 +138,11 @@ class SweepSession:
             self._records = tuple(sweep.records)
             # The first error is reported, even if the disk is too full to update run.json.
             with suppress(StoreError):
-                self._note_end("interrupted", sweep.phases_s)
+                self._writer.end("interrupted", sweep.phases_s)
             raise
         self._records = tuple(sweep.records)
-        self._note_end(self.finished.how, sweep.phases_s)
+        self._writer.end(self.finished.how, sweep.phases_s)
         return self.finished
-
-    def _note_end(self, how: str, phases_s: Counter[str]) -> None:
-        total_s = Counter(self._writer.info.phases_s) + phases_s
-        self._writer.update(replace(self._writer.info, ended=now_text(), how_ended=how, phases_s=dict(total_s)))
 
     def close(self) -> None:
         """Releases the folder, removes it if it is new and empty, and closes an unused worker."""

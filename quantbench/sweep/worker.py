@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quantbench.errors import MeasurementError, QuantbenchError, UnsupportedError
@@ -28,7 +28,6 @@ from quantbench.workload import Workload
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
     from quantbench.launch import Launch
-    from quantbench.measurement import Check, Measurement
     from quantbench.providers.audit import Audit
     from quantbench.providers.base import Provider
     from quantbench.timing.session import Timer
@@ -82,33 +81,21 @@ class Worker:
         if reason is not None:
             return Reply(skipped=reason)
         warmup_before_s, measuring_before_s = self._timer.warmup_s, self._timer.measuring_s
-        point = measure(provider, request.workload, self._spec, self._timer, self._timing)
+        reply = measure(provider, request.workload, self._spec, self._timer, self._timing)
         require_unchanged(self._functions, provider.id)
-        self._phases_s |= {
-            "inputs": point.inputs_s, "check": point.check_s, "warm-up": self._timer.warmup_s - warmup_before_s,
-            "measuring": self._timer.measuring_s - measuring_before_s,
-        }  # fmt: skip
-        launch = point.launch
+        self._phases_s |= reply.phases_s
+        self._phases_s["warm-up"] = self._timer.warmup_s - warmup_before_s
+        self._phases_s["measuring"] = self._timer.measuring_s - measuring_before_s
+        launch = reply.launch
         if launch is None and request.name and self._spec.kind == "cuda":
             torch.cuda.empty_cache()
             start_s = time.perf_counter()
             launch = self._name(request)
             self._phases_s["identify"] = time.perf_counter() - start_s
-        return Reply(measurement=point.measurement, launch=launch, checked=point.checked, phases_s=self._phases_s)
+        return replace(reply, launch=launch, phases_s=self._phases_s)
 
 
-@dataclass(frozen=True)
-class Point:
-    """Result of timing one workload by one provider. checked: result of the checks, None if not checkable."""
-
-    measurement: Measurement
-    launch: Launch | None
-    checked: Check | None
-    inputs_s: float
-    check_s: float
-
-
-def measure(provider: Provider, workload: Workload, spec: DeviceSpec, timer: Timer, timing: TimingOptions) -> Point:
+def measure(provider: Provider, workload: Workload, spec: DeviceSpec, timer: Timer, timing: TimingOptions) -> Reply:
     """Times the workload; its results are checked before and after timing (`quantbench.providers.audit`)."""
     from quantbench.providers.audit import Audit
 
@@ -121,7 +108,8 @@ def measure(provider: Provider, workload: Workload, spec: DeviceSpec, timer: Tim
     measurement = timer.measure(
         run, rotate=copies_of(provider, workload, spec, timing, audit), min_bytes=workload.min_bytes, audit=audit
     )
-    return Point(measurement, task.launch(), audit.checked, inputs_s, audit.elapsed_s)
+    phases_s = {"inputs": inputs_s, "check": audit.elapsed_s}
+    return Reply(measurement, launch=task.launch(), checked=audit.checked, phases_s=phases_s)
 
 
 def copies_of(

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil, log2
 from pathlib import Path
 
 import numpy as np
 import pytest
-from simulator import SimulatedGpu, SimulatedWorker, noisy_us
+from simulator import SimulatedGpu, SimulatedWorker, measurement, noisy_us
 
 from quantbench.analysis.check import find_gaps, refine_of
 from quantbench.errors import InputError
 from quantbench.launch import Tile
+from quantbench.measurement import Grade
 from quantbench.store.folder import read_run
+from quantbench.store.record import Measured, Record
 from quantbench.sweep.axes import Held
-from quantbench.sweep.options import SweepOptions
-from quantbench.sweep.refine import Edge, EdgeSearch, Gap
+from quantbench.sweep.options import SweepOptions, plan_sweep
+from quantbench.sweep.refine import Edge, Gap, PlacedGap, Refine, bisect
 from quantbench.sweep.session import SweepSession
 from quantbench.workload import Gemm
 
@@ -41,10 +44,10 @@ class Measure:
 
 
 def find_edges(gap: Gap, measure: Measure) -> tuple[Edge, ...]:
-    search = EdgeSearch(gap)
-    while (size := search.wanted) is not None:
-        search.tell(measure(size))
-    return search.edges()
+    told: dict[int, tuple[float, ...]] = {}
+    while (size := bisect(gap, told.get)[0]) is not None:
+        told[size] = measure(size)
+    return bisect(gap, told.get)[1]
 
 
 @pytest.mark.parametrize("last", [1024, 1025, 1536, 1999, 2046, 2047])
@@ -96,17 +99,36 @@ def test_one_percent_noise_misplaces_no_edge_of_ten_percent_in_two_hundred_searc
 
 
 def test_neighbours_need_no_measurement() -> None:
-    search = EdgeSearch(Gap(256, 257, 10.0, 13.0))
-    assert search.wanted is None
-    assert [(edge.low, edge.high, edge.exact) for edge in search.edges()] == [(256, 257, True)]
+    wanted, edges = bisect(Gap(256, 257, 10.0, 13.0), {}.get)
+    assert wanted is None
+    assert [(edge.low, edge.high, edge.exact) for edge in edges] == [(256, 257, True)]
 
 
 def test_where_nothing_can_be_measured_the_edge_stays_between_its_sides() -> None:
-    search = EdgeSearch(Gap(256, 512, 10.0, 13.0))
-    assert search.wanted == 384
-    search.give_up()
-    assert search.wanted is None
-    assert [(edge.low, edge.high, edge.exact) for edge in search.edges()] == [(256, 512, False)]
+    gap = Gap(256, 512, 10.0, 13.0)
+    assert bisect(gap, {}.get)[0] == 384
+    wanted, edges = bisect(gap, {384: ()}.get)
+    assert wanted is None
+    assert [(edge.low, edge.high, edge.exact) for edge in edges] == [(256, 512, False)]
+
+
+def test_a_size_that_is_impossible_does_not_end_the_search() -> None:
+    """Two heads divide no odd hidden size: of the two halves, the middle of the first cannot be measured."""
+    held = Held(heads=2, ops=("qkv",), seq=128)
+    options = SweepOptions(("hidden=1000:1013:13",), held=held, providers=("torch.mm",), refine=True)
+    gap = Gap(1000, 1013, 10.0, 14.0)
+    spec = GPU.spec()
+    axes, _ = plan_sweep(replace(options, skip_impossible=True), spec)
+    refine = Refine(options, axes, spec, lambda records: [PlacedGap(gap, "hidden", {}, "qkv", "torch.mm")])
+    asked: list[int] = []
+    records: list[Record] = []
+    while (found := refine(records)) and len(asked) < 9:
+        (point,) = found
+        asked.append(point.places[0].axes["hidden"])
+        us = 10.0 + (asked[-1] >= 1006) * 2.0 + (asked[-1] >= 1010) * 2.0
+        outcome = Measured(measurement([us] * 8), Grade("A"))
+        records.append(Record("run", point.key, point.workload, point.provider, outcome, places=point.places))
+    assert asked == [1006, 1010, 1008]
 
 
 # A whole sweep: 4096 × n × 4096 with 128×128 tiles on 108 SMs ends waves at n = 128 · ⌊108 w / 32⌋.

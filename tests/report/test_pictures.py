@@ -137,8 +137,8 @@ def edges_of(made: Run) -> tuple[int, int]:
     """Tile and wave edges that are drawn."""
     check = check_run(made, rules=())
     (curve,) = curves_of(points_of(made.records, made.info.device), "n")
-    found = drawn_edges(curve, check.tile_of)
-    return len(found.tile), len(found.wave)
+    tile_edges, wave_edges = drawn_edges(curve, check.tile_of)
+    return len(tile_edges), len(wave_edges)
 
 
 def test_edges_and_sawteeth_are_drawn_where_the_tile_is_known() -> None:

@@ -64,9 +64,9 @@ def test_wave_edges_are_drawn_only_where_waves_are_known() -> None:
         records = records_of(gpu, along("n", range(1024, 8193, 256), Gemm(4096, 1, 4096)), noise=0.0, seed=1)
         points = points_of([replace(record, launch=launch) for record in records], spec)
         (curve,) = curves_of(points, "n")
-        edges = drawn_edges(curve, lambda point: tile_in_use(spec, "bf16", point.launch))
-        assert len(edges.tile) > 20
-        return len(edges.wave)
+        tile_edges, wave_edges = drawn_edges(curve, lambda point: tile_in_use(spec, "bf16", point.launch))
+        assert len(tile_edges) > 20
+        return len(wave_edges)
 
     assert drawn(1) > 5
     assert drawn(2) == drawn(None) == 0

@@ -5,12 +5,10 @@ Entry points: `export_csv` and `export_parquet`, called by the package's `export
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable
 
 from quantbench.errors import InputError
-from quantbench.profile.exporters.options import WHO, Exported, ExportOptions
+from quantbench.profile.exporters.options import WHO, Exported, ExportOptions, csv_text
 from quantbench.profile.file import to_parquet
 from quantbench.profile.profile import Profile
 from quantbench.profile.table import Table
@@ -22,7 +20,7 @@ _UNMAPPED = ("low_us", "high_us", "grade", "origin", "block_m", "block_n", "spli
 
 def export_csv(profile: Profile, options: ExportOptions, out: Exported) -> None:
     """Writes `<kind>.csv` for every kind with rows. Numbers round-trip exactly."""
-    _export(profile, out, "csv", _csv)
+    _export(profile, out, "csv", lambda table: csv_text(table.rows()))
     for kind in (kind for kind in out.rows if kind != "moe"):  # `import csv` reads no experts
         names = [name for name in profile.tables[kind].columns if name not in _UNMAPPED]
         mapped = ",".join(_MAPPED.get(name, f"{name}={name}") for name in names)
@@ -42,11 +40,3 @@ def _export(profile: Profile, out: Exported, suffix: str, content: Callable[[Tab
             out.rows[kind] = len(table)
     if not out.rows:
         raise InputError(WHO, f"a profile without rows as {suffix}", "rows, or a format that can be modelled")
-
-
-def _csv(table: Table) -> str:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(table.columns)
-    writer.writerows(row.values() for row in table.rows())
-    return text.getvalue()

@@ -1,16 +1,19 @@
 """Defines the options and result of an export, and selects the rows to export: one time per shape.
 
 Entry points: `ExportOptions` and `Exported`; `products`, `attentions` and `collectives`, which select rows of one
-provider; `dtype_of`; `require_gpu`; `WHO`, the operation that errors name. Used by the other modules of this package,
-by `blindspots_report` and by the command `profile`.
+provider; `dtype_of`; `require_gpu`; `csv_text`; `WHO`, the operation that errors name. Used by the other modules of
+this package, by `blindspots_report` and by the command `profile`.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -91,6 +94,16 @@ class Exported:
         path = self.folder.joinpath(*parts)
         write_file(WHO, path, content)
         self.paths.append(path)
+
+
+def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Returns rows as CSV, with all of their columns; a cell that a row lacks is empty."""
+    rows, text = list(rows), io.StringIO(newline="")
+    names = dict.fromkeys(name for row in rows for name in row)
+    writer = csv.DictWriter(text, list(names), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def require_gpu(profile: Profile, planner: str) -> None:

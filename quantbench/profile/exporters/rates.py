@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,24 +32,17 @@ _MODEL_SQUARES = tuple(2**power for power in range(6, 15))
 _MODEL_ROWS = (1, 8, 16)
 
 
-class Works:
-    """Workloads with their times, FLOPs, bytes and rates, (rows,) each."""
+_FIELDS = ("flops", "moved_bytes", "latency_us", "tflops", "gb_per_s")
+#: (rows,) array of workloads, with the attributes of _FIELDS
+Works = np.recarray[Any, Any]
 
-    def __init__(self, flops: FloatArray, moved_bytes: FloatArray, latency_us: FloatArray) -> None:
-        self.flops, self.moved_bytes, self.latency_us = flops, moved_bytes, latency_us
-        self.tflops, self.gb_per_s = flops / latency_us / 1e6, moved_bytes / latency_us / 1e3
 
-    @classmethod
-    def of(cls, works: Iterable[Workload], latency_us: npt.ArrayLike) -> Works:
-        """Builds it from workloads and their times in µs."""
-        counts = np.array([(work.flops, work.min_bytes) for work in works], dtype=np.float64).reshape(-1, 2)
-        return cls(counts[:, 0], counts[:, 1], np.asarray(latency_us, dtype=np.float64))
-
-    def where(self, rows: npt.NDArray[np.bool_]) -> Works:
-        return Works(self.flops[rows], self.moved_bytes[rows], self.latency_us[rows])
-
-    def __len__(self) -> int:
-        return len(self.latency_us)
+def works_of(works: Iterable[Workload], latency_us: npt.ArrayLike) -> Works:
+    """Builds the array from workloads and their times in µs."""
+    counts = np.array([(work.flops, work.min_bytes) for work in works], dtype=np.float64).reshape(-1, 2)
+    (flops, moved_bytes), us = counts.T, np.asarray(latency_us, dtype=np.float64)
+    columns = [flops, moved_bytes, us, flops / us / 1e6, moved_bytes / us / 1e3]
+    return np.rec.fromarrays(columns, dtype=[(name, np.float64) for name in _FIELDS])
 
 
 @dataclass(frozen=True)
@@ -80,19 +74,21 @@ def achieved(profile: Profile, options: ExportOptions, out: Exported) -> Achieve
     ridge = peak * 1e3 / device.memory_gb_per_s  # FLOP per byte at which arithmetic and memory take equally long
 
     def bound_by_arithmetic(works: Works) -> Works:
-        return works.where((works.flops > ridge * works.moved_bytes) & (works.latency_us >= _LEAST_US))
+        found: Works = works[(works.flops > ridge * works.moved_bytes) & (works.latency_us >= _LEAST_US)]
+        return found
 
     def bound_by_memory(works: Works) -> Works:
         large = works.moved_bytes > 4 * device.l2_bytes  # smaller work may be served from the cache
-        return works.where((works.flops < 0.5 * ridge * works.moved_bytes) & large)
+        found: Works = works[(works.flops < 0.5 * ridge * works.moved_bytes) & large]
+        return found
 
     table = products(profile, ExportOptions(options.provider, options.layout, dtype), out)
     softmax = profile.tables["softmax"]
     # Grade D: the inputs were in a cache, so the rate is not that of memory.
     softmax = softmax.where((softmax["direction"] == "forward") & (softmax["grade"] != "D"))
     from_memory = table.where(table["grade"] != "D")
-    measured = Works.of(table.workloads(), table["latency_us"])
-    streams = Works.of(
+    measured = works_of(table.workloads(), table["latency_us"])
+    streams = works_of(
         [*from_memory.workloads(), *softmax.workloads()],
         np.concatenate([from_memory["latency_us"], softmax["latency_us"]]),
     )
@@ -102,7 +98,7 @@ def achieved(profile: Profile, options: ExportOptions, out: Exported) -> Achieve
         shapes = [(s, s, s) for s in _MODEL_SQUARES]
         shapes += [(m, s, s) for m in _MODEL_ROWS for s in (*_MODEL_SQUARES, 2**15)]
         works = [Gemm(m=m, n=n, k=k, dtype=dtype, layout="nt") for m, n, k in shapes]
-        modelled = Works.of(works, GemmTimes(profile, dtype).latency_us(*np.array(shapes).T))
+        modelled = works_of(works, GemmTimes(profile, dtype).latency_us(*np.array(shapes).T))
         if not len(compute):
             measured, rests[0] = modelled, f"products of {dtype} as modelled"
             compute = bound_by_arithmetic(modelled)
@@ -112,9 +108,9 @@ def achieved(profile: Profile, options: ExportOptions, out: Exported) -> Achieve
     out.notes.append(f"achieved TFLOP/s from {rests[0]}; achieved GB/s from {rests[1]}")
     tflops = float(np.median(np.minimum(compute.tflops, peak)))
     gb_per_s = float(np.median(np.minimum(memory.gb_per_s, device.memory_gb_per_s)))
-    by_size = measured.where(measured.gb_per_s < _EXPLAINED * device.memory_gb_per_s)
+    by_size = measured[measured.gb_per_s < _EXPLAINED * device.memory_gb_per_s]
     # Work faster than memory was served from the cache.
-    streamed = streams.where((streams.tflops < _EXPLAINED * peak) & (streams.gb_per_s <= device.memory_gb_per_s))
+    streamed = streams[(streams.tflops < _EXPLAINED * peak) & (streams.gb_per_s <= device.memory_gb_per_s)]
     return Achieved(dtype, tflops, gb_per_s, compute, memory, by_size, streamed, peak)
 
 

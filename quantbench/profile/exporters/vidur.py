@@ -13,8 +13,6 @@ data/profiling/ of its source tree.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import lzma
 from dataclasses import dataclass, replace
@@ -33,6 +31,7 @@ from quantbench.profile.exporters.options import (
     ExportOptions,
     attentions,
     collectives,
+    csv_text,
     dtype_of,
     products,
     require_gpu,
@@ -205,14 +204,9 @@ def _statistics(latency_us: dict[str, float]) -> dict[str, float]:
 
 def _write_csv(rows: Rows, name: str, folder: tuple[str, ...], release_folder: str, out: Exported) -> None:
     """Writes rows as the source tree's CSV in `folder`, and compressed in the release's folder."""
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(
-        text, list(dict.fromkeys(key for row in rows for key in row)), restval="", lineterminator="\n"
-    )
-    writer.writeheader()
-    writer.writerows(rows)
-    out.write(text.getvalue(), *folder, f"{name}.csv")
-    out.write(lzma.compress(text.getvalue().encode()), release_folder, f"{name}.csv.xz")
+    text = csv_text(rows)
+    out.write(text, *folder, f"{name}.csv")
+    out.write(lzma.compress(text.encode()), release_folder, f"{name}.csv.xz")
     out.rows[name] = len(rows)
 
 
