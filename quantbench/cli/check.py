@@ -137,7 +137,7 @@ def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) ->
 
 def _lines(found: Check) -> Iterator[StyledLine | Table]:
     from quantbench.analysis.summary import floor_lines
-    from quantbench.report.sections import rules_section, steps_section
+    from quantbench.report.sections import kernels_table, rules_section, steps_section
 
     info = found.run.info
     yield device_line(info.device)
@@ -162,7 +162,9 @@ def _lines(found: Check) -> Iterator[StyledLine | Table]:
         what = f"{' or '.join(rule.sides)} of {dtype} off the multiples of {rule.multiple}"
         yield f"{counted(number, 'shape')} with {what}: {rule.effect} in {rule.whose} ({rule.why})"
     if found.kernels:
-        yield from ("", _kernel_table(found))
+        table, sms = kernels_table(found.kernels), f"{info.device.sm_count} SMs"
+        title = f"kernels: time of 1, 2, 3, … blocks per SM ({sms}), in times of one block"
+        yield from ("", plain_table(table.head, table.rows, title=title))
     yield from floor_lines((p.latency_us, p) for of in found.curves.values() for curve in of for p in curve.points)
     yield f"\nnext: quantbench report {found.run.folder}"
 
@@ -204,19 +206,6 @@ def _broken_rules(found: Check) -> Counter[tuple[AlignmentRule, str]]:
         for work, library in works
         for rule in {one.rule for one in broken_rules(work, library=library)}
     )
-
-
-def _kernel_table(found: Check) -> Table:
-    """Tabulates the tile and wave edges of named kernels."""
-    from quantbench.report.sections import KERNEL_HEAD, KERNEL_RIGHT, kernel_rows
-
-    title = f"kernels: time of 1, 2, 3, … blocks per SM ({found.run.info.device.sm_count} SMs), in times of one block"
-    table = plain_table(
-        tuple(f">{name}" if i in KERNEL_RIGHT else name for i, name in enumerate(KERNEL_HEAD)), title=title
-    )
-    for row in kernel_rows(found.kernels):
-        table.add_row(*row)
-    return table
 
 
 def check_to_json(found: Check) -> dict[str, Any]:
