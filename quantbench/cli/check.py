@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.table import Table
 
+from quantbench.alignment_rules import AlignmentRule, broken_rules
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, json_option, option
 from quantbench.cli.output import StyledLine, check_folder, output, plain_table, print_result, say
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, printable
 from quantbench.report.terminal import cliffs_table, section_lines
+from quantbench.store.record import Measured
 from quantbench.units import counted, parse_duration_s, percent
 from quantbench.workload import Attention, Gemm
 
 if TYPE_CHECKING:
-    from quantbench.alignment_rules import AlignmentRule
     from quantbench.analysis.check import Check
     from quantbench.analysis.periods import Period
     from quantbench.analysis.rules import RuleOfThumb
@@ -171,8 +172,6 @@ def _lines(found: Check) -> Iterator[StyledLine | Table]:
 
 def _head_lines(found: Check) -> list[str]:
     """Counts points, curves, cliffs and the causes of the cliffs."""
-    from quantbench.store.record import Measured
-
     records = [record for record in found.run.records if record.role == "point"]
     missing = sum(not isinstance(record.outcome, Measured) for record in records)
     lines = [f"{counted(found.num_points, 'measured point')}" + (f", {missing} skipped or failed" if missing else "")]
@@ -193,8 +192,6 @@ def _head_lines(found: Check) -> list[str]:
 
 def _broken_rules(found: Check) -> Counter[tuple[AlignmentRule, str]]:
     """Counts the shapes that break each rule of their library and number format, by rule and format."""
-    from quantbench.alignment_rules import broken_rules
-
     # `torch` of `torch.mm`; a user-defined kernel is no library that has rules.
     works = {
         (record.workload, record.provider.partition(".")[0])
