@@ -82,17 +82,12 @@ def _unaligned(gemm: Gemm, names: dict[str, str]) -> Iterator[Edge]:
     off = misaligned_sides(gemm)
     if not off:
         return
-    changes: dict[str, Any] = {side: _down(getattr(gemm, side), step) for side, step in off.items()}
+    changes: dict[str, Any] = {side: max(step, getattr(gemm, side) // step * step) for side, step in off.items()}
     said = dict.fromkeys(
         f"{names.get(side, side)} = {getattr(gemm, side)} is no multiple of {step}" for side, step in off.items()
     )
     words = f"{', '.join(said)}: {alignment_words(gemm_alignment_bytes(gemm), VECTOR_BYTES)}"
     yield Edge("alignment", words, replace(gemm, **changes))
-
-
-def _down(size: int, step: int) -> int:
-    """Rounds size down to a multiple of step, at least step."""
-    return max(step, size // step * step)
 
 
 def _tiles_and_waves(
@@ -145,7 +140,7 @@ def _of_attention(work: Attention) -> Iterator[Edge]:
     if work.head_dim % step:
         bytes_now = alignment_bytes(work.head_dim, work.dtype)
         words = f"head_dim = {work.head_dim} is no multiple of {step}: {alignment_words(bytes_now, VECTOR_BYTES)}"
-        yield Edge("alignment", words, replace(work, head_dim=_down(work.head_dim, step)))
+        yield Edge("alignment", words, replace(work, head_dim=max(step, work.head_dim // step * step)))
     to = _padded(work)
     narrower = (replace(work, head_dim=width) for width in range(work.head_dim - 1, 0, -1))
     before = next((other for other in narrower if _padded(other) == other.head_dim), None)

@@ -88,8 +88,12 @@ class Neighbours:
     ) -> None:
         self._source = times
         self._base = base
-        singles = alone(base, space) if space else {}
-        self._singles = {name: [one for one in shapes if _fits(one, times)] for name, shapes in singles.items()}
+        singles, limit = alone(base, space) if space else {}, times.device.memory_bytes
+        # Experts, spread over ep GPUs, must leave memory on each.
+        self._singles = {
+            name: [one for one in shapes if not one.experts or weights_bytes(one) < limit]
+            for name, shapes in singles.items()
+        }
         self._joint = list(together(base, space)) if space else []
         found = {base, *self._joint, *(shape for shapes in self._singles.values() for shape in shapes)}
         self.tried = len(found) - 1
@@ -154,11 +158,6 @@ class Neighbours:
 def _attention(timed: _Timed) -> float:
     """Returns the share of fused attention in the time of a shape."""
     return sum(share for work, (share, _) in timed.parts.items() if work.kind == "attention")
-
-
-def _fits(shape: TransformerShape, times: RememberedTimes) -> bool:
-    """Returns whether the weights of a shape with experts, spread over ep GPUs, leave memory on each."""
-    return not shape.experts or weights_bytes(shape) < times.device.memory_bytes
 
 
 def fastest_first(shapes: Iterable[TransformerShape], times: RememberedTimes) -> list[TransformerShape]:

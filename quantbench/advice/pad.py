@@ -351,9 +351,7 @@ def _fastest(options: Sequence[Padding]) -> Padding:
     fewest = min(one.crashes for one in options)
     most = max(one.saving for one in options if one.crashes == fewest)
     near = [one for one in options if one.crashes == fewest and one.saving >= most - _ALIKE]
-    return min(near, key=lambda one: (len(one.changes), -min(_roundness(c.to) for c in one.changes), -one.saving))
-
-
-def _roundness(size: int) -> int:
-    """Returns the largest power of two up to `_ROUND` that divides a size."""
-    return min(_ROUND, size & -size)
+    # A size's roundness: the largest power of two up to _ROUND that divides it.
+    return min(
+        near, key=lambda one: (len(one.changes), -min(min(_ROUND, c.to & -c.to) for c in one.changes), -one.saving)
+    )

@@ -137,7 +137,8 @@ def alone(base: TransformerShape, space: Space) -> dict[str, list[TransformerSha
         "mbs": [{"mbs": mbs} for mbs in sorted(batches) if 1 <= mbs <= space.most_mbs],
     }
     if base.experts:
-        values |= {"experts": list(_experts(base, space)), "ep": list(_spread(base)), "tp and ep": list(_split(base))}
+        degrees = [{"ep": ep} for ep in range(1, MOST_EP + 1) if base.experts % ep == 0 and ep & (ep - 1) == 0]
+        values |= {"experts": list(_experts(base, space)), "ep": degrees, "tp and ep": list(_split(base))}
         del values["heads"], values["ffn"]
     found = {}
     for name, changes in values.items():
@@ -158,10 +159,6 @@ def _experts(base: TransformerShape, space: Space) -> Iterator[dict[str, Any]]:
         if width * EXPERT_FACTOR >= base.moe_ffn and 1 <= top_k <= experts and abs(active) <= space.tolerance:
             change = {"experts": experts, "top_k": top_k, "moe_ffn": width}
             yield change if isinstance(base.routing, str) else {**change, "routing": "balanced"}
-
-
-def _spread(base: TransformerShape) -> Iterator[dict[str, Any]]:
-    yield from ({"ep": ep} for ep in range(1, MOST_EP + 1) if base.experts % ep == 0 and ep & (ep - 1) == 0)
 
 
 def _split(base: TransformerShape) -> Iterator[dict[str, Any]]:

@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.table import Table
 
+from quantbench.alignment_rules import AlignmentRule, broken_rules
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, json_option, option
 from quantbench.cli.output import StyledLine, check_folder, output, plain_table, print_result, say
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, printable
 from quantbench.report.terminal import cliffs_table, section_lines
+from quantbench.store.record import Measured
 from quantbench.units import counted, parse_duration_s, percent
 from quantbench.workload import Attention, Gemm
 
 if TYPE_CHECKING:
-    from quantbench.alignment_rules import AlignmentRule
     from quantbench.analysis.check import Check
     from quantbench.analysis.periods import Period
     from quantbench.analysis.rules import RuleOfThumb
@@ -137,7 +138,7 @@ def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) ->
 
 def _lines(found: Check) -> Iterator[StyledLine | Table]:
     from quantbench.analysis.summary import floor_lines
-    from quantbench.report.sections import rules_section, steps_section
+    from quantbench.report.sections import kernels_table, rules_section, steps_section
 
     info = found.run.info
     yield device_line(info.device)
@@ -162,15 +163,15 @@ def _lines(found: Check) -> Iterator[StyledLine | Table]:
         what = f"{' or '.join(rule.sides)} of {dtype} off the multiples of {rule.multiple}"
         yield f"{counted(number, 'shape')} with {what}: {rule.effect} in {rule.whose} ({rule.why})"
     if found.kernels:
-        yield from ("", _kernel_table(found))
+        table, sms = kernels_table(found.kernels), f"{info.device.sm_count} SMs"
+        title = f"kernels: time of 1, 2, 3, … blocks per SM ({sms}), in times of one block"
+        yield from ("", plain_table(table.head, table.rows, title=title))
     yield from floor_lines((p.latency_us, p) for of in found.curves.values() for curve in of for p in curve.points)
     yield f"\nnext: quantbench report {found.run.folder}"
 
 
 def _head_lines(found: Check) -> list[str]:
     """Counts points, curves, cliffs and the causes of the cliffs."""
-    from quantbench.store.record import Measured
-
     records = [record for record in found.run.records if record.role == "point"]
     missing = sum(not isinstance(record.outcome, Measured) for record in records)
     lines = [f"{counted(found.num_points, 'measured point')}" + (f", {missing} skipped or failed" if missing else "")]
@@ -191,8 +192,6 @@ def _head_lines(found: Check) -> list[str]:
 
 def _broken_rules(found: Check) -> Counter[tuple[AlignmentRule, str]]:
     """Counts the shapes that break each rule of their library and number format, by rule and format."""
-    from quantbench.alignment_rules import broken_rules
-
     # `torch` of `torch.mm`; a user-defined kernel is no library that has rules.
     works = {
         (record.workload, record.provider.partition(".")[0])
@@ -204,19 +203,6 @@ def _broken_rules(found: Check) -> Counter[tuple[AlignmentRule, str]]:
         for work, library in works
         for rule in {one.rule for one in broken_rules(work, library=library)}
     )
-
-
-def _kernel_table(found: Check) -> Table:
-    """Tabulates the tile and wave edges of named kernels."""
-    from quantbench.report.sections import KERNEL_HEAD, KERNEL_RIGHT, kernel_rows
-
-    title = f"kernels: time of 1, 2, 3, … blocks per SM ({found.run.info.device.sm_count} SMs), in times of one block"
-    table = plain_table(
-        tuple(f">{name}" if i in KERNEL_RIGHT else name for i, name in enumerate(KERNEL_HEAD)), title=title
-    )
-    for row in kernel_rows(found.kernels):
-        table.add_row(*row)
-    return table
 
 
 def check_to_json(found: Check) -> dict[str, Any]:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from quantbench.cli.options import command, json_option, option, results_option
 from quantbench.cli.output import output, plain_table, print_result, say, show, warning
 from quantbench.errors import QuantbenchError, require_choice
+from quantbench.store.record import Failed, Measured, Record, Skipped
 from quantbench.timing.options import TimingOptions
 from quantbench.units import latency, parse_duration_s, percent, size
 from quantbench.workload import Collective
 
 if TYPE_CHECKING:
     from quantbench.providers.collectives import TorchRanks
-    from quantbench.store.record import Record
     from quantbench.timing.lockstep import Leader
 
 _BACKENDS = ("nccl", "gloo")
@@ -95,7 +95,6 @@ def _lead(
     from quantbench.providers.identity import versions
     from quantbench.store.environment import relevant_environment
     from quantbench.store.folder import RunWriter
-    from quantbench.store.record import Measured
     from quantbench.store.run import RunInfo
 
     spec = device.current()
@@ -162,7 +161,6 @@ def _lead(
 def row_to_json(record: Record) -> dict[str, Any]:
     from quantbench.comm.session import figures
     from quantbench.stats import relative_half_width, spread, typical_us
-    from quantbench.store.record import Failed, Measured, Skipped
 
     work = record.workload
     assert isinstance(work, Collective)

@@ -18,6 +18,7 @@ from quantbench.cli.output import check_file, output, print_json, print_result, 
 from quantbench.device import lookup
 from quantbench.errors import InputError
 from quantbench.files import write_file
+from quantbench.latency.libraries import slug_of, system_of
 
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
@@ -50,7 +51,6 @@ def import_aiconfigurator(
 ) -> None:
     """Import measured tables of aiconfigurator-core: products, context attention, NCCL collectives."""
     from quantbench.importers import aiconfigurator
-    from quantbench.latency.libraries import slug_of, system_of
 
     slug = gpu or slug_of(system_of(system))
     if slug is None:

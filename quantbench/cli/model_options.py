@@ -11,7 +11,7 @@ Defaults come from the preset or configuration, then from the device.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from math import sqrt
@@ -26,6 +26,8 @@ from quantbench.files import read_json, reason
 from quantbench.sweep.axes import DIMS, EXPERT_OPS, GEMM_DIMS, MODEL_DIMS, UNFUSED_OPS, Held
 from quantbench.workload import Gemm, GroupedGemm, TransformerShape
 from quantbench.workload.dtypes import GEMM_DTYPES
+from quantbench.workload.huggingface import Described, describe
+from quantbench.workload.presets import preset
 from quantbench.workload.recipes import RECIPES
 from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 
@@ -156,30 +158,17 @@ class GridOptions(ModelOptions):
         return {dim: getattr(self, dim.replace("-", "_")) for dim in DIMS}
 
 
-@dataclass(frozen=True)
-class NamedModel:
-    """The model that --model or --config names. assumed: assumptions about it as text, by field."""
-
-    name: str
-    shape: TransformerShape
-    assumed: Mapping[str, str]
-
-
-def named_model(who: str, options: ModelOptions) -> NamedModel | None:
+def named_model(who: str, options: ModelOptions) -> Described | None:
     """Reads the preset or configuration; returns None if neither was typed. Raises InputError if both were."""
     if options.model and options.config is not None:
         raise InputError(who, f"--model {options.model} and --config {options.config}", "one of them")
     if options.model:
-        from quantbench.workload.presets import preset
-
         shape = preset(options.model)
-        return NamedModel(options.model, shape, {"seq": f"seq = {shape.seq} (as {options.model} was pre-trained)"})
+        return Described(shape, {"seq": f"seq = {shape.seq} (as {options.model} was pre-trained)"}, options.model)
     if options.config is not None:
-        from quantbench.workload.huggingface import describe
-
         found = describe(options.config)
         _require_reach(options.config, found.shape)
-        return NamedModel("the config", found.shape, found.assumed)
+        return found
     return None
 
 
@@ -198,7 +187,7 @@ def _require_reach(config: Path, shape: TransformerShape) -> None:
 
 
 def attention_of(
-    who: str, options: ModelOptions, named: NamedModel | None, device: DeviceSpec
+    who: str, options: ModelOptions, named: Described | None, device: DeviceSpec
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns the fields attention, softmax and dropout of a shape, and the assumptions about them as text."""
     base = TransformerShape if named is None else named.shape
@@ -415,7 +404,7 @@ def assumed_words(
     return (*words, *([] if arguments.dtype else [f"dtype = {held.dtype}"]))
 
 
-def _expert_words(arguments: GridOptions, held: Held, given: Collection[str], named: NamedModel | None) -> list[str]:
+def _expert_words(arguments: GridOptions, held: Held, given: Collection[str], named: Described | None) -> list[str]:
     """Lists the assumptions about experts."""
     of_model = () if named is None or not named.shape.experts else ("experts", "top_k", "moe_ffn")
     sizes = [name for name in ("experts", "top_k", "moe_ffn", "ep") if name not in {*given, *of_model}]

@@ -23,7 +23,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.latency.interconnect import Cluster, cluster, reference_cluster
 from quantbench.latency.libraries import library_words
-from quantbench.planner.calibration import STACKS, Calibration, Calibrations, load_site, shipped
+from quantbench.planner.calibration import STACKS, Calibration, Calibrations, load_site, shipped, with_measured_links
 from quantbench.planner.formulas import parameters
 from quantbench.planner.layout import (
     MODULES,
@@ -247,8 +247,6 @@ class PlanOptions(ShapeOptions):
         device = lookup(gpu) if gpu else None
         found = cluster(self.cluster, device) if self.cluster or device is None else reference_cluster(device)
         if self._profile is not None:
-            from quantbench.planner.calibration import with_measured_links
-
             collectives = self._profile.tables["collective"]
             measured = zip(collectives.workloads(), collectives["latency_us"].tolist(), strict=True)
             fitted = self.calibrations.of(found, self.stack).fitted
@@ -342,24 +340,19 @@ class PlanOptions(ShapeOptions):
                 raise InputError(f"{_WHO} --rows", f"--{name} {getattr(self, name)}", "one value for rows without it")
             if values:
                 cells[name] = values[0]
-        if self.dtype:
-            cells["precision"] = self.dtype
-        if self.dropout is not None:
-            cells["dropout"] = self.dropout
+        cells |= {"precision": self.dtype, "dropout": self.dropout, "tied": False if self.untied else None}
+        cells["dp_overlap"] = self.dp_overlap
         for name, choices in (("attention", ATTENTIONS), ("softmax", SOFTMAXES)):
-            if getattr(self, name):
-                cells[name] = require_choice(_WHO, f"--{name}", getattr(self, name), choices)
+            cells[name] = require_choice(_WHO, f"--{name}", getattr(self, name), ("", *choices))
         if self.recompute:
             (cells["recompute"], *_), cells["recompute_layers"] = self._recomputation(())
             require_recomputation(_WHO, cells["recompute"])
         if self.head_dim:
             cells["head_dim"] = integers("--head-dim", self.head_dim)[0]
-        if self.untied:
-            cells["tied"] = False
         return Given(
             cells=cells, cluster=self.cluster, gpu=self.gpu, gpus_per_node=self.gpus_per_node or None,
             node_gb_per_s=self.node_gbit_per_s / _BITS_PER_BYTE or None, link_gb_per_s=self.link_gb_per_s or None,
-            dp_overlap=self.dp_overlap, stack=self.stack, as_typed=self.as_typed,
+            stack=self.stack, as_typed=self.as_typed,
         )  # fmt: skip
 
     def shape_space(self) -> ShapeSpace:

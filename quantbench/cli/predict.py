@@ -19,11 +19,12 @@ from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.libraries import resolve_library
+from quantbench.planner.calibration import shipped
+from quantbench.sweep.axes import EXPERT_OPS, Axis, with_defaults
 from quantbench.workload import MoE
 
 if TYPE_CHECKING:
     from quantbench.analysis.forecast import Forecast
-    from quantbench.sweep.axes import Axis
 
 
 @command
@@ -82,8 +83,6 @@ def predict(
 def _whole_experts(ops: str) -> str:
     """Returns --ops with all of a layer's routed ops in place of `experts`. Raises InputError for a part of them, as
     they are predicted together."""
-    from quantbench.sweep.axes import EXPERT_OPS
-
     names = [name.strip() for name in ops.split(",")]
     parts = [name for name in EXPERT_OPS if name in names]
     if "experts" in names:
@@ -100,8 +99,6 @@ def predict_sweep(
     from quantbench.analysis.forecast import forecast
     from quantbench.latency.model_times import ModelTimes
     from quantbench.latency.op_times import RememberedTimes
-    from quantbench.planner.calibration import shipped
-    from quantbench.sweep.axes import EXPERT_OPS, with_defaults
     from quantbench.sweep.edges import parse_grid
 
     held, dims = held_and_dims(arguments, "predict")

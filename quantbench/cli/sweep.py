@@ -17,6 +17,7 @@ from quantbench.cli.model_options import GridOptions, assumed_words, held_and_di
 from quantbench.cli.options import command, json_option, option, results_option
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
+from quantbench.sweep.axes import check_axes, parse_axis, with_defaults
 from quantbench.units import parse_duration_s
 
 if TYPE_CHECKING:
@@ -122,8 +123,6 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
 
 
 def assumed_of(arguments: SweepArguments, options: SweepOptions, plan: Plan, spec: DeviceSpec) -> tuple[str, ...]:
-    from quantbench.sweep.axes import with_defaults
-
     held = with_defaults(options.held, spec, options.dims)
     ops = {place.op.partition(".")[0] for point in plan.points for place in point.places}
     return assumed_words(arguments, held, ops, spec, listed=arguments.shapes is not None)
@@ -132,7 +131,6 @@ def assumed_of(arguments: SweepArguments, options: SweepOptions, plan: Plan, spe
 def check_words(arguments: SweepArguments, on: str, resume: Path | None, gpu: str) -> None:
     """Raises InputError for contradictory or impossible options, before a worker is started."""
     from quantbench.providers.catalog import expand
-    from quantbench.sweep.axes import check_axes, parse_axis
     from quantbench.sweep.session import resumed_options
 
     if on:

@@ -159,7 +159,7 @@ def _gpu(device: DeviceSpec, blobs: Blobs, notes: dict[str, None], fitted: Mappi
         experts = MoEModel.best(
             device, dtype=dtype, library="" if library == default_library(device.name, dtype) else library
         )
-        measured = fitted[dtype] if dtype in fitted else FittedModel(model, "")
+        measured = fitted.get(dtype, FittedModel(model, ""))
         known = {"sizes": blobs.add(measured.sizes), "times": blobs.add(measured.times)}
         entry |= {"gemm": {**gemm_model(model, blobs), "measured": known}, "experts": experts_model(experts, blobs)}
         notes[f"{dtype}: {experts.note}"] = None

@@ -11,6 +11,7 @@ vector (one number for each kernel of a menu); reductions over the first axis tu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -58,22 +59,17 @@ class Node(NDArrayOperatorsMixin):
     def any(self) -> bool:
         return True  # for some shapes
 
-    def _reduce(self, op: str) -> Node:
-        return Node.of(op, self, kernels=0)
-
     def min(self, axis: int) -> Node:
         if self.op == "some":
             return Node.of("least_of", *self.args, kernels=0, extra=self.value)
         return self._reduce("min")
 
-    def max(self, axis: int) -> Node:
-        return self._reduce("max")
+    def _reduce(self, op: str, axis: int = 0) -> Node:
+        return Node.of(op, self, kernels=0)
 
-    def sum(self, axis: int) -> Node:
-        return self._reduce("sum")
-
-    def argmin(self, axis: int) -> Node:
-        return self._reduce("argmin")
+    max = partialmethod(_reduce, "max")
+    sum = partialmethod(_reduce, "sum")
+    argmin = partialmethod(_reduce, "argmin")
 
     def at(self, index: Node) -> Node:
         """Returns the entry of a vector at a row's index."""
@@ -111,7 +107,7 @@ def as_node(value: Any) -> Node:
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "where": lambda condition, yes, no: Node.of("where", condition, yes, no),
     "broadcast_to": lambda x, shape: x,
-    "einsum": lambda _, a, b: Node.of("multiply", a, b)._reduce("sum"),
+    "einsum": lambda _, a, b: Node.of("multiply", a, b).sum(axis=0),
     "sort": lambda x, axis: Node.of("sort", x),
     "column_stack": list,
     "round": lambda x, decimals: np.floor(x * 10.0**decimals + 0.5) / 10.0**decimals,

@@ -28,19 +28,8 @@ _SIMD = {
     "add": 0xF0, "subtract": 0xF1, "multiply": 0xF2, "divide": 0xF3, "minimum": 0xF4, "maximum": 0xF5,
 }  # fmt: skip
 _COMPARED = ("equal", "not_equal", "less", "greater", "less_equal", "greater_equal")
-_PLAIN = (
-    "add",
-    "subtract",
-    "multiply",
-    "divide",
-    "minimum",
-    "maximum",
-    "absolute",
-    "negative",
-    "sqrt",
-    "ceil",
-    "floor",
-)
+# numpy's functions that are one instruction
+_PLAIN = {name for name in _SIMD if isinstance(getattr(np, name, None), np.ufunc)} - {*_COMPARED}
 _REDUCED = {"min": "minimum", "max": "maximum", "sum": "add"}
 _START = {"min": np.inf, "max": -np.inf, "sum": 0.0}
 #: reductions that read a stored vector
@@ -265,7 +254,7 @@ class _Code:
             place = self._locals[id(node)]
             value = self._value(node.args[0], level)
             if node.op == "sum" and self._size % 2:  # the last pair has one entry twice
-                value += self._value(self._mask(), level) + _simd("multiply")
+                value += self._value(as_node(np.append(np.ones(self._size), [0.0])), level) + _simd("multiply")
             code += _pair(_START[node.op]) + _set(place)
             loop += _get(place) + value + _simd(_REDUCED[node.op]) + _set(place)
         if not loop:
@@ -282,9 +271,6 @@ class _Code:
         index = self._index
         advance = _get(index) + _i32(step) + b"\x6a" + b"\x22" + _number(index) + _i32(end) + b"\x49"
         return _i32(0) + _set(index) + b"\x03\x40" + code + advance + b"\x0d\x00" + b"\x0b"
-
-    def _mask(self) -> Node:
-        return as_node(np.append(np.ones(self._size), [0.0]))
 
     def _expression(self, node: Node, level: int) -> bytes:
         op = node.op

@@ -22,9 +22,10 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import cache
 from importlib.resources import files
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -38,25 +39,6 @@ from quantbench.workload import Collective, Workload
 _WHO = "planner.json"
 _FORMAT, _VERSION = "quantbench-planner", 3
 _SITE_FORMAT, _SITE_VERSION = "quantbench-planner-site", 1
-#: constants of the iteration time: name → (lowest, highest) plausible value
-RANGES = {
-    "compute_factor": (0.5, 3.0),
-    "quantized_factor": (0.2, 3.0),
-    "experts_factor": (0.3, 5.0),
-    "attention_factor": (0.3, 5.0),
-    "elementwise_factor": (0.5, 10.0),
-    "tensor_factor": (0.05, 10.0),
-    "layer_overhead_ms": (0.0, 50.0),
-    "step_overhead_ms": (0.0, 2000.0),
-    "data_parallel_share": (0.01, 1.0),
-    "exposed_share": (0.0, 1.0),
-    "hop_us": (0.0, 1000.0),
-    "congestion": (0.0, 2.0),
-    "straggler_spread": (0.0, 0.2),
-    "unaligned_share": (0.01, 16.0),
-}
-#: constants of the memory, likewise
-MEMORY_RANGES = {"base_gib": (0.0, 20.0), "activation_slack": (0.0, 2.0)}
 # A link is a curve of time over size; one size is not enough for it.
 _FEWEST_SIZES = 2
 
@@ -89,6 +71,11 @@ STACKS = {
 }
 
 
+def _within(low: float, high: float, default: Any = MISSING) -> Any:
+    """Declares a constant with its lowest and highest plausible value."""
+    return field(default=default, metadata={"range": (low, high)})
+
+
 @dataclass(frozen=True)
 class Calibration:
     """Factors of training at one site, or of one software stack on one GPU. (`latency.gemm.cliffs.Calibration` is part
@@ -116,29 +103,28 @@ class Calibration:
     scatter: widens the interval of times to 90 % coverage, as a share of ln time; changes no prediction.
     """
 
-    tensor_factor: float
-    layer_overhead_ms: float
-    data_parallel_share: float
-    unaligned_share: float
-    base_gib: float
-    activation_slack: float
-    scatter: float = 0.0
-    compute_factor: float = 1.0
-    quantized_factor: float = 1.0
-    experts_factor: float = 1.0
-    attention_factor: float = 1.0
-    elementwise_factor: float = 1.0
-    exposed_share: float = 0.0
-    step_overhead_ms: float = 0.0
-    hop_us: float = 20.0
-    congestion: float = 0.0
-    straggler_spread: float = 0.0
-    memory_scatter: float = 0.1
+    tensor_factor: float = _within(0.05, 10.0)
+    layer_overhead_ms: float = _within(0.0, 50.0)
+    data_parallel_share: float = _within(0.01, 1.0)
+    unaligned_share: float = _within(0.01, 16.0)
+    base_gib: float = _within(0.0, 20.0)
+    activation_slack: float = _within(0.0, 2.0)
+    scatter: float = _within(0.0, 2.0, 0.0)
+    compute_factor: float = _within(0.5, 3.0, 1.0)
+    quantized_factor: float = _within(0.2, 3.0, 1.0)
+    experts_factor: float = _within(0.3, 5.0, 1.0)
+    attention_factor: float = _within(0.3, 5.0, 1.0)
+    elementwise_factor: float = _within(0.5, 10.0, 1.0)
+    exposed_share: float = _within(0.0, 1.0, 0.0)
+    step_overhead_ms: float = _within(0.0, 2000.0, 0.0)
+    hop_us: float = _within(0.0, 1000.0, 20.0)
+    congestion: float = _within(0.0, 2.0, 0.0)
+    straggler_spread: float = _within(0.0, 0.2, 0.0)
+    memory_scatter: float = _within(0.0, 2.0, 0.1)
     provenance: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        limits = {**RANGES, **MEMORY_RANGES, "scatter": (0.0, 2.0), "memory_scatter": (0.0, 2.0)}
-        for name, (low, high) in limits.items():
+        for name, (low, high) in RANGES.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
                 raise InputError(_WHO, f"{name} = {value!r}", f"a number from {low} to {high}")
@@ -162,6 +148,12 @@ class Calibration:
             f"speeds spread by {100 * self.straggler_spread:.1f} %; nine in ten times are within "
             f"{percent(math.expm1(self.scatter))}"
         )
+
+
+#: constants: name → (lowest, highest) plausible value
+RANGES: dict[str, tuple[float, float]] = {f.name: f.metadata["range"] for f in fields(Calibration) if f.metadata}
+#: those of the memory
+MEMORY_RANGES = {name: RANGES[name] for name in ("base_gib", "activation_slack")}
 
 
 class Term(NamedTuple):
@@ -352,8 +344,4 @@ def with_measured_links(
 def _link(by_size: dict[int, list[float]]) -> Link:
     """Returns the curve through the median times, made non-decreasing in the message size."""
     sizes = sorted(by_size)
-    times_us, longest = [], -math.inf
-    for size in sizes:
-        longest = max(longest, median(by_size[size]))
-        times_us.append(longest)
-    return Link(tuple(map(float, sizes)), tuple(times_us))
+    return Link(tuple(map(float, sizes)), tuple(accumulate((median(by_size[size]) for size in sizes), max)))

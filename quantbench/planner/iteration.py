@@ -114,9 +114,11 @@ def iteration(job: Job, layout: Layout, layer_times: LayerTimes, calibration: Ca
     hop = point_to_point_s(job, layout) * layout.interleave
     layers = [time.mixed(without, kind.dense / kind.layers) for kind in kinds]
     moves = [_offload_s(job, layout, kind, mean) for kind, mean in zip(kinds, layers, strict=True)]
-    slots = [
-        _slot(kind, layout, mean, hop) + exactly(move) for kind, mean, move in zip(kinds, layers, moves, strict=True)
-    ]
+    slots = []
+    for kind, mean, move in zip(kinds, layers, moves, strict=True):
+        span = mean.once.times(kind.layers) + mean.repeated(layout.recompute).times(layout.recomputed(kind.layers))
+        span += exactly(hop * kind.neighbours + (mean.embedding if kind.first else 0.0))
+        slots.append((span + mean.logits if kind.last else span) + exactly(move))
     pace, slowest, time = max(zip(slots, kinds, layers, strict=True), key=lambda found: found[0].mid)
     fill = exactly(0.0)
     for span, kind in zip(slots, kinds, strict=True):
@@ -153,25 +155,13 @@ def iteration(job: Job, layout: Layout, layer_times: LayerTimes, calibration: Ca
         overhead=time.overhead * own_layers,
         tensor=(time.reduces + time.context) * own_layers,
         logits=ends * count,
-        point_to_point=hop * _sides(slowest) * count,
+        point_to_point=hop * slowest.neighbours * count,
         bubble=fill.mid,
         data_parallel=network,
         optimizer=step_s,
         stragglers=waiting * total.mid,
         offload=moves[kinds.index(slowest)] * count,
     )
-
-
-def _sides(kind: StageKind) -> int:
-    """Returns the number of neighbours of a stage, each of which costs one transfer per micro-batch."""
-    return 2 - kind.first - kind.last
-
-
-def _slot(kind: StageKind, layout: Layout, time: LayerTime, hop: float) -> Span:
-    """Returns the time of a stage per micro-batch. time: mean of its layers."""
-    span = time.once.times(kind.layers) + time.repeated(layout.recompute).times(layout.recomputed(kind.layers))
-    span += exactly(hop * _sides(kind) + (time.embedding if kind.first else 0.0))
-    return span + time.logits if kind.last else span
 
 
 def host_bytes_per_s(job: Job) -> float:

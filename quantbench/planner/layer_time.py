@@ -41,6 +41,10 @@ _LATENT_SCATTER = math.log(1.4)
 _CASTS_INPUT = ("proj", "experts_up", "experts_up_gate")
 _CASTS_GRADIENT = ("qkv", "q_up", "kv_up", "proj", "mlp_down", "shared_down", "experts_down")
 
+# Bytes that the vocabulary-parallel cross entropy moves per logit, in fp32: logits are cast, reduced twice,
+# exponentiated and scaled; the gradient is written and cast back (Megatron-LM, mpu/cross_entropy.py).
+_LOSS_BYTES = (2 + 4) + 4 + (4 + 4) + (4 + 4) + (4 + 2)
+
 # Rows of the tiles of grouped products.
 _TILE_ROWS = 128
 
@@ -261,7 +265,7 @@ class LayerTimes:
             context=self._context_s(shape, key, spans["core", True].mid),
             overhead=0.0,
             logits=spans["logits", True] + spans["logits", False],
-            loss=_loss_bytes(own) / bytes_per_s,
+            loss=own.tokens * own.vocab / own.tp * _LOSS_BYTES / bytes_per_s,
             # Lookup and gradient accumulation move each element of a row about four times.
             embedding=4 * own.tokens * own.hidden * element_bytes(own.attention_dtype) / bytes_per_s,
             quantized=bool(shape.fp8_recipe),
@@ -418,10 +422,3 @@ def _core_dropout_bytes(shape: TransformerShape) -> float:
         return 0.0
     probabilities = shape.mbs * shape.heads / shape.tp * shape.seq**2
     return probabilities * (2 * element_bytes(shape.attention_dtype) + MASK_BYTES)
-
-
-def _loss_bytes(shape: TransformerShape) -> float:
-    """Returns the bytes of the vocabulary-parallel cross entropy in fp32: logits are cast, reduced twice, exponentiated
-    and scaled; the gradient is written and cast back (Megatron-LM, mpu/cross_entropy.py)."""
-    passes_bytes = (2 + 4) + 4 + (4 + 4) + (4 + 4) + (4 + 2)
-    return shape.tokens * shape.vocab / shape.tp * passes_bytes

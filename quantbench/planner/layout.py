@@ -271,6 +271,11 @@ class StageKind:
     last: bool = False
     dense: float = 0.0
 
+    @property
+    def neighbours(self) -> int:
+        """Stages next to this one; each costs one transfer per micro-batch."""
+        return 2 - self.first - self.last
+
 
 def stages_of(shape: TransformerShape, layout: Layout) -> tuple[StageKind, ...]:
     """Returns the groups of equal stages of a layout from first to last (`stage_kinds`)."""

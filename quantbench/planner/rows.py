@@ -188,7 +188,6 @@ class Given:
     gpus_per_node: int | None = None
     node_gb_per_s: float | None = None
     link_gb_per_s: float | None = None
-    dp_overlap: float | None = None
     stack: str = ""
     as_typed: bool = False
 
@@ -312,8 +311,6 @@ def case_of(row: TableRow, given: Given | None = None) -> Case:
     gbs, optimizer = filling.need("gbs"), filling.usual("optimizer", "fused_adam", "usual")
     stack = filling.known("stack") or filling.given.stack
     overlap = filling.known("dp_overlap")
-    if overlap is None and filling.given.dp_overlap is not None:
-        overlap = filling.assume("dp_overlap", filling.given.dp_overlap, "option")
     if overlap is None:
         usual = STACKS[stack].overlaps if stack in STACKS else False
         overlap = filling.assume("dp_overlap", float(usual), f"usual of {stack or 'an unknown stack'}")

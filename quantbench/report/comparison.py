@@ -20,7 +20,7 @@ from quantbench.errors import printable
 from quantbench.junit import Case, write_suite
 from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, figure
 from quantbench.report.source import dashed, picture_caption
-from quantbench.report.terminal import terminal_table
+from quantbench.report.terminal import plain_table
 from quantbench.store.record import Failed, Place
 from quantbench.units import latency, percent
 
@@ -110,14 +110,14 @@ def comparison_table(comparison: Comparison) -> Table | None:
     columns: dict[str, Sequence[str | Text]] = {
         "point": [Text(printable(place_words(point.place))) for point in shown],
         **({"providers": providers} if several else {}),
-        "A": [latency(point.a_us) for point in shown],
-        "B": [latency(point.b_us) for point in shown],
-        "B / A": [f"{point.ratio:.3f}" for point in shown],
-        "95 % interval": ["–" if p.low is None or p.high is None else f"{p.low:.3f} … {p.high:.3f}" for p in shown],
+        ">A": [latency(point.a_us) for point in shown],
+        ">B": [latency(point.b_us) for point in shown],
+        ">B / A": [f"{point.ratio:.3f}" for point in shown],
+        ">95 % interval": ["–" if p.low is None or p.high is None else f"{p.low:.3f} … {p.high:.3f}" for p in shown],
         "verdict": [Text(point.verdict, style=_STYLE[point.verdict]) for point in shown],
         "why": [Text(printable(point.why)) for point in shown],
     }
-    table = terminal_table(columns, left=("verdict",), folded=("point", "providers", "why"))
+    table = plain_table(columns, fold=("point", "providers"))
     more = {verdict: len(own) - _MOST_SHOWN[verdict] for verdict, own in by_verdict.items() if _MOST_SHOWN[verdict]}
     left = [f"{number} more {verdict}" for verdict, number in more.items() if number > 0]
     if left:

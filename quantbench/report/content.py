@@ -27,11 +27,14 @@ class Picture:
 
 @dataclass(frozen=True)
 class Table:
-    """A plain table of the page. numeric, whole: indices of columns that are right-aligned, or never folded."""
+    """A plain table of the page.
+
+    head: column names, as of `terminal.plain_table`.
+    whole: indices of columns that are never folded.
+    """
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    numeric: frozenset[int] = frozenset()
     whole: frozenset[int] = frozenset()
 
 

@@ -20,7 +20,7 @@ from quantbench.latency.gemm.cliffs import LIKELY
 from quantbench.latency.op_times import OpEstimate, peak_share
 from quantbench.report.canvas import MARKERS, PALETTE, WAVE_COLOUR, draw_panels
 from quantbench.report.source import dashed
-from quantbench.report.terminal import share_cell, terminal_table
+from quantbench.report.terminal import plain_table, share_cell
 from quantbench.units import latency, percent
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 # TFLOP/s below which only "<0.001" is shown.
 _LEAST_RATE = 0.001
-_LOSES = "what it loses"
 # Maximum number of wave edges in a panel.
 _MOST_WAVE_EDGES = 40
 # Maximum number of places named; the rest is counted.
@@ -47,20 +46,20 @@ def forecast_table(rows: Sequence[ForecastRow]) -> Table:
     tiles = [None if one.launch is None else one.launch.tile for one in worst]
     logits = ["" if row.logits is None else latency(row.logits.latency_us) for row in rows]
     columns: dict[str, Sequence[str | Text]] = {
-        **{dashed(name): [str(row.axes[name]) for row in rows] for name in rows[0].axes},
-        "ops": [str(len(one.ops)) for one in sums],
-        "time": [latency(one.latency_us) for one in sums],
-        "low – high": [f"{latency(one.low_us)} – {latency(one.high_us)}" for one in sums],
-        **({"logits": logits} if any(logits) else {}),
-        "TFLOP/s": [_rate(one.tflops) for one in sums],
-        "of peak": [share_cell(row.peak_share, best) for row in rows],
+        **{f">{dashed(name)}": [str(row.axes[name]) for row in rows] for name in rows[0].axes},
+        ">ops": [str(len(one.ops)) for one in sums],
+        ">time": [latency(one.latency_us) for one in sums],
+        ">low – high": [f"{latency(one.low_us)} – {latency(one.high_us)}" for one in sums],
+        **({">logits": logits} if any(logits) else {}),
+        ">TFLOP/s": [_rate(one.tflops) for one in sums],
+        ">of peak": [share_cell(row.peak_share, best) for row in rows],
         "worst op": [row.worst.op.label for row in rows],
         "tile": ["?" if tile is None else str(tile) for tile in tiles],
         "waves": ["–" if one.waves is None else str(one.waves) for one in worst],
         "bound": [one.bound for one in worst],
-        _LOSES: [Text(row.reasons[0] if row.reasons else "") for row in rows],
+        "what it loses": [Text(row.reasons[0] if row.reasons else "") for row in rows],
     }
-    return terminal_table(columns, left=("worst op", "tile", "waves", "bound"), folded=(_LOSES,), narrowest=20)
+    return plain_table(columns, narrowest=20)
 
 
 def summed_line(rows: Sequence[ForecastRow]) -> str:

@@ -48,7 +48,6 @@ def write_plan_page(
             PictureCard("", gallery.picture(scatter, "seconds per iteration over memory, a point per layout")),
             PictureCard("", gallery.picture(bars, "seconds of each part of an iteration, a bar per layout")),
         )
-        head = ("layout", "s per iteration", "from", "to", "MFU %", "GiB", "")
         return Page(
             title="Layouts of a training job",
             subtitle=title,
@@ -56,21 +55,22 @@ def write_plan_page(
             facts=[("layouts that fit", str(len(ranked))), ("on the frontier", str(len(best)))],
             sections=(
                 Section("layouts", "Time and memory", "", cards, lines=tuple(lines)),
-                Section("frontier", "Layouts on the frontier of time and memory", table=_table(head, best)),
-                Section("fastest", "Fastest layouts", table=_table(head, ranked[:_LISTED]), folded=True),
+                Section("frontier", "Layouts on the frontier of time and memory", table=_table(best)),
+                Section("fastest", "Fastest layouts", table=_table(ranked[:_LISTED]), folded=True),
             ),
         )
 
     return write_page(output, make)
 
 
-def _table(head: tuple[str, ...], shown: Sequence[Prediction]) -> Table:
+def _table(shown: Sequence[Prediction]) -> Table:
     rows = []
     for p in shown:
         sec, warning = p.iteration.sec, "close to the memory limit" if p.tight else ""
         times = (f"{value:.2f}" for value in (sec.mid, sec.low, sec.high))
         rows.append((str(p.layout), *times, f"{100 * p.mfu:.0f}", f"{p.memory.total_gib:.0f}", warning))
-    return Table(head, tuple(rows), frozenset(range(1, len(head) - 1)), frozenset({0}))
+    head = ("layout", ">s per iteration", ">from", ">to", ">MFU %", ">GiB", "")
+    return Table(head, tuple(rows), whole=frozenset({0}))
 
 
 def _draw_memory(ranked: Sequence[Prediction], limit_bytes: float, path: Path) -> None:

@@ -1,8 +1,8 @@
 """Builds the report's text and table sections: causes of steps, rules of thumb, trust, all sizes, and method.
 
-Entry points: `steps_section`, `kernels_section` (its cells: `kernel_rows`, `KERNEL_HEAD`, `KERNEL_RIGHT`),
-`rules_section`, `trust_section`, `sizes_section`, `how_section`, `period_words`, and `facts_of` (the foot of the page).
-Used by `page` and the command `check`.
+Entry points: `steps_section`, `kernels_section` and its `kernels_table`, `rules_section`, `trust_section`,
+`sizes_section`, `how_section`, `period_words`, and `facts_of` (the foot of the page). Used by `page` and the command
+`check`.
 """
 
 from __future__ import annotations
@@ -85,18 +85,12 @@ def _common_table(common: Sequence[CommonCliff]) -> Table | None:
         rows.append((
             dashed(one.axis), f"{one.at} → {one.next}", str(one.num_curves), cost_words(one), *groups, printable(cause)
         ))  # fmt: skip
-    head = ("axis", "between", "shapes", "time", "with a new wave", "without", "significant cliffs by cause")
-    return Table(head, tuple(rows), frozenset({2})) if rows else None
+    head = ("axis", "between", ">shapes", "time", "with a new wave", "without", "significant cliffs by cause")
+    return Table(head, tuple(rows)) if rows else None
 
 
-#: columns of `kernel_rows`, and those aligned to the right
-KERNEL_HEAD = ("kernel", "points", "tile", "time by blocks per SM", "rises after blocks", "partly filled tiles",
-               "rows off 16 B")  # fmt: skip
-KERNEL_RIGHT = frozenset({1, 2, 6})
-
-
-def kernel_rows(kernels: Sequence[KernelWaves]) -> tuple[tuple[str, ...], ...]:
-    """Returns the cells of each named kernel's tile and wave edges."""
+def kernels_table(kernels: Sequence[KernelWaves]) -> Table:
+    """Builds the table of each named kernel's tile and wave edges."""
     rows = []
     for kernel in kernels:
         filled = f"{percent(kernel.fill_low or 0)} to {percent(kernel.fill_high or 0)} full"
@@ -109,7 +103,9 @@ def kernel_rows(kernels: Sequence[KernelWaves]) -> tuple[tuple[str, ...], ...]:
             f"cost as full ones ({filled})" if kernel.whole_tiles else "",
             "" if kernel.unaligned is None else f"{100 * kernel.unaligned:+.1f} ±{100 * error:.1f} %",
         ))  # fmt: skip
-    return tuple(rows)
+    head = ("kernel", ">points", ">tile", "time by blocks per SM", "rises after blocks", "partly filled tiles",
+            ">rows off 16 B")  # fmt: skip
+    return Table(head, tuple(rows))
 
 
 def kernels_section(check: Check) -> Section | None:
@@ -120,8 +116,7 @@ def kernels_section(check: Check) -> Section | None:
         f"Points of one kernel, by their blocks per SM ({check.run.info.device.sm_count} SMs). A time that rises after "
         "a whole number of blocks per SM is a wave edge. Times of 1, 2, 3, … blocks per SM, in those of one block."
     )
-    table = Table(KERNEL_HEAD, kernel_rows(check.kernels), KERNEL_RIGHT)
-    return Section("kernels", "Edges of named kernels", note, table=table)
+    return Section("kernels", "Edges of named kernels", note, table=kernels_table(check.kernels))
 
 
 def rules_section(verdicts: Sequence[Verdict], spec: DeviceSpec) -> Section | None:
@@ -130,8 +125,8 @@ def rules_section(verdicts: Sequence[Verdict], spec: DeviceSpec) -> Section | No
         return None
     tested = sorted((v for v in verdicts if v.num_pairs), key=lambda v: VERDICTS.index(v.verdict))
     rows = tuple((v.predicate, v.verdict, _effect(v), str(v.num_pairs), v.reason or v.claim) for v in tested)
-    head = ("rule", "verdict", "breaking it costs", "pairs", "claim, or why there is no verdict")
-    table = Table(head, rows, frozenset({3}), whole=frozenset({1})) if rows else None
+    head = ("rule", "verdict", "breaking it costs", ">pairs", "claim, or why there is no verdict")
+    table = Table(head, rows, whole=frozenset({1})) if rows else None
     note = "From pairs of points that differ only in the rule's condition; cost in time per unit of work."
     lines = tuple(untested_lines(verdicts, spec))
     return Section("rules", "Rules of thumb, tested", note if rows else "", table=table, lines=lines)
@@ -191,7 +186,7 @@ def trust_section(run: Run) -> Section:
     lines = [f"{number} × {reason}" for reason, number in other.most_common(_MOST_REASONS)]
     if len(other) > _MOST_REASONS:
         lines.append(f"{len(other) - _MOST_REASONS} more reasons are in records.jsonl")
-    table = Table(("trust", "points", "meaning", "mostly because"), tuple(rows), frozenset({1})) if rows else None
+    table = Table(("trust", ">points", "meaning", "mostly because"), tuple(rows)) if rows else None
     return Section("trust", "Quality of the measurements", table=table, lines=tuple(lines))
 
 
@@ -199,18 +194,17 @@ def sizes_section(rows: Sequence[Row], check: Check) -> Section:
     """Builds the folded section with one row per place and provider (at most 400)."""
     axes = list(dict.fromkeys(name for row in rows for name in row.axes))
     several = len({row.provider for row in rows}) > 1
-    head = [*map(dashed, axes), *(["provider"] if several else [])]
-    head += ["ops", "time", "TFLOP/s", "GB/s", "of peak", "trust", "cliffs, or the loss of the worst op"]
+    head = [*(f">{dashed(axis)}" for axis in axes), *(["provider"] if several else [])]
+    head += [">ops", ">time", ">TFLOP/s", ">GB/s", ">of peak", "trust", "cliffs, or the loss of the worst op"]
     lines = []
     for row in rows[:_MOST_ROWS]:
         place = [*(str(row.axes.get(axis, "")) for axis in axes), *([row.provider] if several else [])]
         words = printable(row_words(row, check, check.run.info.device))
         lines.append((*place, *row_figures(row), row.grade.letter, words))
-    numeric = frozenset(range(len(head) - 2)) - ({len(axes)} if several else set())
     notes = floor_lines((point.latency_us, point) for row in rows for point in row.points)
     if len(rows) > _MOST_ROWS:
         notes.append(f"the first {_MOST_ROWS} of {len(rows)} sizes; all of them are in records.jsonl")
-    return Section("sizes", "All sizes", "; ".join(notes), table=Table(tuple(head), tuple(lines), numeric), folded=True)
+    return Section("sizes", "All sizes", "; ".join(notes), table=Table(tuple(head), tuple(lines)), folded=True)
 
 
 def how_section(run: Run) -> Section:

@@ -19,7 +19,7 @@ from rich.text import Text
 from quantbench.analysis.summary import Point, op_order
 from quantbench.planner.formulas import useful_parameters
 from quantbench.report.content import Section, Table
-from quantbench.report.terminal import terminal_table
+from quantbench.report.terminal import plain_table
 from quantbench.sweep.axes import SHAPE_DIM
 from quantbench.sweep.shape_file import Gain, NamedShape
 from quantbench.units import latency
@@ -140,13 +140,14 @@ def comparison_table(comparison: ShapeComparison) -> RichTable:
     for cell, one in zip(columns["gain"], comparison.shapes, strict=True):
         if one.gain is not None and (one.gain.low > 0 or one.gain.high < 0):
             cell.stylize("bold green" if one.gain.low > 0 else "bold red")
-    return terminal_table(columns, folded=("shape", "library", ""))
+    folded = ("shape", "library", "")
+    return plain_table({name if name in folded else f">{name}": cells for name, cells in columns.items()}, fold=folded)
 
 
 def comparison_section(comparison: ShapeComparison) -> Section:
     columns = _columns(comparison)
-    rows = tuple(zip(*columns.values(), strict=True))
-    table = Table(tuple(columns), rows, numeric=frozenset(range(1, len(columns) - 1)))
+    head = tuple(name if name in ("shape", "") else f">{name}" for name in columns)
+    table = Table(head, tuple(zip(*columns.values(), strict=True)))
     return Section("shapes", "Shapes side by side", table=table, lines=tuple(comparison_lines(comparison)))
 
 

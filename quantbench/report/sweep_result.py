@@ -27,7 +27,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.measurement import Grade
 from quantbench.report.canvas import PALETTE, curve_names, draw_curve, draw_panels, plain, rate_unit
 from quantbench.report.source import dashed, picture_caption
-from quantbench.report.terminal import share_cell, terminal_table
+from quantbench.report.terminal import plain_table, share_cell
 from quantbench.store.folder import Run
 from quantbench.units import latency, percent, with_interval
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 
 _GRADE_STYLE = {"A": "green", "B": "", "C": "yellow", "D": "red", "rejected": "bold red"}
-_LOSES = "cliffs, or what the worst op loses"
 # Largest cliffs shown for one row; `check` shows all of them.
 _MOST_CLIFFS_SAID = 2
 _FIGURES = re.compile(r"[±]?\d")
@@ -53,18 +52,18 @@ def sweep_table(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> Table:
     ops, times, tflops, gb_per_s, _ = zip(*map(row_figures, rows), strict=True)
     logits = ["" if row.logits_us is None else latency(row.logits_us) for row in rows]
     columns: dict[str, Sequence[str | Text]] = {
-        **{dashed(name): [str(row.axes[name]) for row in rows] for name in rows[0].axes},
+        **{f">{dashed(name)}": [str(row.axes[name]) for row in rows] for name in rows[0].axes},
         **({"provider": [row.provider for row in rows]} if several else {}),
-        "ops": ops,
-        "time": times,
-        **({"logits": logits} if any(logits) else {}),
-        "TFLOP/s": tflops,
-        "GB/s": gb_per_s,
-        "of peak": ["-" if row.missing else share_cell(row.peak_share, best) for row in rows],
+        ">ops": ops,
+        ">time": times,
+        **({">logits": logits} if any(logits) else {}),
+        ">TFLOP/s": tflops,
+        ">GB/s": gb_per_s,
+        ">of peak": ["-" if row.missing else share_cell(row.peak_share, best) for row in rows],
         "trust": [Text(row.grade.letter, style=_GRADE_STYLE[row.grade.letter]) for row in rows],
-        _LOSES: [Text(row_words(row, check, spec)) for row in rows],
+        "cliffs, or what the worst op loses": [Text(row_words(row, check, spec)) for row in rows],
     }
-    return terminal_table(columns, left=("provider", "trust"), folded=(_LOSES,), narrowest=20)
+    return plain_table(columns, narrowest=20)
 
 
 def row_figures(row: Row) -> tuple[str, str, str, str, str]:

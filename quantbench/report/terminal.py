@@ -1,8 +1,8 @@
 """Builds frameless tables for the terminal.
 
 Entry points: `plain_table` from column names and rows, used by most commands; `section_lines` from a section of the
-report's page, used by the command `check`; `cliffs_table`, used by `check` and `profile_print`; `terminal_table` from
-columns of cells, and `share_cell`, used by this package. Imports nothing heavy, because `cli.output` imports it.
+report's page, used by the command `check`; `cliffs_table`, used by `check` and `profile_print`; `share_cell`, used by
+this package. Imports nothing heavy, because `cli.output` imports it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STANDS_OUT = 0.8
 
 
 def plain_table(
-    columns: Iterable[str],
+    columns: Iterable[str] | Mapping[str, Sequence[str | Text]],
     rows: Iterable[Sequence[str | Text]] = (),
     *,
     title: str = "",
@@ -35,7 +35,8 @@ def plain_table(
 ) -> Table:
     """Returns a table without a frame.
 
-    columns: column names; one that begins with `>` is aligned to the right.
+    columns: column names, or a mapping from them to cells in place of `rows`; a name that begins with `>` is aligned to
+        the right.
     fold: columns whose text may be folded, besides the last one, down to `narrowest` characters.
     """
     *_, last = names = list(columns)
@@ -47,24 +48,9 @@ def plain_table(
         else:
             folds = name == last or name in fold
             table.add_column(name, no_wrap=not folds, overflow="fold", min_width=narrowest if folds else None)
-    for row in rows:
+    for row in zip(*columns.values(), strict=True) if isinstance(columns, Mapping) else rows:
         table.add_row(*row)
     return table
-
-
-def terminal_table(
-    columns: Mapping[str, Sequence[str] | Sequence[Text] | Sequence[str | Text]],
-    *,
-    left: Collection[str] = (),
-    folded: Collection[str] = (),
-    narrowest: int | None = None,
-) -> Table:
-    """Returns `plain_table` of the cells below each heading; all columns but `left` and `folded` are right-aligned.
-
-    folded: columns that are folded on a narrow terminal, down to `narrowest` characters.
-    """
-    names = [name if name in left or name in folded else f">{name}" for name in columns]
-    return plain_table(names, zip(*columns.values(), strict=True), fold=folded, narrowest=narrowest)
 
 
 def section_lines(section: Section, styles: Mapping[str, str]) -> Iterator[str | Table]:
@@ -72,10 +58,8 @@ def section_lines(section: Section, styles: Mapping[str, str]) -> Iterator[str |
     if section.table is None:
         yield section.title
     else:
-        numeric = section.table.numeric
-        names = [f">{name}" if i in numeric else name for i, name in enumerate(section.table.head)]
         rows = [[Text(cell, style=styles.get(cell, "")) for cell in row] for row in section.table.rows]
-        yield plain_table(names, rows, title=section.title)
+        yield plain_table(section.table.head, rows, title=section.title)
     yield from filter(None, (section.note, *section.lines))
 
 

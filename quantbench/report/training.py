@@ -16,13 +16,14 @@ from quantbench.importers.training_run import TrainingSummary, read_training
 from quantbench.report.canvas import figure, plain
 from quantbench.report.content import Gallery, PictureCard, Section, Table
 from quantbench.report.page import Page, Written, write_page
-from quantbench.report.terminal import terminal_table
+from quantbench.report.terminal import plain_table
 from quantbench.units import with_interval
 
 _WIDTH_OF_A_GROUP = 0.8
 
 
-def _columns(summaries: Sequence[TrainingSummary]) -> dict[str, list[str]]:
+def _cells(summaries: Sequence[TrainingSummary]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Returns the column names of the table, as of `plain_table`, and its rows."""
     rows = []
     for s in summaries:
         tokens = "–"
@@ -30,18 +31,18 @@ def _columns(summaries: Sequence[TrainingSummary]) -> dict[str, list[str]]:
             tokens = with_interval(s.tokens_per_s, (s.tokens_per_s_high - s.tokens_per_s_low) / 2)
         loss = "–" if s.last_loss is None else f"{s.first_loss:.3g} → {s.last_loss:.3g}"
         cells: dict[str, object] = {
-            "log": s.name, "GPUs": s.gpus, "TP": s.tp, "PP": s.pp, "MBS": s.mbs, "GBS": s.gbs,
-            "iterations": s.iterations, "restarts": s.restarts, "sec/it": f"{s.sec_per_it:.4g}", "tokens/s": tokens,
-            "TFLOPs": None if s.tflops is None else f"{s.tflops:.1f}",
-            "loss": loss + (f" ({s.nan_losses} nan)" if s.nan_losses else ""),
+            "log": s.name, ">GPUs": s.gpus, ">TP": s.tp, ">PP": s.pp, ">MBS": s.mbs, ">GBS": s.gbs,
+            ">iterations": s.iterations, ">restarts": s.restarts, ">sec/it": f"{s.sec_per_it:.4g}",
+            ">tokens/s": tokens, ">TFLOPs": None if s.tflops is None else f"{s.tflops:.1f}",
+            ">loss": loss + (f" ({s.nan_losses} nan)" if s.nan_losses else ""),
         }  # fmt: skip
-        rows.append({name: "–" if cell is None else str(cell) for name, cell in cells.items()})
-    return {name: [row[name] for row in rows] for name in rows[0]}
+        rows.append(tuple("–" if cell is None else str(cell) for cell in cells.values()))
+    return tuple(cells), rows
 
 
 def training_table(summaries: Sequence[TrainingSummary]) -> RichTable:
     """Builds the table for the terminal, one line per log."""
-    return terminal_table(_columns(summaries), left=("log",))
+    return plain_table(*_cells(summaries))
 
 
 def draw_throughput(summaries: Sequence[TrainingSummary], path: Path) -> None:
@@ -106,9 +107,8 @@ def _page(summaries: Sequence[TrainingSummary], folders: Sequence[Path], gallery
         )
         card = PictureCard("", picture, note)
         sections.append(Section("throughput", "Throughput by layout", fastest(summaries), (card,)))
-    columns = _columns(summaries)
-    rows = tuple(tuple(map(printable, row)) for row in zip(*columns.values(), strict=True))
-    table = Table(tuple(columns), rows, frozenset(range(1, len(columns))), frozenset({0}))
+    head, rows = _cells(summaries)
+    table = Table(head, tuple(tuple(map(printable, row)) for row in rows), whole=frozenset({0}))
     left_out = [
         printable(f"{s.name}: {count} lines left out: {reason}", 300)
         for s in summaries

@@ -40,15 +40,11 @@ _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
 
 # Keys of unsupported layers (not just attention and a dense MLP) and their meaning.
 _OTHER_LAYERS = {
-    "moe_num_experts": "experts of an unknown kind",
-    "ffn_config.moe_num_experts": "experts of an unknown kind",
+    **dict.fromkeys(("moe_num_experts", "ffn_config.moe_num_experts"), "experts of an unknown kind"),
     "block_configs": "layers of different shapes",
     "cross_attention_layers": "cross-attention layers",
     "num_kv_shared_layers": "layers that share keys and values",
-    "state_size": "state-space layers",
-    "ssm_cfg": "state-space layers",
-    "mamba_d_state": "state-space layers",
-    "mamba_num_heads": "state-space layers",
+    **dict.fromkeys(("state_size", "ssm_cfg", "mamba_d_state", "mamba_num_heads"), "state-space layers"),
     "lru_width": "recurrent layers",
     "hybrid_override_pattern": "layers of different kinds, mostly state-space ones",
     "linear_num_key_heads": "linear-attention layers",
@@ -122,10 +118,11 @@ _FAMILIES: dict[str, _Family] = {
 
 @dataclass(frozen=True)
 class Described:
-    """Shape of a config. assumed: text of each assumption, by field of the shape."""
+    """Shape of a named model. assumed: text of each assumption, by field of the shape. name: the model, in messages."""
 
     shape: TransformerShape
     assumed: Mapping[str, str]
+    name: str = "the config"
 
 
 def describe(path: str | PathLike[str], *, seq: int | None = None) -> Described:

@@ -81,11 +81,6 @@ class Gemm:
         return f"gemm {batch}{self.m}×{self.n}×{self.k} {self.dtype} {self.layout}"
 
 
-def _causal_pairs(size: int) -> int:
-    """Returns the number of elements on and below the diagonal of a size×size matrix."""
-    return size * (size + 1) // 2
-
-
 @dataclass(frozen=True)
 class Softmax:
     """Masked softmax y = softmax(scale · x) over the last dimension of x[batch, rows, cols].
@@ -128,9 +123,8 @@ class Softmax:
     @property
     def live_elements(self) -> int:
         """Number of elements read: all, or for a causal mask those on and below the diagonal."""
-        if self.mask == "causal":
-            return self.batch * _causal_pairs(self.rows)
-        return self.batch * self.rows * self.cols
+        twice = self.rows * (self.rows + 1) if self.mask == "causal" else 2 * self.rows * self.cols
+        return self.batch * twice // 2
 
     @property
     def flops(self) -> int:
@@ -195,8 +189,8 @@ class Attention:
     @property
     def live_pairs(self) -> int:
         """Number of unmasked query-key pairs, over all heads and samples."""
-        per_head = _causal_pairs(self.seq_q) if self.causal else self.seq_q * self.seq_k
-        return self.batch * self.heads * per_head
+        twice = self.seq_q * (self.seq_q + 1) if self.causal else 2 * self.seq_q * self.seq_k
+        return self.batch * self.heads * twice // 2
 
     @property
     def flops(self) -> int:
@@ -244,6 +238,7 @@ class Collective:
     num_nodes: int = 1
 
     kind = "collective"
+    flops = 0  # no matrix arithmetic
 
     def __post_init__(self) -> None:
         require_choice("Collective", "op", self.op, COLLECTIVE_OPS)
@@ -265,11 +260,6 @@ class Collective:
             return self.message_bytes
         once = self.message_bytes * (self.num_gpus - 1)
         return -(-(2 * once if self.op == "all_reduce" else once) // self.num_gpus)
-
-    @property
-    def flops(self) -> int:
-        """Always 0: collectives have no matrix arithmetic."""
-        return 0
 
     @property
     def min_bytes(self) -> int:
@@ -300,17 +290,13 @@ class Cast:
     copies: int = 1
 
     kind = "cast"
+    flops = 0  # no matrix arithmetic
 
     def __post_init__(self) -> None:
         for name in ("rows", "cols", "reads", "copies"):
             require_int("Cast", name, getattr(self, name))
         require_choice("Cast", "dtype", self.dtype, VECTOR_DTYPES)
         require_choice("Cast", "to", self.to, GEMM_DTYPES)
-
-    @property
-    def flops(self) -> int:
-        """Always 0: casts have no matrix arithmetic."""
-        return 0
 
     @property
     def min_bytes(self) -> int:

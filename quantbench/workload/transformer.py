@@ -357,20 +357,16 @@ def backward_of(op: Op, fp8_recipe: str = "") -> tuple[Op, ...]:
     if isinstance(work, Permute):
         other = "permute" if work.direction == "unpermute" else "unpermute"
         return (Op(op.name, "backward", replace(work, direction=other), op.count),)
-    if isinstance(work, GroupedGemm):
-        rows = work.tokens_per_expert
-        stored, other = ((work.k, work.n), "nn") if work.layout == "nt" else ((work.n, work.k), "nt")
-        dgrad, wgrad = (recipe.dgrad, recipe.wgrad) if recipe is not None else (work.dtype, work.dtype)
-        gradients = (GroupedGemm(rows, work.k, work.n, dgrad, other), GroupedGemm(rows, *stored, wgrad, "tn"))
-        return tuple(Op(op.name, p, g, op.count) for p, g in zip(("dgrad", "wgrad"), gradients, strict=True))
     if isinstance(work, Softmax | Attention):
         return (Op(op.name, "backward", replace(work, direction="backward"), op.count),)
-    assert isinstance(work, Gemm), work
-    m, n, k, batch, dtype = work.m, work.n, work.k, work.batch, work.dtype
-    if work.layout == "nt":  # b is stored n×k, so is its gradient: dcᵀ·a
-        by_data, by_weight = Gemm(m, k, n, batch, dtype, "nn"), Gemm(n, k, m, batch, dtype, "tn")
-    else:  # b is stored k×n: aᵀ·dc
-        by_data, by_weight = Gemm(m, k, n, batch, dtype, "nt"), Gemm(k, n, m, batch, dtype, "tn")
-    if recipe is not None and dtype == recipe.forward:
-        by_data, by_weight = replace(by_data, dtype=recipe.dgrad), replace(by_weight, dtype=recipe.wgrad)
+    assert isinstance(work, Gemm | GroupedGemm), work
+    # A b that is stored n×k has a gradient that is stored so: dcᵀ·a; that of one stored k×n is aᵀ·dc.
+    layout, height, width = ("nn", work.n, work.k) if work.layout == "nt" else ("nt", work.k, work.n)
+    use = recipe if recipe is not None and work.dtype == recipe.forward else None
+    dgrad, wgrad = (use.dgrad, use.wgrad) if use else (work.dtype, work.dtype)
+    by_data, by_weight = replace(work, n=work.k, k=work.n, dtype=dgrad, layout=layout), replace(work, dtype=wgrad)
+    if isinstance(by_weight, Gemm):
+        by_weight = replace(by_weight, m=height, n=width, k=by_weight.m, layout="tn")
+    else:
+        by_weight = replace(by_weight, n=width, k=height, layout="tn")
     return (Op(op.name, "dgrad", by_data, op.count), Op(op.name, "wgrad", by_weight, op.count))
