@@ -193,15 +193,15 @@ def _head_lines(found: Check) -> list[str]:
 def _broken_rules(found: Check) -> Counter[tuple[AlignmentRule, str]]:
     """Counts the shapes that break each rule of their library and number format, by rule and format."""
     # `torch` of `torch.mm`; a user-defined kernel is no library that has rules.
-    works = {
+    works = dict.fromkeys(
         (record.workload, record.provider.partition(".")[0])
         for record in found.run.records
         if record.role == "point" and isinstance(record.workload, Gemm | Attention) and ":" not in record.provider
-    }
+    )
     return Counter(
         (rule, work.dtype)
         for work, library in works
-        for rule in {one.rule for one in broken_rules(work, library=library)}
+        for rule in dict.fromkeys(one.rule for one in broken_rules(work, library=library))
     )
 
 
