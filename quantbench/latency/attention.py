@@ -46,6 +46,7 @@ from quantbench.latency.estimate import (
 )
 from quantbench.latency.families import family, family_of, generation
 from quantbench.latency.gaussian_process import GaussianProcess
+from quantbench.units import counted
 from quantbench.workload import Attention
 
 FloatArray = npt.NDArray[np.float64]
@@ -175,7 +176,8 @@ class AttentionModel:
             terms.latency_us * np.exp(shift), half + self.below, half + self.above, fastest_us
         )
         bound = name_bound(terms.launch_us, terms.compute_us, terms.memory_us)
-        note = self.note if seen.all() else f"{self.note}; {int((~seen).sum())} shapes beyond what was measured"
+        beyond = int((~seen).sum())
+        note = f"{self.note}; {counted(beyond, 'shape')} beyond what was measured" if beyond else self.note
         return Estimates(latency_us, low_us, high_us, terms.waves, bound, note=note)
 
     @property

@@ -205,7 +205,8 @@ class RunWriter:
 
     def end(self, how: str, phases_s: Mapping[str, float]) -> None:
         """Notes in run.json how the run ended, now, and adds the seconds of its phases."""
-        total_s = Counter(self.info.phases_s) + Counter(phases_s)
+        total_s = Counter(self.info.phases_s)
+        total_s.update(phases_s)
         self.update(replace(self.info, ended=now_text(), how_ended=how, phases_s=dict(total_s)))
 
     def close(self) -> None:

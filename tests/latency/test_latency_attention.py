@@ -156,7 +156,7 @@ def test_a_gpu_without_a_model_says_so_with_a_wide_interval() -> None:
     for work in (decode, backward, misaligned):
         answer = beyond.predict([work])
         assert answer[0].high_us / answer[0].latency_us > 1.95
-        assert "1 shapes beyond what was measured" in answer.note
+        assert "1 shape beyond what was measured" in answer.note
 
 
 def test_a_dtype_that_the_gpu_lacks_is_refused() -> None:
