@@ -1,7 +1,7 @@
 """Defines a device's constants for the arithmetic of tiles, waves and rooflines, and its state at one moment.
 
-Entry points: `DeviceSpec`, `DeviceState`, `DEVICE_KINDS`, `sm_name`. Used by nearly all packages, mostly through
-`quantbench.device`.
+Entry points: `DeviceSpec`, `DeviceState`, `DEVICE_KINDS`, `PEAK_MARGIN`, `CACHE_OVER_MEMORY`, `sm_name`. Used by nearly
+all packages, mostly through `quantbench.device`.
 """
 
 import re
@@ -33,6 +33,12 @@ _FIRST_MX = (9, 5)
 
 #: rocm: a GPU of AMD's, which torch also calls `cuda`.
 DEVICE_KINDS = ("cuda", "rocm", "cpu")
+#: Rates above the peak are impossible. The margin allows for rounded peaks of data sheets (H200: printed 4.8 TB/s,
+#: 3201 MHz × 2 × 6144 bits make 4.92) and for clocks, which are read to about 1 %.
+PEAK_MARGIN = 1.05
+#: No cache is this much faster than memory: a core's first-level cache moves up to 192 bytes a cycle (two loads and a
+#: store of 512 bits), 700 GB/s at 3.7 GHz, 35 times one core's 20 GB/s; an H100's L1 caches together 33 TB/s, 10 times.
+CACHE_OVER_MEMORY = 100
 
 
 @dataclass(frozen=True)

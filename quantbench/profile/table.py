@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.device.spec import DeviceSpec
+from quantbench.device.spec import CACHE_OVER_MEMORY, PEAK_MARGIN, DeviceSpec
 from quantbench.errors import InputError
 from quantbench.measurement import GRADES
 from quantbench.store.record import ORIGINS
@@ -275,10 +275,6 @@ def _live_elements(columns: Columns, c: dict[str, FloatArray]) -> FloatArray:
 
 # An empty kernel takes about a microsecond.
 _SHORTEST_US = 0.05
-# Caches are up to ten times as fast as memory; a rate a hundred times the memory's means a wrong unit.
-_BEYOND_MEMORY = 100.0
-# Tolerance for a rate at the peak.
-_ROUNDING = 1.0 + 1e-9
 
 _CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
     "gemm": {"dtype": GEMM_DTYPES, "layout": GEMM_LAYOUTS},
@@ -335,11 +331,11 @@ def _check_times(table: Table, device: DeviceSpec) -> None:
     softmax = table.kind == "softmax"
     peak = _by_name(table["dtype"], lambda name: np.inf if softmax else device.ceiling(name) or np.inf)
     with np.errstate(invalid="ignore"):
-        beyond = flops(table.kind, table.columns) / times_us / 1e6 > peak * _ROUNDING
+        beyond = flops(table.kind, table.columns) / times_us / 1e6 > peak * PEAK_MARGIN
     _refuse(table, beyond, f"a time at the peak of {device.name} at the least (are they milliseconds?)", "latency_us")
     gb_per_s = min_bytes(table.kind, table.columns) / times_us / 1e3
-    most = f"no more than {_BEYOND_MEMORY:g} times the memory's {device.memory_gb_per_s:g} GB/s"
-    _refuse(table, gb_per_s > _BEYOND_MEMORY * device.memory_gb_per_s, most, "latency_us")
+    most = f"no more than {CACHE_OVER_MEMORY} times the memory's {device.memory_gb_per_s:g} GB/s"
+    _refuse(table, gb_per_s > CACHE_OVER_MEMORY * device.memory_gb_per_s, most, "latency_us")
 
 
 def _refuse(table: Table, bad: npt.NDArray[np.bool_], expected: str, column: str) -> None:

@@ -9,7 +9,7 @@ hardware's peak is rejected.
 
 from collections.abc import Iterator
 
-from quantbench.device.spec import DeviceSpec
+from quantbench.device.spec import CACHE_OVER_MEMORY, PEAK_MARGIN, DeviceSpec
 from quantbench.measurement import Grade, Measurement
 from quantbench.stats import noise, outlier_share, quantiles, relative_half_width, spread, typical_interval, typical_us
 from quantbench.timing.options import TimingOptions
@@ -50,13 +50,6 @@ _DISCARDED_KINDS = {
     PREEMPTED: ("preempted", _OFF),
     OTHER_THREADS: ("helped by other threads", _BAD),
 }
-
-# Rates above the peak are impossible. The margin allows for rounded peaks of data sheets (H200: printed 4.8 TB/s,
-# 3201 MHz × 2 × 6144 bits make 4.92) and for clocks, which are read to about 1 %.
-_PEAK_MARGIN = 1.05
-# No cache is this much faster than memory: a core's first-level cache moves up to 192 bytes a cycle (two loads and a
-# store of 512 bits), 700 GB/s at 3.7 GHz, 35 times one core's 20 GB/s; an H100's L1 caches together 33 TB/s, 10 times.
-_CACHE_OVER_MEMORY = 100
 
 
 def grade(
@@ -114,7 +107,7 @@ def _impossible(m: Measurement, flops: float, min_bytes: float, spec: DeviceSpec
     clock = best_clock_mhz(m) if spec.kind != "cpu" else None
     highest, which = _ceiling(spec, dtype, clock)
     tflops = flops / time_s / 1e12
-    if tflops > highest * _PEAK_MARGIN:
+    if tflops > highest * PEAK_MARGIN:
         at = f"the {clock:.0f} MHz seen" if clock else "its highest clock"
         yield (
             f"faster than the hardware's peak: {tflops:.4g} TFLOP/s, where {spec.name} reaches at most "
@@ -122,15 +115,15 @@ def _impossible(m: Measurement, flops: float, min_bytes: float, spec: DeviceSpec
         )
     # Not all of min_bytes: up to a whole cache of it may be there before the run or be written back after it.
     gb_per_s = max(0.0, min_bytes - spec.l2_bytes) / time_s / 1e9
-    if gb_per_s > spec.memory_gb_per_s * _PEAK_MARGIN:
+    if gb_per_s > spec.memory_gb_per_s * PEAK_MARGIN:
         yield (
             f"faster than the hardware's peak: at least {gb_per_s:.4g} GB/s through memory, where "
             f"{spec.name} reaches at most {spec.memory_gb_per_s:.4g} GB/s"
         )
     cached_gb_per_s = min_bytes / time_s / 1e9
-    if cached_gb_per_s > spec.memory_gb_per_s * _CACHE_OVER_MEMORY:
+    if cached_gb_per_s > spec.memory_gb_per_s * CACHE_OVER_MEMORY:
         yield (
-            f"faster than the hardware's peak: {cached_gb_per_s:.4g} GB/s, over {_CACHE_OVER_MEMORY} times the "
+            f"faster than the hardware's peak: {cached_gb_per_s:.4g} GB/s, over {CACHE_OVER_MEMORY} times the "
             f"{spec.memory_gb_per_s:.4g} GB/s of {spec.name}'s memory, which no cache reaches"
         )
 

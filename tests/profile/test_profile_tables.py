@@ -10,6 +10,7 @@ import made_runs
 import numpy as np
 import pytest
 
+from quantbench.device.spec import PEAK_MARGIN
 from quantbench.errors import InputError
 from quantbench.measurement import Grade
 from quantbench.profile import Profile, Table
@@ -17,6 +18,7 @@ from quantbench.profile.build import tables_of
 from quantbench.profile.table import LAYOUTS, flops, min_bytes
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Record, Skipped
+from quantbench.timing.grade import grade
 from quantbench.workload import Attention, Collective, Gemm, Softmax, Workload
 
 WORKS: tuple[Workload, ...] = (
@@ -145,6 +147,23 @@ def test_times_in_another_unit_are_noticed(work: Workload, us: float, message: s
     with pytest.raises(InputError) as error:
         Profile.from_runs([made.run([made_runs.record(work, (us,), {"m": 1})])], fit=False)
     assert message in str(error.value)
+
+
+def test_a_profile_takes_every_rate_that_grading_takes() -> None:
+    work = Gemm(8192, 8192, 8192, dtype="bf16")
+    device = made.run([]).info.device
+    peak_us = work.flops / (device.ceiling("bf16") or 0.0) / 1e6
+    for share in (1.04, 1.06):
+        samples_us = [peak_us / share] * 20
+        run = made.run([made_runs.record(work, tuple(samples_us), {"m": 1})])
+        found = made_runs.measurement(samples_us)
+        judged = grade(found, flops=work.flops, min_bytes=work.min_bytes, spec=device, dtype="bf16")
+        if judged.letter == "rejected":
+            with pytest.raises(InputError, match="expected a time at the peak"):
+                Profile.from_runs([run], fit=False)
+        else:
+            assert len(Profile.from_runs([run], fit=False).tables["gemm"]) == 1
+        assert (judged.letter == "rejected") == (share > PEAK_MARGIN)
 
 
 def test_tables_are_sorted_and_have_each_key_once() -> None:

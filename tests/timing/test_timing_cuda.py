@@ -10,6 +10,7 @@ from made_devices import A100
 
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError, UnsupportedError
+from quantbench.timing import cuda_device
 from quantbench.timing.cuda import CudaTimer, runs_in_graph
 from quantbench.timing.cuda_samplers import MAX_QUEUED, MAX_QUEUED_RUNS, EventSampler, replay_sampler
 from quantbench.timing.options import TimingOptions
@@ -326,3 +327,16 @@ def test_a_processor_is_no_cuda_device() -> None:
     with pytest.raises(InputError) as caught:
         CudaTimer(TimingOptions(), cpu, DeviceState, ops=FakeGpu())
     assert str(caught.value) == "CudaTimer: a device of kind 'cpu'; expected a cuda or rocm device"
+
+
+def test_probes_that_do_not_compile_leave_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    class CompilationError(Exception):
+        """As triton's, which is no RuntimeError."""
+
+    def broken(kernel: object) -> None:
+        raise CompilationError("at 12:7: no such instruction")
+
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(cuda_device, "HostFlagHold", broken)
+    note = cuda_device.TorchCuda._load_probes(object.__new__(cuda_device.TorchCuda))
+    assert note == "no counters of the SM clock: at 12:7: no such instruction"
