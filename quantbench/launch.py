@@ -7,9 +7,12 @@ quantbench's own kernels fill every field; for library kernels some come from th
 unknown, never a default.
 """
 
+import re
 from dataclasses import dataclass
 
 from quantbench.errors import InputError, require_int
+
+_TILE = re.compile(r"(\d+)x(\d+)(?:x(\d+))?(?:-stages(\d+))?(?:-warps(\d+))?(?:-split(\d+))?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,19 @@ class Tile:
             value = getattr(self, name)
             if value is not None:
                 require_int("Tile", name, value, high=4096)
+
+    @classmethod
+    def parse(cls, text: str) -> "Tile":
+        """Parses block_m × block_n, with block_k, stages, num_warps and split_k if given; raises InputError.
+
+        >>> Tile.parse("128x256"), Tile.parse("64x64x32-stages3-warps4-split2").split_k
+        (Tile(block_m=128, block_n=256, block_k=None, split_k=1, stages=None, num_warps=None), 2)
+        """
+        found = _TILE.fullmatch(text)
+        if found is None:
+            raise InputError("Tile", repr(text), "128x256, 128x256x64 or 128x256x64-stages3-warps8-split2")
+        m, n, k, stages, warps, split = (None if size is None else int(size) for size in found.groups())
+        return cls(m or 0, n or 0, k, 1 if split is None else split, stages, warps)
 
     @property
     def elements(self) -> int:

@@ -51,7 +51,8 @@ class SweepArguments(GridOptions):
     adaptive: bool = option(False, "Choose --points where a fitted model is least certain.")
     refine: bool = option(False, "After the points, bisect to the exact size of every step in the time.")
     provider: str = option(
-        "torch", "Libraries to measure, comma separated: torch, triton, torch.flash, my.module:Class."
+        "torch",
+        "Libraries to measure, comma separated: torch, triton, torch.flash, triton.persistent@128x256, module:Class.",
     )
     cache: str = _timing("cold", "State of the last-level cache before a sample: cold or hot.")
     mode: str = _timing("auto", "Timing method: auto, events or graph.")

@@ -1,10 +1,11 @@
 """Lists the providers by id, and creates a provider from its id.
 
-Entry points: `expand`, which turns names into ids; `make`, which creates a provider; `runs_kind`; `require_found`;
-`UNPADDED`. Used by `sweep`, `analysis`, the command `sweep`, `pytest_plugin` and tools.
+Entry points: `expand`, which turns names into ids; `make`, which creates a provider; `runs_kind`; `gemm_tiles`;
+`require_found`; `UNPADDED`. Used by `sweep`, `analysis`, the command `sweep`, `pytest_plugin` and tools.
 
 Only `make` imports torch or triton. A library's name alone stands for the variants that a sweep measures by default. A
-user's own provider is named `package.module:Class`; the class implements `quantbench.providers.base.Provider`.
+Triton kernel of ours runs with the tile behind its name, if there is one: `triton.persistent@128x256x64`. A user's own
+provider is named `package.module:Class`; the class implements `quantbench.providers.base.Provider`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quantbench.errors import InputError
+from quantbench.launch import Tile
 
 if TYPE_CHECKING:
     from quantbench.providers.base import Provider
@@ -62,17 +64,34 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
     """
     ids: list[str] = []
     for name in names:
-        if name not in _CATALOG and name not in _DEFAULTS and ":" not in name:
+        base, tile = _split(name)
+        if tile and not base.startswith("triton."):
+            raise InputError("provider", repr(name), "a tile for one of our kernels, as triton.persistent@128x256")
+        if base not in _CATALOG and name not in _DEFAULTS and ":" not in name:
             known = ", ".join([*_DEFAULTS, *_CATALOG])
             raise InputError("provider", repr(name), f"package.module:Class or one of {known}")
+        if tile and "gemm" not in _CATALOG[base][0] and (tile.block_k or tile.split_k > 1):
+            raise InputError("provider", repr(name), "a tile without block_k and parts, which only products have")
         ids += [i for i in _DEFAULTS.get(name, (name,)) if i not in ids]
     return tuple(ids)
+
+
+def _split(provider_id: str) -> tuple[str, Tile | None]:
+    """Splits an id into its key in the catalogue and the tile behind it."""
+    base, at, tile = ("", "", "") if ":" in provider_id else provider_id.partition("@")
+    return base or provider_id, Tile.parse(tile) if at else None
+
+
+def gemm_tiles(provider_ids: Sequence[str]) -> tuple[Tile | None, ...]:
+    """Returns the tiles that the ids name for products, without repeats; None for ids that leave the tile open."""
+    products = (name for name in provider_ids if runs_kind(name, "gemm") or runs_kind(name, "grouped_gemm"))
+    return tuple(dict.fromkeys(_split(name)[1] for name in products))
 
 
 def runs_kind(provider_id: str, kind: str) -> bool:
     """Returns whether a provider runs workloads of this kind. True for any user-defined provider
     (`package.module:Class`), which is not imported here and refuses other kinds later."""
-    return ":" in provider_id or _CATALOG[provider_id][0] == kind
+    return ":" in provider_id or _CATALOG[_split(provider_id)[0]][0] == kind
 
 
 def require_found(names: Sequence[str]) -> None:
@@ -89,10 +108,11 @@ def require_found(names: Sequence[str]) -> None:
 
 def make(provider_id: str) -> Provider:
     """Creates the provider with this id; imports its module, and with it torch or triton."""
+    base, tile = _split(provider_id)
     if ":" in provider_id:
         module, name = provider_id.split(":", 1)
     else:
-        module, name = f"quantbench.providers.{_CATALOG[provider_id][1]}", _CATALOG[provider_id][2]
+        module, name = f"quantbench.providers.{_CATALOG[base][1]}", _CATALOG[base][2]
     try:
         maker = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
@@ -102,7 +122,7 @@ def make(provider_id: str) -> Provider:
         lacks = f"a class without {', '.join(missing)}" if isinstance(maker, type) else f"a {type(maker).__name__}"
         raise InputError("provider", f"{provider_id!r} ({lacks})", f"a class with {', '.join(_METHODS)}")
     try:
-        provider: Provider = maker()
+        provider: Provider = maker(tile, provider_id) if tile else maker()
     except TypeError as error:
         raise InputError("provider", f"{provider_id!r} ({error})", "a class that is made without arguments") from error
     return provider

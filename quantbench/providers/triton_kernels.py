@@ -41,11 +41,12 @@ Reason = Callable[[tuple[int, int]], str | None]
 class _TritonProvider(BuiltInProvider[_W]):
     """Base of the Triton providers.
 
-    tile: tile for every workload; None selects one from the kernel's menu.
+    tile: tile for every workload; None selects one from the kernel's menu. name: id that says so.
     """
 
-    def __init__(self, tile: Tile | None = None) -> None:
+    def __init__(self, tile: Tile | None = None, name: str = "") -> None:
         self._tile = tile
+        self.id = name or self.id
 
     def _no_gpu(self, device: DeviceSpec, interpreter: str | None, *reasons: Reason) -> str | None:
         """Returns why the device is not supported, or None. reasons: checks of a GPU's compute capability."""

@@ -13,6 +13,7 @@ from math import inf, log
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.op_times import assumed_tile
+from quantbench.launch import Tile
 from quantbench.quantization import quantize
 from quantbench.sweep.axes import MOST_VALUES, Axis, Held, check_axes, grain_of, ops_at, parse_axis
 from quantbench.workload import Gemm, GroupedGemm, Op
@@ -24,20 +25,21 @@ _LONGEST_STRETCH = 4
 
 
 def parse_grid(
-    dims: tuple[str, ...], held: Held, spec: DeviceSpec, who: str = "sweep"
+    dims: tuple[str, ...], held: Held, spec: DeviceSpec, who: str = "sweep", tiles: Sequence[Tile | None] = (None,)
 ) -> tuple[tuple[Axis, ...], bool]:
     """Parses the axes `dims`, each `hidden` or `hidden=1024:4096`, and adds predicted edges. Returns the axes, and
     whether impossible sizes are left out instead of refused: True if an axis has default values or @edges.
 
     held: all other sizes, defaults filled in.
     who: command named in errors.
+    tiles: as in `predicted_edges`.
     """
     axes = tuple(parse_axis(text, spec.torch_kind) for text in dims)
     check_axes(axes, who)
     edged = axes
     for i, axis in enumerate(axes):
         if axis.edges:
-            edges = predicted_edges(axes, i, held, spec)
+            edges = predicted_edges(axes, i, held, spec, tiles)
             both = {side for edge in edges for side in (edge, edge + grain_of(axis.dim))}
             inside = {value for value in both if axis.values[0] <= value <= axis.values[-1]}
             edged = (*edged[:i], replace(axis, values=tuple(sorted({*axis.values, *inside}))), *edged[i + 1 :])
@@ -45,9 +47,12 @@ def parse_grid(
     return edged, any(axis.edges for axis in edged) or not all("=" in text for text in dims)
 
 
-def predicted_edges(axes: tuple[Axis, ...], index: int, held: Held, spec: DeviceSpec) -> list[int]:
-    """Returns the values of axis `index` after which some GEMM needs at least 2 % more waves of the assumed tile.
+def predicted_edges(
+    axes: tuple[Axis, ...], index: int, held: Held, spec: DeviceSpec, tiles: Sequence[Tile | None] = (None,)
+) -> list[int]:
+    """Returns the values of axis `index` after which some GEMM needs at least 2 % more waves of a tile.
 
+    tiles: those that the providers name; None stands for the one that is assumed.
     The other axes stay at their first value. Impossible sizes (heads that do not divide, …) are skipped.
     """
     axis = axes[index]
@@ -58,7 +63,7 @@ def predicted_edges(axes: tuple[Axis, ...], index: int, held: Held, spec: Device
         wide = f"@edges over {len(sizes):,} sizes from {axis.values[0]} to {axis.values[-1]}"
         raise InputError(f"--dim {axis.dim}", wide, f"at most {MOST_VALUES:,} sizes to look at")
     edges: list[int] = []
-    before: dict[str, int] = {}
+    before: dict[tuple[str, Tile], int] = {}
     last = 0
     for value in sizes:
         point = tuple(value if i == index else other.values[0] for i, other in enumerate(axes))
@@ -66,34 +71,37 @@ def predicted_edges(axes: tuple[Axis, ...], index: int, held: Held, spec: Device
             ops = ops_at(axes, point, held)
         except InputError:
             continue
-        waves = _waves(ops, spec)
+        waves = _waves(ops, spec, tiles)
         if any(waves[name] >= _SMALLEST_STEP * before[name] for name in waves.keys() & before.keys()):
             edges.append(last)
         before, last = waves, value
     return edges
 
 
-def _waves(ops: Iterable[Op], spec: DeviceSpec) -> dict[str, int]:
-    """Returns the number of waves of each GEMM with the assumed tile, by op label."""
+def _waves(ops: Iterable[Op], spec: DeviceSpec, tiles: Sequence[Tile | None]) -> dict[tuple[str, Tile], int]:
+    """Returns the number of waves of each GEMM with each tile, by op label and tile."""
     assumed = assumed_tile(spec)
     return {
-        op.label: quantize(op.workload, assumed.tile, spec.sm_count, assumed.blocks_per_sm).num_waves
+        (op.label, tile): quantize(op.workload, tile, spec.sm_count, assumed.blocks_per_sm).num_waves
         for op in ops
         if isinstance(op.workload, Gemm | GroupedGemm)
+        for tile in {tile or assumed.tile for tile in tiles}
     }
 
 
-def predicted_jump(before: Sequence[Op], after: Sequence[Op], spec: DeviceSpec) -> float:
+def predicted_jump(
+    before: Sequence[Op], after: Sequence[Op], spec: DeviceSpec, tiles: Sequence[Tile | None] = (None,)
+) -> float:
     """Returns the largest growth of a GEMM's waves beyond that of its FLOPs, as a log ratio; 0 without GEMMs.
 
-    before, after: ops at two neighbouring points.
+    before, after: ops at two neighbouring points. tiles: as in `predicted_edges`.
     """
-    waves_before, waves_after = _waves(before, spec), _waves(after, spec)
+    waves_before, waves_after = _waves(before, spec, tiles), _waves(after, spec, tiles)
     work_before, work_after = ({op.label: op.workload.flops for op in ops} for ops in (before, after))
     return max(
         (
-            log(waves_after[label] / waves_before[label]) - log(work_after[label] / work_before[label])
-            for label in waves_before.keys() & waves_after.keys()
+            log(waves_after[at] / waves_before[at]) - log(work_after[at[0]] / work_before[at[0]])
+            for at in waves_before.keys() & waves_after.keys()
         ),
         default=0.0,
     )

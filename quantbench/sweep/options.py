@@ -13,7 +13,7 @@ from typing import Any
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_int
-from quantbench.providers.catalog import expand
+from quantbench.providers.catalog import expand, gemm_tiles
 from quantbench.store.typed import decode
 from quantbench.sweep.axes import GEMM_DIMS, SHAPE_DIM, Axis, Held, with_defaults
 from quantbench.sweep.edges import parse_grid
@@ -156,7 +156,7 @@ def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...
             ops = [[op for op in one.shape.ops() if op.workload.kind != "cast"] for one in options.models]
             placed = [Placed({SHAPE_DIM: i}, tuple(own), keep=i) for i, own in enumerate(ops, 1)]
         return axes, lay_out(placed, providers, options.timing, spec)
-    axes, loose = parse_grid(options.dims, held, spec)
+    axes, loose = parse_grid(options.dims, held, spec, tiles=gemm_tiles(providers))
     plan = build_plan(
         axes, held, providers, options.timing, spec, skip_impossible=options.skip_impossible or loose,
         neighbours=not options.points,

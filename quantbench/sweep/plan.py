@@ -23,7 +23,8 @@ from statistics import median
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.op_times import roofline_us
-from quantbench.providers.catalog import runs_kind
+from quantbench.launch import Tile
+from quantbench.providers.catalog import gemm_tiles, runs_kind
 from quantbench.store.record import Place, record_key
 from quantbench.sweep.axes import Axis, Held, check_axes, places_of
 from quantbench.sweep.edges import edge_indices, neighbour_groups, predicted_jump
@@ -259,18 +260,20 @@ def build_plan(
     places, impossible = places_of(axes, held, skip_impossible=skip_impossible)
     placed = [Placed(at, ops) for at, ops in places]
     if neighbours and placed:
-        placed = _in_groups(placed, axes, spec)
+        placed = _in_groups(placed, axes, spec, gemm_tiles(providers))
     return lay_out(placed, providers, timing, spec, impossible=impossible)
 
 
-def _in_groups(placed: Sequence[Placed], axes: tuple[Axis, ...], spec: DeviceSpec) -> list[Placed]:
+def _in_groups(
+    placed: Sequence[Placed], axes: tuple[Axis, ...], spec: DeviceSpec, tiles: Sequence[Tile | None]
+) -> list[Placed]:
     """Groups neighbouring places along the longest axis, in the same way at all values of the other axes, and separates
     forward from backward ops."""
     longest = max(axes, key=lambda axis: len(axis.values)).field
     # The first place at each value represents all places there.
     ops_of = {place.axes[longest]: place.ops for place in reversed(placed)}
     values = sorted(ops_of)
-    jumps = [predicted_jump(ops_of[a], ops_of[b], spec) for a, b in pairwise(values)]
+    jumps = [predicted_jump(ops_of[a], ops_of[b], spec, tiles) for a, b in pairwise(values)]
     groups = neighbour_groups(jumps)
     group_of = {values[i]: (number, rank) for number, (indices, rank) in enumerate(groups) for i in indices}
     at_edges = edge_indices(jumps)

@@ -11,7 +11,7 @@ from quantbench.kernels.launching import TRITON
 
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import MeasurementError
+from quantbench.errors import InputError, MeasurementError
 from quantbench.launch import Tile
 from quantbench.providers import catalog, triton_kernels
 from quantbench.providers.audit import check
@@ -34,6 +34,45 @@ not_interpreted = pytest.mark.skipif(ACTIVE, reason="the interpreter plays the G
 @pytest.mark.parametrize("provider_id", IDS)
 def test_the_catalog_makes_them(provider_id: str) -> None:
     assert catalog.make(provider_id).id == provider_id
+
+
+@pytest.mark.parametrize("provider_id", [*(f"{name}@64x32" for name in IDS), "triton.split_k@64x32x16-split2"])
+def test_a_tile_behind_the_name_is_the_kernels(provider_id: str) -> None:
+    (known,) = catalog.expand([provider_id])
+    provider = catalog.make(known)
+    assert provider.id == provider_id
+    assert vars(provider)["_tile"] == Tile.parse(provider_id.partition("@")[2])
+    assert [catalog.runs_kind(provider_id, kind) for kind in ("gemm", "attention")] == [
+        catalog.runs_kind(provider_id.partition("@")[0], kind) for kind in ("gemm", "attention")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("torch.mm@64x32", "'torch.mm@64x32'; expected a tile for one of our kernels"),
+        ("triton@64x32", "'triton@64x32'; expected a tile for one of our kernels"),
+        ("triton.fast@64x32", "'triton.fast@64x32'; expected package.module:Class or one of torch"),
+        ("triton.flash@64x64x32", "'triton.flash@64x64x32'; expected a tile without block_k and parts"),
+        ("triton.fused@4x64-split2", "'triton.fused@4x64-split2'; expected a tile without block_k and parts"),
+        ("triton.persistent@64", "Tile: '64'; expected 128x256, 128x256x64 or"),
+        ("triton.persistent@64x32-warps4-stages2", "'64x32-warps4-stages2'; expected 128x256, 128x256x64 or"),
+        ("triton.persistent@64x", "Tile: '64x'; expected"),
+        ("triton.persistent@0x64", "block_m = 0; expected an integer from 1"),
+        ("triton.persistent@64x64x0", "block_k = 0; expected an integer from 1"),
+        ("triton.split_k@64x64-split0", "split_k = 0; expected an integer from 1"),
+    ],
+)
+def test_tiles_that_are_none_are_refused(name: str, words: str) -> None:
+    with pytest.raises(InputError) as error:
+        catalog.expand([name])
+    assert words in str(error.value)
+
+
+@in_interpreter
+@pytest.mark.parametrize("schedule", ["triton.data_parallel@32x64x16", "triton.split_k@32x32x16-split3"])
+def test_a_product_with_a_tile_of_its_own_passes_the_check(schedule: str) -> None:
+    passes(schedule, Gemm(33, 40, 48, 1, "fp32", "nt"))
 
 
 @not_interpreted

@@ -12,6 +12,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.sweep.axes import Held, ops_at, parse_axis, with_defaults
 from quantbench.sweep.edges import neighbour_groups, parse_grid, predicted_edges, predicted_jump
+from quantbench.sweep.options import SweepOptions, whole_plan
 from quantbench.sweep.plan import REFERENCE_EVERY, Group, Plan, build_plan, fitting, point_estimate_s
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm
@@ -128,6 +129,20 @@ def test_groups_stand_across_the_predicted_edges() -> None:
     edges = [pair for pair in itertools.pairwise(sizes_of(whole.groups)) if jump(*pair) > 0.02]
     assert 0 < len(edges) < 0.1 * len(whole.points)
     assert sum(any(set(pair) <= set(sizes) for sizes in first) for pair in edges) >= 0.8 * len(edges)
+
+
+def test_edges_are_those_of_the_tiles_that_the_providers_name() -> None:
+    def edges(*providers: str) -> set[int]:
+        options = SweepOptions(dims=("n=1024:4096:1024@edges",), held=Held(m=1000), providers=providers)
+        (axis,), _ = whole_plan(options, A100)
+        return {n for n in axis.values if n % 1024 and n + 8 in axis.values}
+
+    waves = {n: -(-(1000 // 64 + 1) * n // 64 // A100.sm_count) for n in range(1024, 4097, 64)}
+    small = {n for n in range(1024, 4096, 64) if waves[n + 64] > waves[n] and n % 1024}
+    assert edges("triton.persistent@64x64") == small
+    assert edges("torch") == edges("triton.persistent") != small
+    assert edges("torch", "triton.persistent@64x64") == edges("torch") | small
+    assert edges("torch", "triton.flash@64x64") == edges("torch")
 
 
 def test_both_sides_of_an_edge_that_was_asked_for_stay_together() -> None:
