@@ -78,8 +78,10 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
 
 def _split(provider_id: str) -> tuple[str, Tile | None]:
     """Splits an id into its key in the catalogue and the tile behind it."""
-    base, at, tile = ("", "", "") if ":" in provider_id else provider_id.partition("@")
-    return base or provider_id, Tile.parse(tile) if at else None
+    if ":" in provider_id:
+        return provider_id, None
+    base, at, tile = provider_id.partition("@")
+    return base, Tile.parse(tile) if at else None
 
 
 def gemm_tiles(provider_ids: Sequence[str]) -> tuple[Tile | None, ...]:
