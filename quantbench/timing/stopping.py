@@ -178,7 +178,6 @@ class StoppingRule:
         tick_us: float = 0.0,
     ) -> None:
         self._half_width = half_width
-        self._min_samples = min_samples
         self.max_samples = max_samples
         self._max_time_s = max_time_s
         self._tick_us = tick_us
