@@ -67,13 +67,15 @@ def check(
     if (run is None) == (not experiment):
         given = "a run and --experiment" if experiment else "no run"
         raise InputError("check", given, "the folder of a run, or --experiment with a rule")
-    if run is not None and budget:
-        raise InputError("check", f"--budget {budget} with a run", "--budget with --experiment")
+    for word, text, usual in (("--budget", budget, ""), ("--results", str(results), "results")):
+        if run is not None and text != usual:
+            raise InputError("check", f"{word} {text} with a run", f"{word} with --experiment")
     if budget not in ("", "none"):
         parse_duration_s("--budget", budget)
     if audit:
-        if run is None:
-            raise InputError("check", "--audit without a run", "the folder of a run")
+        if run is None or fail_above is not None:
+            beside = "without a run" if run is None else f"with --fail-above {fail_above}"
+            raise InputError("check", f"--audit {beside}", "the folder of a run and --audit alone")
         _print_audit(read_one_run(run), as_json)
         return
     rules = (rule_named(experiment),) if experiment else RULES
