@@ -131,7 +131,8 @@ class Wander:
     """Drift of the reference points in two runs.
 
     repeats_a, repeats_b: number of measurements of reference points in each run.
-    noise_a, noise_b: relative standard deviation of their medians; None if there are too few.
+    noise_a, noise_b: relative standard deviation of their medians; if a run has too few, of both runs together; None
+        if no reference is repeated.
     allowance: ratio − 1 that the most extreme of all compared points stays below, with 95 % probability, without a
         real change.
     shift: ratio b / a of the reference times; None if the runs have no common reference.
@@ -153,8 +154,18 @@ def wander(a: Run, b: Run, points: int) -> Wander:
     shift = None
     if common:  # runs of several devices have several references
         shift = median([median(theirs[key]) / median(ours[key]) for key in common])
-    # Bonferroni: normal quantile for the largest of all points.
-    z = normal_quantile(1 - (1 - CONFIDENCE) / max(points, 1))
+    # Bonferroni: quantile for the largest of all points; of few repeats, Student's, because they barely tell the noise.
+    confidence = 1 - (1 - CONFIDENCE) / max(points, 1)
+    z = normal_quantile(confidence)
+    if noise_a is None or noise_b is None:
+        repeated = [np.log(of_key) for of_key in (*ours.values(), *theirs.values()) if len(of_key) > 1]
+        freedom = sum(len(of_key) - 1 for of_key in repeated)
+        if freedom:
+            from scipy import special
+
+            squares = sum(float(((of_key - of_key.mean()) ** 2).sum()) for of_key in repeated)
+            noise_a = noise_b = sqrt(squares / freedom)
+            z = float(special.stdtrit(freedom, (1 + confidence) / 2))
     allowance = exp(z * hypot(noise_a or 0.0, noise_b or 0.0)) - 1
     repeats_a, repeats_b = (sum(map(len, side.values())) for side in (ours, theirs))
     return Wander(repeats_a, repeats_b, noise_a, noise_b, allowance, shift)

@@ -165,6 +165,25 @@ def test_what_the_reference_wanders_is_not_claimed() -> None:
     assert compared.wander.noise_a == pytest.approx(0.0222, abs=0.002)
 
 
+def test_few_references_that_wander_claim_nothing_and_few_that_agree_do() -> None:
+    # Three each: the noise is known badly, which is no reason to take it for zero.
+    a, b = points([1.0] * 5, seed=0, noise=0.002), points([1.2] * 5, seed=50, noise=0.002)
+
+    def references(*us: float) -> list[Record]:
+        return [reference(value, elapsed_s=60.0 * i) for i, value in enumerate(us)]
+
+    wandering = compare_runs(run([*references(51.1, 56.7, 55.0), *a]), run([*references(55.8, 56.5, 49.3), *b]))
+    assert wandering.regressions == 0
+    assert wandering.tolerance > 0.2
+    assert wandering.counts["unclear"] == 5  # a fifth more is not the same
+    assert wandering.wander.noise_a == wandering.wander.noise_b == pytest.approx(0.064, abs=0.002)
+    agreeing = compare_runs(run([*references(50.0, 50.1, 49.9), *a]), run([*references(50.0, 49.9, 50.1), *b]))
+    assert agreeing.regressions == 5
+    # One run with many references and one with a single one: the first tells the noise.
+    lone = compare_runs(run([*references(50.0, 60.0, 50.0, 60.0), *a]), run([*references(50.0), *b]))
+    assert lone.regressions == 0
+
+
 def test_single_figures_are_unclear_until_their_noise_is_stated() -> None:
     a = [record(Gemm(1024, 64, 1024), (100.0,), {"n": 64})]
     b = [record(Gemm(1024, 64, 1024), (130.0,), {"n": 64})]
