@@ -147,6 +147,9 @@ def _lines(found: Check) -> Iterator[StyledLine | Table]:
     if info.origin != "measured":
         source = f": {printable(info.source)}" if info.source else ""
         yield (f"{info.origin.upper()} DATA", "bold"), source
+    elif info.how_ended != "complete":
+        rest = f"the rest: quantbench sweep --resume {found.run.folder}"
+        yield f"this run did not end as planned ({info.how_ended}); {rest}"
     yield from map(printable, (*found.run.warnings, *_head_lines(found)))
     if not found.num_points:
         yield "no measured points: no cliffs can be found and no rules tested"
@@ -223,6 +226,7 @@ def check_to_json(found: Check) -> dict[str, Any]:
         rules.append({{"rule": "id", "num_pairs": "pairs"}.get(name, name): value for name, value in data.items()})
     return {
         "run": found.run.folder, "device": info.device.name, "origin": info.origin, "source": info.source,
+        "how_ended": info.how_ended,
         "points": found.num_points, "curves": found.num_curves, "noise": found.noise,
         "cliffs": [cliff_to_json(cliff) for cliff in found.cliffs],
         "falls": [cliff_to_json(cliff) for cliff in found.falls],
