@@ -1,8 +1,8 @@
 """Computes the statistics of a comparison: tests of a time ratio, Holm's correction, drift of the reference points.
 
 Entry points: `rank_test` and `figure_test`, which return a `RatioTest`; `holm`; `wander`, which returns a `Wander`;
-`reference_noise` and `reference_medians`. Used by `compare`, `curves` (the noise of the reference points) and
-`tools.guide`.
+`reference_noise`, `pooled_noise` and `reference_medians`. Used by `compare`, `curves` (the noise of the reference
+points) and `tools.guide`.
 """
 
 from __future__ import annotations
@@ -158,13 +158,11 @@ def wander(a: Run, b: Run, points: int) -> Wander:
     confidence = 1 - (1 - CONFIDENCE) / max(points, 1)
     z = normal_quantile(confidence)
     if noise_a is None or noise_b is None:
-        repeated = [np.log(of_key) for of_key in (*ours.values(), *theirs.values()) if len(of_key) > 1]
-        freedom = sum(len(of_key) - 1 for of_key in repeated)
+        pooled, freedom = pooled_noise((*ours.values(), *theirs.values()))
         if freedom:
             from scipy import special
 
-            squares = sum(float(((of_key - of_key.mean()) ** 2).sum()) for of_key in repeated)
-            noise_a = noise_b = sqrt(squares / freedom)
+            noise_a = noise_b = pooled
             z = float(special.stdtrit(freedom, (1 + confidence) / 2))
     allowance = exp(z * hypot(noise_a or 0.0, noise_b or 0.0)) - 1
     repeats_a, repeats_b = (sum(map(len, side.values())) for side in (ours, theirs))
@@ -178,6 +176,14 @@ def reference_medians(records: Iterable[Record]) -> dict[str, list[float]]:
         if record.role == "reference" and isinstance(record.outcome, Measured):
             found.setdefault(record.key, []).append(typical_us(record.outcome.measurement.samples_us))
     return found
+
+
+def pooled_noise(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
+    """Returns (relative standard deviation around each group's mean, degrees of freedom); (0, 0) if none repeats."""
+    logs = [np.log(group) for group in groups]
+    freedom = sum(len(group) - 1 for group in logs)
+    squares = sum(float(((group - group.mean()) ** 2).sum()) for group in logs)
+    return (sqrt(squares / freedom) if freedom else 0.0), freedom
 
 
 def reference_noise(medians_us: dict[str, list[float]]) -> float | None:

@@ -8,6 +8,7 @@ import pytest
 from made_runs import SPEC, STATE, record, reference, run, samples
 
 from quantbench.analysis.compare import CompareOptions, Difference, compare_runs, differences
+from quantbench.analysis.curves import LEAST_ERROR, repeatability
 from quantbench.analysis.significance import figure_test, holm, rank_test
 from quantbench.errors import InputError
 from quantbench.launch import Launch, Tile
@@ -182,6 +183,11 @@ def test_few_references_that_wander_claim_nothing_and_few_that_agree_do() -> Non
     # One run with many references and one with a single one: the first tells the noise.
     lone = compare_runs(run([*references(50.0, 60.0, 50.0, 60.0), *a]), run([*references(50.0), *b]))
     assert lone.regressions == 0
+
+
+def test_two_references_already_tell_that_a_run_is_noisy() -> None:
+    assert repeatability([reference(50.0, 0.0), reference(56.0, 60.0)]) == pytest.approx(0.08, abs=0.005)
+    assert repeatability([reference(50.0, 0.0)]) == repeatability([]) == LEAST_ERROR
 
 
 def test_single_figures_are_unclear_until_their_noise_is_stated() -> None:
