@@ -6,7 +6,8 @@ the result.
 
 A point is slower or faster if a rank test on the raw samples (single times: a log-normal test) rejects a change within
 the tolerance, after Holm's correction over all points: a single false regression fails a build. The tolerance is the
-user's margin or the noise of the reference point, whichever is larger. "Same": the 95 % interval lies within it.
+user's margin or the noise of the reference point, whichever is larger. "Same": the 95 % interval lies within the
+margin, since noise cannot show that nothing changed.
 """
 
 from __future__ import annotations
@@ -293,7 +294,7 @@ def compare_runs(a: Run, b: Run, options: CompareOptions | None = None) -> Compa
     tolerance = max(options.margin, moved.allowance)
     tests = [_test(pair, tolerance, options.noise) for pair in pairs]
     adjusted = holm([test.p for test in tests])
-    points = [_compared(*one, tolerance) for one in zip(pairs, tests, adjusted, strict=True)]
+    points = [_compared(*one, options.margin) for one in zip(pairs, tests, adjusted, strict=True)]
     return Comparison(
         a, b, options, hindrances, differences(a, b), moved, tolerance,
         tuple(sorted(points, key=lambda p: (VERDICTS.index(p.verdict), -abs(p.ratio - 1)))),
@@ -315,7 +316,7 @@ def _test(pair: Matched, tolerance: float, noise: float | None) -> RatioTest:
     return figure_test(a, b, tolerance, noise)
 
 
-def _compared(pair: Matched, test: RatioTest, p: float, tolerance: float) -> Compared:
+def _compared(pair: Matched, test: RatioTest, p: float, margin: float) -> Compared:
     one, two = _measurement(pair.a), _measurement(pair.b)
     a, b = one.samples_us, two.samples_us
     why = _kernel_change(pair)
@@ -325,7 +326,7 @@ def _compared(pair: Matched, test: RatioTest, p: float, tolerance: float) -> Com
         verdict, why = "unclear", _SINGLE if min(len(a), len(b)) == 1 else _FEW.format(len(a), len(b))
     elif p < 1 - CONFIDENCE:
         verdict = "slower" if test.ratio > 1 else "faster"
-    elif 1 / (1 + tolerance) <= test.low and test.high <= 1 + tolerance:
+    elif 1 / (1 + margin) <= test.low and test.high <= 1 + margin:
         verdict = "same"
     else:
         verdict = "unclear"

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from quantbench.analysis.significance import reference_medians, reference_noise
+from quantbench.analysis.significance import pooled_noise, reference_medians, reference_noise
 from quantbench.analysis.step_detection import Floats, Pieces, PiecewiseFit, describe, find_pieces, join
 from quantbench.analysis.summary import Point
 from quantbench.quantization import cdiv
@@ -150,9 +150,11 @@ _QUARTILE_PER_SIGMA = sqrt(2) * 0.318639
 def repeatability(records: Iterable[Record]) -> float:
     """Returns the relative standard deviation between repetitions of the run's reference points.
 
-    At least LEAST_ERROR, also if there are too few repetitions. Includes differences between the devices of a run.
+    At least LEAST_ERROR, also without repetitions. Includes differences between the devices of a run.
     """
-    return max(LEAST_ERROR, reference_noise(reference_medians(records)) or 0.0)
+    medians_us = reference_medians(records)
+    known = reference_noise(medians_us)
+    return max(LEAST_ERROR, pooled_noise(medians_us.values())[0] if known is None else known)
 
 
 def _errors(curve: Curve, between: float, figure_error: float) -> Floats:

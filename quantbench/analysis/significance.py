@@ -1,8 +1,8 @@
 """Computes the statistics of a comparison: tests of a time ratio, Holm's correction, drift of the reference points.
 
 Entry points: `rank_test` and `figure_test`, which return a `RatioTest`; `holm`; `wander`, which returns a `Wander`;
-`reference_noise` and `reference_medians`. Used by `compare`, `curves` (the noise of the reference points) and
-`tools.guide`.
+`reference_noise`, `pooled_noise` and `reference_medians`. Used by `compare`, `curves` (the noise of the reference
+points) and `tools.guide`.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ class Wander:
     """Drift of the reference points in two runs.
 
     repeats_a, repeats_b: number of measurements of reference points in each run.
-    noise_a, noise_b: relative standard deviation of their medians; None if there are too few.
+    noise_a, noise_b: relative standard deviation of their medians; if a run has too few, of both runs together; None
+        if no reference is repeated.
     allowance: ratio − 1 that the most extreme of all compared points stays below, with 95 % probability, without a
         real change.
     shift: ratio b / a of the reference times; None if the runs have no common reference.
@@ -153,8 +154,16 @@ def wander(a: Run, b: Run, points: int) -> Wander:
     shift = None
     if common:  # runs of several devices have several references
         shift = median([median(theirs[key]) / median(ours[key]) for key in common])
-    # Bonferroni: normal quantile for the largest of all points.
-    z = normal_quantile(1 - (1 - CONFIDENCE) / max(points, 1))
+    # Bonferroni: quantile for the largest of all points; of few repeats, Student's, because they barely tell the noise.
+    confidence = 1 - (1 - CONFIDENCE) / max(points, 1)
+    z = normal_quantile(confidence)
+    if noise_a is None or noise_b is None:
+        pooled, freedom = pooled_noise((*ours.values(), *theirs.values()))
+        if freedom:
+            from scipy import special
+
+            noise_a = noise_b = pooled
+            z = float(special.stdtrit(freedom, (1 + confidence) / 2))
     allowance = exp(z * hypot(noise_a or 0.0, noise_b or 0.0)) - 1
     repeats_a, repeats_b = (sum(map(len, side.values())) for side in (ours, theirs))
     return Wander(repeats_a, repeats_b, noise_a, noise_b, allowance, shift)
@@ -167,6 +176,14 @@ def reference_medians(records: Iterable[Record]) -> dict[str, list[float]]:
         if record.role == "reference" and isinstance(record.outcome, Measured):
             found.setdefault(record.key, []).append(typical_us(record.outcome.measurement.samples_us))
     return found
+
+
+def pooled_noise(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
+    """Returns (relative standard deviation around each group's mean, degrees of freedom); (0, 0) if none repeats."""
+    logs = [np.log(group) for group in groups]
+    freedom = sum(len(group) - 1 for group in logs)
+    squares = sum(float(((group - group.mean()) ** 2).sum()) for group in logs)
+    return (sqrt(squares / freedom) if freedom else 0.0), freedom
 
 
 def reference_noise(medians_us: dict[str, list[float]]) -> float | None:

@@ -67,13 +67,15 @@ def check(
     if (run is None) == (not experiment):
         given = "a run and --experiment" if experiment else "no run"
         raise InputError("check", given, "the folder of a run, or --experiment with a rule")
-    if run is not None and budget:
-        raise InputError("check", f"--budget {budget} with a run", "--budget with --experiment")
+    for word, text, usual in (("--budget", budget, ""), ("--results", str(results), "results")):
+        if run is not None and text != usual:
+            raise InputError("check", f"{word} {text} with a run", f"{word} with --experiment")
     if budget not in ("", "none"):
         parse_duration_s("--budget", budget)
     if audit:
-        if run is None:
-            raise InputError("check", "--audit without a run", "the folder of a run")
+        if run is None or fail_above is not None:
+            beside = "without a run" if run is None else f"with --fail-above {fail_above}"
+            raise InputError("check", f"--audit {beside}", "the folder of a run and --audit alone")
         _print_audit(read_one_run(run), as_json)
         return
     rules = (rule_named(experiment),) if experiment else RULES
@@ -145,6 +147,9 @@ def _lines(found: Check) -> Iterator[StyledLine | Table]:
     if info.origin != "measured":
         source = f": {printable(info.source)}" if info.source else ""
         yield (f"{info.origin.upper()} DATA", "bold"), source
+    elif info.how_ended != "complete":
+        rest = f"the rest: quantbench sweep --resume {found.run.folder}"
+        yield f"this run did not end as planned ({info.how_ended}); {rest}"
     yield from map(printable, (*found.run.warnings, *_head_lines(found)))
     if not found.num_points:
         yield "no measured points: no cliffs can be found and no rules tested"
@@ -221,6 +226,7 @@ def check_to_json(found: Check) -> dict[str, Any]:
         rules.append({{"rule": "id", "num_pairs": "pairs"}.get(name, name): value for name, value in data.items()})
     return {
         "run": found.run.folder, "device": info.device.name, "origin": info.origin, "source": info.source,
+        "how_ended": info.how_ended,
         "points": found.num_points, "curves": found.num_curves, "noise": found.noise,
         "cliffs": [cliff_to_json(cliff) for cliff in found.cliffs],
         "falls": [cliff_to_json(cliff) for cliff in found.falls],

@@ -67,7 +67,8 @@ def _lines(comparison: Comparison, picture: Path | None, junit: Path | None) -> 
     yield device_line(comparison.b.info.device)
     for name, run in (("A", comparison.a), ("B", comparison.b)):
         origin = ("",) if run.info.origin == "measured" else (", ", (run.info.origin.upper(), "bold"))
-        yield (f"{name}: {run.folder} (started {run.info.started}", *origin, ")")
+        ended = "" if run.info.how_ended == "complete" else f", {run.info.how_ended}, not complete"
+        yield (f"{name}: {run.folder} (started {run.info.started}{ended}", *origin, ")")
     yield from map(printable, (*differences_lines(comparison), *method_lines(comparison)))
     table = comparison_table(comparison)
     yield from ("", table) if table is not None else ()

@@ -427,7 +427,10 @@ def _require_used(arguments: GridOptions, as_axis: set[str], who: str, *, listed
     plain = listed or as_axis <= set(GEMM_DIMS)
     unused = DIMS if listed else MODEL_DIMS if plain else GEMM_DIMS
     found = [f"--{dim} {size}" for dim, size in arguments.sizes.items() if size and dim in unused]
-    only_model = ("model", "config", "kv_heads", "gated", "routing", "attention", "softmax", "ops", "direction")
+    only_model = (
+        "model", "config", "kv_heads", "gated", "routing", "attention", "softmax", "dropout", "causal", "ops",
+        "direction",
+    )  # fmt: skip
     found += typed_words(arguments, only_model if plain else ("layout",))
     if found:
         if listed:

@@ -265,12 +265,18 @@ def query(
         *others, last = (f"--{kind}" for kind in _QUERIES)
         raise InputError("profile query", "no shape", f"{', '.join(others)} or {last}")
     require_choice("profile query", "--direction", direction, ("forward", "backward"))
+    for word, given, kinds in (
+        (f"--layout {layout}", layout, ("gemm",)),
+        (f"--direction {direction}", direction != "forward", ("softmax", "attention")),
+    ):
+        if given and not any(asked[kind] for kind in kinds):
+            raise InputError("profile query", f"{word} without effect", " or ".join(f"--{kind}" for kind in kinds))
     found = Profile.load(file)
     asked_for = [(kind, text, *_typed(kind, text)) for kind, texts in asked.items() for text in texts or ()]
     answers = [
         _ask(found, kind, op, sizes, dtype, layout, direction, library or None) for kind, _, op, sizes in asked_for
     ]
-    fields = ("latency_us", "low_us", "high_us", "source", "bound", "outside", "note")
+    fields = ("format", "latency_us", "low_us", "high_us", "source", "bound", "outside", "note")
     listed = [
         {"kind": kind, "shape": [op, *sizes] if op else sizes, **{name: getattr(one, name) for name in fields}}
         for (kind, _, op, sizes), one in zip(asked_for, answers, strict=True)
@@ -297,7 +303,7 @@ def _ask(
         one = profile.attention(batch, heads, seq, seq, head_dim, kv_heads, direction=direction, **given)
     else:
         message_bytes, num_gpus, num_nodes = (*sizes, 1)[:3]
-        one = profile.collective(op, message_bytes, num_gpus, num_nodes=num_nodes, dtype=dtype or None)
+        one = profile.collective(op, message_bytes, num_gpus, num_nodes=num_nodes, **given)
     return one  # type: ignore[no-any-return]
 
 

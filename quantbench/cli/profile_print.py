@@ -116,11 +116,11 @@ def model_lines(profile: Profile) -> list[str]:
 
 def answers_table(shapes: Iterable[str], answers: Iterable[Estimate]) -> RichTable:
     """Tabulates queried shapes and their times."""
-    found = plain_table(("shape", "time", "90 % interval", "source", "bound by", "note"))
+    found = plain_table(("shape", "format", "time", "90 % interval", "source", "bound by", "note"))
     for shape, one in zip(shapes, answers, strict=True):
         interval = f"{latency(one.low_us)} to {latency(one.high_us)}"
         found.add_row(
-            shape, latency(one.latency_us), "a single figure" if one.low_us == one.high_us else interval,
+            shape, one.format, latency(one.latency_us), "a single figure" if one.low_us == one.high_us else interval,
             Text(one.source, style=_STYLES[one.source]), one.bound, one.note,
         )  # fmt: skip
     return found

@@ -38,6 +38,7 @@ class Estimate:
     launch: kernel selected by the model; None if it names none.
     waves: waves of the GEMM's blocks; None if they cannot be determined (`quantization.credible_waves`).
     unmeasured: reason why no measurement on this GPU supports the time; "" if one does.
+    format: dtype, layout or mask, direction and provider that a profile answered for; "" of a model's estimate.
     """
 
     latency_us: float
@@ -50,6 +51,7 @@ class Estimate:
     launch: Launch | None = None
     waves: int | None = None
     unmeasured: str = ""
+    format: str = ""
 
     def scaled(self, factor: float) -> Estimate:
         """Returns this estimate with the time and its interval multiplied by `factor`."""

@@ -61,6 +61,7 @@ class Estimates:
     compute_us, memory_us: time of the arithmetic alone and of the memory traffic alone, at the device's peaks.
     note: one note for all shapes.
     what: the estimated operation, named in the reason why a shape has no measured row.
+    format: as in `Estimate`.
     """
 
     latency_us: FloatArray
@@ -72,6 +73,7 @@ class Estimates:
     memory_us: FloatArray = field(repr=False)
     note: str = ""
     what: str = ""
+    format: str = ""
 
     @cached_property
     def source(self) -> npt.NDArray[np.str_]:
@@ -100,6 +102,7 @@ class Estimates:
             float(self.latency_us[row]), float(self.low_us[row]), float(self.high_us[row]), str(self.source[row]),
             str(self.bound[row]), outside, self.note,
             unmeasured=f"{self.what}: beyond the rows of the profile" if beyond else "",
+            format=self.format,
         )  # fmt: skip
 
     def __iter__(self) -> Iterator[Estimate]:
@@ -250,7 +253,9 @@ class Asker:
         what = "products" if chosen.kind == "gemm" else chosen.kind
         if ("direction", "backward") in chosen.fixed:
             what = f"backward {what}"
-        found = Estimates(latency, low, high, code, outside, compute_us, memory_us, "; ".join(notes), what)
+        words = ("causal" if value is True else "full" if value is False else value for _, value in chosen.fixed)
+        found = Estimates(latency, low, high, code, outside, compute_us, memory_us, "; ".join(notes), what,
+                          " ".join(filter(None, words)))  # fmt: skip
         return found[0] if shape == () else found.reshape(*shape)
 
 
@@ -330,7 +335,7 @@ def ask_collective(
     if not rows.any():
         raise UnsupportedError(_WHO, f"{op} over {_over(num_gpus, num_nodes)} was not measured", _measured(table, op))
     kept = dtype if dtype is not None and (rows & (table["dtype"] == dtype)).any() else table.most("dtype", rows)
-    rows, _ = by_provider(table, rows & (table["dtype"] == kept), provider)
+    rows, of = by_provider(table, rows & (table["dtype"] == kept), provider)
     found = table.where(rows)
     known_bytes, known_us = found["message_bytes"], found["latency_us"]
     log_bytes, log_us = np.log(known_bytes), np.log(known_us)
@@ -358,6 +363,7 @@ def ask_collective(
         np.zeros(len(asked)),
         asked / float((known_bytes / known_us).max()),
         "; ".join(notes),
+        format=f"{dtype or kept} {of}",
     )
     return answer[0] if shape == () else answer.reshape(*shape)
 

@@ -180,6 +180,8 @@ def build(made: type[Profile], runs: Sequence[Run], *, fit: bool, seed: int) -> 
     check_alike(runs)
     ordered = sorted(runs, key=lambda run: run.info.run_id)
     tables, num_rows = tables_of(ordered)
+    if not any(map(len, tables.values())):
+        raise InputError(_WHO, f"no measured point in {', '.join(num_rows)}", "at least one")
     sources = tuple(source_of(run, rows=num_rows[run.info.run_id]) for run in ordered)
     checks = [check_run(run) for run in ordered]  # separately: cliffs compare points of one run only
     cliffs, num_cliffs = cliffs_of(checks)

@@ -168,8 +168,15 @@ def choose_gemm(profile: Profile, dtype: str | None, layout: str | None, provide
                 notes.append(f"layout {layout} was not measured: taken to run as {kept}")
                 wider += ALIKE
         rows, who = by_provider(table, rows & (table["layout"] == kept), provider)
+    elif provider is not None:
+        who = library_of(provider)
+        libraries = sorted({model.library for model in profile.models.gemm})
+        if who not in libraries:
+            expected = "one of " + (", ".join(libraries) or "none: it has neither rows nor models of products")
+            raise InputError("profile.gemm", f"provider = {provider!r}", expected)
     base, model_note = _product_base(profile, of, library_of(who) if who else "")
-    fixed = (("dtype", asked), ("layout", layout or kept), ("provider", who))
+    usual = profile.models.product(of)
+    fixed = (("dtype", asked), ("layout", layout or kept), ("provider", who or (usual.library if usual else "")))
     return Chosen("gemm", _surface(table, rows, base), fixed, "; ".join(notes), wider, model_note)
 
 

@@ -76,6 +76,15 @@ def test_an_audit_lists_times_that_nothing_explains(tmp_path: Path) -> None:
         call("--experiment", "k-8", "--audit")
 
 
+def test_a_run_that_was_killed_is_said_to_lack_points(tmp_path: Path) -> None:
+    made = made_runs.run([replace(one, origin="measured") for one in staircase()], origin="measured")
+    for how in ("running", "complete"):
+        folder = made_runs.write(tmp_path / how, replace(made, info=replace(made.info, how_ended=how)))
+        said = f"this run did not end as planned ({how}); the rest: quantbench sweep --resume {folder}"
+        assert (said in call(folder)[1].replace("\n", "")) == (how == "running")
+        assert call_json(folder)["how_ended"] == how
+
+
 def test_a_page_for_programs(tmp_path: Path) -> None:
     data = call_json(write_simulated(tmp_path, GPU, staircase()))
     assert data["origin"] == "simulated"

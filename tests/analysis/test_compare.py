@@ -8,6 +8,7 @@ import pytest
 from made_runs import SPEC, STATE, record, reference, run, samples
 
 from quantbench.analysis.compare import CompareOptions, Difference, compare_runs, differences
+from quantbench.analysis.curves import LEAST_ERROR, repeatability
 from quantbench.analysis.significance import figure_test, holm, rank_test
 from quantbench.errors import InputError
 from quantbench.launch import Launch, Tile
@@ -163,6 +164,30 @@ def test_what_the_reference_wanders_is_not_claimed() -> None:
     assert (compared.wander.repeats_a, compared.wander.shift) == (8, 1.0)
     # MAD of {0, 3, 3, 2, 2, 1, 1, 0} is 1.5 %, times 1.4826.
     assert compared.wander.noise_a == pytest.approx(0.0222, abs=0.002)
+
+
+def test_few_references_that_wander_claim_nothing_and_few_that_agree_do() -> None:
+    # Three each: the noise is known badly, which is no reason to take it for zero.
+    a, b = points([1.0] * 5, seed=0, noise=0.002), points([1.2] * 5, seed=50, noise=0.002)
+
+    def references(*us: float) -> list[Record]:
+        return [reference(value, elapsed_s=60.0 * i) for i, value in enumerate(us)]
+
+    wandering = compare_runs(run([*references(51.1, 56.7, 55.0), *a]), run([*references(55.8, 56.5, 49.3), *b]))
+    assert wandering.regressions == 0
+    assert wandering.tolerance > 0.2
+    assert wandering.counts["unclear"] == 5  # a fifth more is not the same
+    assert wandering.wander.noise_a == wandering.wander.noise_b == pytest.approx(0.064, abs=0.002)
+    agreeing = compare_runs(run([*references(50.0, 50.1, 49.9), *a]), run([*references(50.0, 49.9, 50.1), *b]))
+    assert agreeing.regressions == 5
+    # One run with many references and one with a single one: the first tells the noise.
+    lone = compare_runs(run([*references(50.0, 60.0, 50.0, 60.0), *a]), run([*references(50.0), *b]))
+    assert lone.regressions == 0
+
+
+def test_two_references_already_tell_that_a_run_is_noisy() -> None:
+    assert repeatability([reference(50.0, 0.0), reference(56.0, 60.0)]) == pytest.approx(0.08, abs=0.005)
+    assert repeatability([reference(50.0, 0.0)]) == repeatability([]) == LEAST_ERROR
 
 
 def test_single_figures_are_unclear_until_their_noise_is_stated() -> None:

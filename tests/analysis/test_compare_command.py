@@ -46,6 +46,13 @@ def compare(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+def test_a_run_that_was_killed_is_said_to_be(runs: Path) -> None:
+    write(runs.parent, run(points([1.0] * 6, 0), "killed", how_ended="running"))
+    lines = compare(runs, "a", "killed").stdout.replace("\n", "")
+    assert "B: killed (started 2026-11-20T13:45:00+00:00, running, not complete, SIMULATED)" in lines
+    assert lines.count("not complete") == 1
+
+
 @pytest.mark.slow
 def test_no_regression_is_exit_code_0(runs: Path) -> None:
     done = compare(runs, "a", "same")

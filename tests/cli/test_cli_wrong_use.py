@@ -44,6 +44,26 @@ EXPERTS = ("predict", "--gpu", "h100", "--model", "deepseek-v3")
             ("profile", "export", PROFILE, "--format", "csv", "--provider", "me"),
             "profile export: --provider me: no row has this provider; expected a profile with rows",
         ),
+        (
+            ("profile", "export", PROFILE, "--format", "csv", "--dtype", "fp8"),
+            "profile export: --dtype with --format csv; expected its options: none: it has all rows",
+        ),
+        (
+            ("profile", "export", PROFILE, "--format", "calculon", "--tp", "4"),
+            "profile export: --tp with --format calculon; expected its options: --provider, --dtype, --layout",
+        ),
+        (
+            ("profile", "query", PROFILE, "--gemm", "1,1,1", "--direction", "backward"),
+            "profile query: --direction backward without effect; expected --softmax or --attention",
+        ),
+        (
+            ("profile", "query", PROFILE, "--softmax", "1,1,1", "--layout", "nn"),
+            "profile query: --layout nn without effect; expected --gemm",
+        ),
+        (
+            ("profile", "query", PROFILE, "--gemm", "1,1,1", "--library", "aiter"),
+            "profile.gemm: provider = 'aiter'; expected one of sglang",
+        ),
         ((*PLAN, "--tp", "²"), "--tp: '²'; expected integers of at least 1, comma separated"),
         ((*PLAN, "--zero", "9"), "--zero: '9'; expected integers from 0 to 3, comma separated"),
         ((*PLAN, "--shape-search", "--head-dim", "64:inf"), "--head-dim: '64:inf'; expected from:to, both above 0"),
@@ -112,6 +132,10 @@ EXPERTS = ("predict", "--gpu", "h100", "--model", "deepseek-v3")
         (("check", "--experiment", "k-8", "--budget", "5"), "--budget: '5'; expected a time such as 90s"),
         (("check", "--experiment", "k-8", "--results", "empty.csv"), "--results: empty.csv (File exists); expected"),
         (("check", "run", "--budget", "8m"), "check: --budget 8m with a run; expected --budget with --experiment"),
+        (("check", "run", "--results", "x"), "check: --results x with a run; expected --results with --experiment"),
+        (("check", "run", "--audit", "--fail-above", "1.2"), "check: --audit with --fail-above 1.2; expected"),
+        (("sweep", "--dim", "n=64", "--no-causal"), "sweep: --no-causal with --dim n; expected sizes of a plain"),
+        (("sweep", "--dim", "n=64", "--dropout"), "sweep: --dropout with --dim n; expected sizes of a plain"),
         (("sweep", "--dim", "n=64", "--results", "empty.csv"), "--results: empty.csv (File exists); expected a folder"),
         (
             ("predict", "--gpu", "a100", "--dim", "hidden=1024", "--plot", "empty.csv/x.png"),
@@ -204,7 +228,7 @@ def test_a_loose_name_of_a_gpu_is_enough_for_a_prediction() -> None:
 
 
 def test_the_sweep_that_measures_a_prediction_is_said_in_full() -> None:
-    words = ["--dim", "n=64:128:64", "--m", "64", "--k", "96", "--layout", "tn", "--dtype", "fp16", "--no-causal"]
+    words = ["--dim", "n=64:128:64", "--m", "64", "--k", "96", "--layout", "tn", "--dtype", "fp16"]
     said = CliRunner().invoke(app, ["predict", "--gpu", "a100", *words]).output
     assert f"measure it: quantbench sweep {' '.join(words)}\n" in said
 

@@ -84,6 +84,12 @@ def test_times_in_another_unit_are_refused(factor: float, said: str, tmp_path: P
     write_run(tmp_path, A100, ORIGIN, Rows([row(m, us) for m, us in zip((128, 256, 4096), right, strict=True)]))
 
 
+def test_times_of_a_processor_are_not_those_of_a_gpu(tmp_path: Path) -> None:
+    rows = [replace(row(m, m * 20.0), provider="torch.mm") for m in range(512, 1024, 32)]
+    with pytest.raises(InputError, match=r"large products take 83 times what they should on a100-sxm4-80gb"):
+        write_run(tmp_path, A100, ORIGIN, Rows(rows))
+
+
 def test_slow_times_are_kept_where_the_unit_is_said_to_be_right(tmp_path: Path) -> None:
     summary = write_run(tmp_path, A100, ORIGIN, Rows([row(128, 40e3)]), units_are_right=True)
     assert (summary.records, summary.rejected) == (1, 0)

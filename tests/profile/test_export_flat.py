@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from quantbench.errors import InputError, StoreError
 from quantbench.importers import csv_table
 from quantbench.profile.exporters import FORMATS, export_profile
 from quantbench.profile.file import from_parquet
+from quantbench.profile.models import Models
 from quantbench.workload import Collective
 
 
@@ -29,6 +31,12 @@ def test_csv_comes_back_exactly_through_the_command_that_the_export_prints(tmp_p
         assert [row.latency_us for row in found.rows] == table["latency_us"].tolist()
         assert [row.provider for row in found.rows] == table["provider"].tolist()
         assert all(isinstance(row.workload, Collective) == (path.stem == "collective") for row in found.rows)
+
+
+def test_a_processor_has_no_command_to_come_back_with(tmp_path: Path) -> None:
+    profile = known_profile()
+    cpu = replace(profile, device=replace(profile.device, name="cpu-x", kind="cpu"), models=Models())
+    assert export_profile(cpu, "csv", tmp_path).use == []
 
 
 def test_parquet_holds_the_tables_bit_by_bit(tmp_path: Path) -> None:

@@ -83,6 +83,16 @@ def test_query(file: Path) -> None:
     assert [a["source"] for a in answers] == ["measured", "interpolated", "modelled", "measured", "measured"]
     profile = Profile.load(file)
     assert answers[1]["latency_us"] == profile.gemm(2048, 6240, 2080).latency_us
+    assert answers[0]["format"] == profile.gemm(2048, 6144, 2048).format == "bf16 nt torch.linear"
+    assert answers[3]["format"].startswith("bf16 causal forward ")
+    assert "bf16 nt torch.linear" in text
+
+
+def test_runs_without_a_measured_point_make_no_profile(tmp_path: Path) -> None:
+    run = made_runs.write(tmp_path, made.run([]))
+    with pytest.raises(QuantbenchError, match="profile export: no measured point in run; expected at least one"):
+        typed("export", str(run), "-o", str(tmp_path / "profile.json"))
+    assert not (tmp_path / "profile.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ imported when it is asked for.
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,15 +18,17 @@ from quantbench.profile.exporters.options import WHO, Exported, ExportOptions
 if TYPE_CHECKING:
     from quantbench.profile.profile import Profile
 
-#: format → (module of this package, function)
-_FORMATS = {
-    "aiconfigurator": ("aiconfigurator", "export"),
-    "vidur": ("vidur", "export"),
-    "llm-analysis": ("llm_analysis", "export"),
-    "calculon": ("calculon", "export"),
-    "csv": ("flat", "export_csv"),
-    "parquet": ("flat", "export_parquet"),
+_ROWS = ("provider", "dtype", "layout")
+#: format → (module of this package, function, options that it reads)
+_FORMATS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "aiconfigurator": ("aiconfigurator", "export", (*_ROWS, "backend", "version", "fill", "bound")),
+    "vidur": ("vidur", "export", (*_ROWS, "model", "tensor_parallel", "bound")),
+    "llm-analysis": ("llm_analysis", "export", _ROWS),
+    "calculon": ("calculon", "export", _ROWS),
+    "csv": ("flat", "export_csv", ()),
+    "parquet": ("flat", "export_parquet", ()),
 }
+_TYPED = {"version": "as-version", "tensor_parallel": "tp"}
 FORMATS = tuple(_FORMATS)
 
 
@@ -35,7 +38,7 @@ def export_profile(profile: Profile, name: str, folder: Path, options: ExportOpt
     Raises InputError or UnsupportedError if the format cannot represent the profile or an option is invalid,
     StoreError if the folder cannot be written.
     """
-    module, function = _FORMATS[require_choice(WHO, "--format", name, FORMATS)]
+    module, function, reads = _FORMATS[require_choice(WHO, "--format", name, FORMATS)]
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise StoreError(WHO, f"{folder} is a file", "a folder to write into")
     out, options = Exported(folder), options or ExportOptions()
@@ -43,5 +46,9 @@ def export_profile(profile: Profile, name: str, folder: Path, options: ExportOpt
     if options.provider and options.provider not in providers:
         expected = "one of " + ", ".join(providers) if providers else "a profile with rows"
         raise InputError(WHO, f"--provider {options.provider}: no row has this provider", expected)
+    for one in fields(options):
+        if one.name not in reads and getattr(options, one.name) != one.default:
+            known = ", ".join(f"--{_TYPED.get(word, word)}" for word in reads) or "none: it has all rows"
+            raise InputError(WHO, f"--{_TYPED.get(one.name, one.name)} with --format {name}", f"its options: {known}")
     getattr(import_module(f"{__name__}.{module}"), function)(profile, options, out)
     return out

@@ -21,6 +21,8 @@ _UNMAPPED = ("low_us", "high_us", "grade", "origin", "block_m", "block_n", "spli
 def export_csv(profile: Profile, options: ExportOptions, out: Exported) -> None:
     """Writes `<kind>.csv` for every kind with rows. Numbers round-trip exactly."""
     _export(profile, out, "csv", lambda table: csv_text(table.rows()))
+    if profile.device.kind == "cpu":  # `import csv` knows GPUs only
+        return
     for kind in (kind for kind in out.rows if kind != "moe"):  # `import csv` reads no experts
         names = [name for name in profile.tables[kind].columns if name not in _UNMAPPED]
         mapped = ",".join(_MAPPED.get(name, f"{name}={name}") for name in names)
