@@ -76,7 +76,7 @@ class Quantization:
     last_wave_tiles: blocks in the last wave (1 … resident_blocks).
     wave_efficiency: num_tiles / (num_waves · resident_blocks).
     resident_blocks: resident blocks of the whole device.
-    alignment_bytes: largest power of two up to 128 that divides the length of every stored row, bytes.
+    alignment_bytes: as of `gemm_alignment_bytes`.
     """
 
     num_tiles: int
@@ -244,6 +244,7 @@ def alignment_bytes(row_length: int, dtype: str, limit: int = 128) -> int:
 
 
 def gemm_alignment_bytes(gemm: Gemm | GroupedGemm) -> int:
+    """Returns the largest power of two up to 128 that divides the length of every row (`Gemm.row_sides`, c), bytes."""
     if isinstance(gemm, GroupedGemm):
         gemm = gemm.gemm(_ALIGNED_ROWS)
     rows = (alignment_bytes(getattr(gemm, side), gemm.dtype) for side in gemm.row_sides)
