@@ -76,6 +76,7 @@ class GemmEstimates:
     low_us, high_us: 90 % interval of latency_us.
     block_m, block_n, split_k, num_waves: tile, split and waves of the kernel that the model selects.
     bound: the longest of arithmetic at the peak (compute), memory traffic at the bandwidth, and fixed costs (latency).
+    beyond: share of the cost model's time by which the fitted rows of such products took longer; negative: shorter.
     note: caveats of all the estimates.
     """
 
@@ -87,6 +88,7 @@ class GemmEstimates:
     split_k: IntArray
     num_waves: IntArray
     bound: npt.NDArray[np.str_]
+    beyond: FloatArray
     source: str = "modelled"
     note: str = ""
 
@@ -294,6 +296,7 @@ class GemmModel:
             split_k=each.split_k[kernel, 0].astype(np.int64).reshape(asked),
             num_waves=waves.reshape(asked),
             bound=name_bound(fixed_us, peak_us, memory_us).reshape(asked),
+            beyond=(latency_us / np.exp(answer.physics) - 1).reshape(asked),
             note=self.note,
         )
 
