@@ -276,13 +276,13 @@ def side_names(op: Op) -> dict[str, str]:
 
 
 def misaligned_sides(gemm: Gemm) -> dict[str, int]:
-    """Returns the sides whose rows in memory are no multiple of 16 bytes, and the multiple that each must be.
+    """Returns the sides whose rows (`Gemm.row_sides`, and those of c) are no multiple of 16 bytes, and what they must
+    be a multiple of.
 
     >>> misaligned_sides(Gemm(m=100, n=150, k=64))
     {'n': 8}
     """
     step = VECTOR_BYTES * DTYPES[gemm.dtype].packed // DTYPES[gemm.dtype].element_bytes
-    rows = {"k" if gemm.layout[0] == "n" else "m": step}
-    rows["n" if gemm.layout[1] == "n" else "k"] = step
+    rows = dict.fromkeys(gemm.row_sides, step)
     rows["n"] = max(rows.get("n", 1), VECTOR_BYTES // DTYPES[gemm.output_dtype].element_bytes)
     return {side: step for side, step in rows.items() if getattr(gemm, side) % step}

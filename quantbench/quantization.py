@@ -30,6 +30,8 @@ from quantbench.workload.ops import Gemm
 WARP_THREADS = 32
 #: bytes of a thread's widest load
 VECTOR_BYTES = 16
+# Rows of an expert that are aligned in every format, to look at its weights alone.
+_ALIGNED_ROWS = 256
 _KIB = 1024
 _REGISTERS_PER_SM = 65_536  # every compute capability from 7.0 on
 _REGISTER_UNIT_PER_WARP = 256
@@ -74,7 +76,7 @@ class Quantization:
     last_wave_tiles: blocks in the last wave (1 … resident_blocks).
     wave_efficiency: num_tiles / (num_waves · resident_blocks).
     resident_blocks: resident blocks of the whole device.
-    alignment_bytes: largest power of two up to 128 that divides the length of every stored row, bytes.
+    alignment_bytes: as of `gemm_alignment_bytes`.
     """
 
     num_tiles: int
@@ -242,15 +244,11 @@ def alignment_bytes(row_length: int, dtype: str, limit: int = 128) -> int:
 
 
 def gemm_alignment_bytes(gemm: Gemm | GroupedGemm) -> int:
-    if isinstance(gemm, GroupedGemm):  # no stored row is as long as an expert's rows are many
-        gemm = gemm.gemm(1)
-    row_a = gemm.k if gemm.layout[0] == "n" else gemm.m
-    row_b = gemm.n if gemm.layout[1] == "n" else gemm.k
-    return min(
-        alignment_bytes(row_a, gemm.dtype),
-        alignment_bytes(row_b, gemm.dtype),
-        alignment_bytes(gemm.n, gemm.output_dtype),
-    )
+    """Returns the largest power of two up to 128 that divides the length of every row (`Gemm.row_sides`, c), bytes."""
+    if isinstance(gemm, GroupedGemm):
+        gemm = gemm.gemm(_ALIGNED_ROWS)
+    rows = (alignment_bytes(getattr(gemm, side), gemm.dtype) for side in gemm.row_sides)
+    return min(*rows, alignment_bytes(gemm.n, gemm.output_dtype))
 
 
 def resident_blocks(

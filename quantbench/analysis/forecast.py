@@ -1,7 +1,7 @@
 """Predicts the times of a sweep's grid, and the probability of a cliff at m + 1.
 
-Entry points: `forecast`, which returns a `Forecast` of `ForecastRow` objects; `cliff_odds`. Used by the command
-`predict`; `report.forecast` shows the result.
+Entry points: `forecast`, which returns a `Forecast` of `ForecastRow` objects; `cliff_odds` and `slower_than_explained`.
+Used by the command `predict`; `report.forecast` shows the result.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency import op_times
 from quantbench.latency.gemm.cliffs import cliff_probability
+from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.op_times import OpEstimate, RememberedTimes, ShapeEstimate, peak_share, total
 from quantbench.sweep.axes import Axis, Held, places_of
@@ -118,6 +119,19 @@ def cliff_odds(rows: Sequence[ForecastRow], model: GemmModel) -> tuple[float | N
         for (i, _), probability in zip(asked, cliff_probability(model, m, n, k), strict=True):
             odds[i] = float(probability)
     return tuple(odds)
+
+
+def slower_than_explained(rows: Sequence[ForecastRow], model: GemmModel) -> tuple[float, ...]:
+    """Returns for each row of a single GEMM by how much (a share of the time) the model's rows of such products were
+    slower than tiles, waves, traffic and launches explain, as a lower clock makes them; 0 for all other rows."""
+    works = [row.ops[0].op.workload for row in rows if len(row.ops) == 1 and model.rows]
+    gemms = [work for work in works if isinstance(work, Gemm)]
+    if len(gemms) < len(rows):  # the ops of a grid's places are the same
+        return (0.0,) * len(rows)
+    sizes = ([getattr(one, side) for one in gemms] for side in "mnk")
+    batch = [min(one.batch, LARGEST_SIDE // one.m) for one in gemms]
+    found = model.predict(*sizes, batch=batch, layout=[one.layout for one in gemms])
+    return tuple(found.beyond.clip(0.0).tolist())
 
 
 def _plain(row: ForecastRow) -> Gemm | None:

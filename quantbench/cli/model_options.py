@@ -447,7 +447,11 @@ def sweep_words(arguments: GridOptions) -> str:
 
 def _free_what_follows(held: Held, given: set[str]) -> Held:
     """Sets to 0 the preset's sizes that follow from given ones: heads, kv_heads and head_dim from hidden, kv_heads and
-    head_dim from heads, heads and kv_heads from head_dim, and ffn from hidden if it is 4 · hidden. Given sizes stay."""
+    head_dim from heads, heads and kv_heads from head_dim, and ffn from hidden if it is 4 · hidden. Given sizes stay.
+
+    An axis of hidden needs heads that divide each of its sizes, near 128 wide; a typed hidden is one point of such an
+    axis. (`chosen_model` describes one model, whose heads stay.)
+    """
     given = {name.replace("-", "_") for name in given}
     free = set()
     if "hidden" in given:

@@ -155,7 +155,7 @@ def broken_lines(broken: Sequence[Broken]) -> Iterator[StyledLine]:
 
 def _table(verdict: PaddingVerdict) -> Iterator[Table | str]:
     if not verdict.options:
-        yield f"{_sides(verdict.subject)} are multiples of 256: nothing to pad"
+        yield _nothing_to_pad(verdict.subject)
         return
     of = ("product", "memory") if isinstance(verdict.subject, Gemm) else ("whole step", "weights per GPU")
     titles = ("pad", f">{of[0]}", ">copies", ">saving", ">low to high", f">more {of[1]}", "when", "verdict")
@@ -173,11 +173,17 @@ def _table(verdict: PaddingVerdict) -> Iterator[Table | str]:
     yield "saving: share of the time saved, copies included, with its 90 % interval; negative if padding costs time"
 
 
-def _sides(subject: Gemm | TransformerShape) -> str:
+def _nothing_to_pad(subject: Gemm | TransformerShape) -> str:
     """Names the dimensions that would be padded; those of a model are each GPU's part."""
-    if isinstance(subject, Gemm):
-        return "m, n and k"
-    return f"vocab, {'moe_ffn' if subject.experts else 'ffn'} and tokens{' of each GPU' if subject.tp > 1 else ''}"
+    from quantbench.latency.gemm.inputs import LARGEST_SIDE
+
+    parts, names = 1, ("m", "n", "k")
+    if isinstance(subject, TransformerShape):
+        parts, names = subject.tp, ("vocab", "moe_ffn" if subject.experts else "ffn", "tokens")
+    past = any(getattr(subject, name) % (256 * parts) for name in names)
+    sides = f"{', '.join(names[:-1])} and {names[-1]}{' of each GPU' if parts > 1 else ''}"
+    limit = f" or have no larger one up to {LARGEST_SIDE}, the largest size" if past else ""
+    return f"{sides} are multiples of 256{limit}: nothing to pad"
 
 
 def _sweep_words(gemm: Gemm, options: Sequence[Padding]) -> str:

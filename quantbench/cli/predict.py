@@ -37,9 +37,16 @@ def predict(
     as_json: bool = json_option(),
 ) -> None:
     """Predict the result of a sweep on any known GPU, without that GPU or optional packages."""
-    from quantbench.analysis.forecast import cliff_odds
+    from quantbench.analysis.forecast import cliff_odds, slower_than_explained
     from quantbench.latency.model_times import best_gemm_model, chosen_libraries
-    from quantbench.report.forecast import draw_forecast, forecast_table, forecast_to_json, odds_in_words, summed_line
+    from quantbench.report.forecast import (
+        draw_forecast,
+        forecast_table,
+        forecast_to_json,
+        odds_in_words,
+        slower_in_words,
+        summed_line,
+    )
 
     spec = lookup(gpu)
     if spec.kind == "cpu":
@@ -51,7 +58,8 @@ def predict(
     dtype = found.rows[0].estimate.ops[0].op.workload.dtype
     experts = any(isinstance(op.op.workload, MoE) for op in found.ops)
     words = chosen_libraries(spec, dtype, library, "predict", experts=experts)
-    odds = cliff_odds(found.rows, best_gemm_model(spec, dtype, library)[0])
+    model, _ = best_gemm_model(spec, dtype, library)
+    odds, slower = cliff_odds(found.rows, model), slower_than_explained(found.rows, model)
     if plot is not None:
         dtypes = ", ".join(dict.fromkeys(op.op.workload.dtype for row in found.rows for op in row.estimate.ops))
         title = f"{spec.name} · {dtypes} · predicted, with 90 % intervals"
@@ -60,7 +68,7 @@ def predict(
     def answer() -> dict[str, Any]:
         return {
             "device": spec.name, "dtype": dtype, "library": words, "assumed": assumed, "notes": found.notes,
-            "rows": forecast_to_json(found.rows, spec, odds), "impossible": found.impossible, "plot": plot,
+            "rows": forecast_to_json(found.rows, spec, odds, slower), "impossible": found.impossible, "plot": plot,
         }  # fmt: skip
 
     def lines() -> Iterator[str | Table]:
@@ -72,7 +80,7 @@ def predict(
             yield f"{len(found.impossible)} sizes are left out, the first because {found.impossible[0]}"
         yield from filter(None, [summed_line(found.rows)])
         yield forecast_table(found.rows)
-        yield from filter(None, [odds_in_words(found.rows, odds)])
+        yield from filter(None, [slower_in_words(found.rows, slower), odds_in_words(found.rows, odds)])
         if plot is not None:
             yield f"\npicture: {plot}"
         yield f"\nOn such a card, measure it: quantbench sweep {sweep_words(arguments)}"

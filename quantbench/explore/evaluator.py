@@ -62,27 +62,22 @@ def gemm_model(model: GemmModel, blobs: Blobs) -> dict[str, Any]:
     watched = watched_columns(shapes)
     outputs: list[Any] = []
     bounds: list[Any] = []
-    parts_of_first: list[Any] = []
     members = []
     for member in ensemble.members:
         log_us, parts = member.physics(shapes)
-        kernel: Any = parts.log_time.argmin(axis=0)
         bounds.append(parts.log_time + clock_loss(Values(member.parameters), shapes))
-        if not parts_of_first:
-            named = (parts.arithmetic, parts.memory, parts.write, parts.l2, parts.joined, parts.log_time)
-            parts_of_first = [part.at(kernel) for part in named]
         columns = [] if member.forest is None else member.columns(menu, shapes, log_us, parts, watched)
         at = len(outputs)
-        outputs += [log_us, kernel, *columns]
+        outputs += [log_us, parts.log_time.argmin(axis=0), *columns]
         forest = None if member.forest is None else _forest(member.forest, blobs)
         members.append({"at": at, "columns": len(columns), "most": member.most, "forest": forest})
-    module = Module(len(outputs) + len(parts_of_first))
-    module.add("times", _GEMM, [*outputs, *parts_of_first])
+    module = Module(len(outputs))
+    module.add("times", _GEMM, outputs)
     module.add("bounds", _GEMM, bounds, by_kernel=True)
     each = menu.each
     kernels = np.concatenate([each.block_m, each.block_n, each.split_k, each.blocks_per_sm], axis=1).astype("<f8")
     return {
-        "wasm": blobs.add(module.to_bytes()), "members": members, "parts": len(outputs), "most": ensemble.most,
+        "wasm": blobs.add(module.to_bytes()), "members": members, "most": ensemble.most,
         "factor": model.interval.factor, "floor": model.interval.floor, "kernels": blobs.add(kernels),
         "flop_per_us": ensemble.machine.flop_per_us, "in_waves": model.in_waves, "rows": model.rows,
         "least_k": LEAST_K, "rising_k": ensemble.machine.rising_k, "rounding": ROUNDING, "layouts": model.layouts,
@@ -115,8 +110,7 @@ def attention_model(model: AttentionModel, dtype: str, blobs: Blobs) -> dict[str
     counts: dict[str, Any] = dict(zip(_BLOCKS, inputs(*_BLOCKS), strict=True))
     shapes, blocks = AttentionShapes(**sizes, dtype=dtype), Blocks(**counts, may_split=family.splits)
     terms = times(device, shapes, blocks, model.physics.parameters, np.zeros(1, dtype=bool))
-    outputs: list[Any] = [terms.latency_us, terms.launch_us, terms.compute_us, terms.memory_us, terms.waves]
-    outputs += learner_features(device, shapes, blocks, terms)
+    outputs: list[Any] = [terms.latency_us, *learner_features(device, shapes, blocks, terms)]
     module = Module(len(outputs))
     module.add("times", (*_ATTENTION, *_BLOCKS), outputs)
     learner = model.learner
@@ -141,10 +135,9 @@ def softmax_model(device: DeviceSpec, blobs: Blobs) -> dict[str, Any]:
         softmax_times(device, moved, rows, columns, values, 1.0, model.library)
         for values in (model.parameters, *model.extremes)
     )
-    latency_us, launch_us, memory_us, waves_us, _ = expected
     by = np.exp(model.half_width or 0.0)
-    module = Module(5)
-    module.add("times", names, [latency_us, fast[0] / by, slow[0] * by, launch_us + waves_us, memory_us])
+    module = Module(3)
+    module.add("times", names, [expected[0], fast[0] / by, slow[0] * by])
     return {"wasm": blobs.add(module.to_bytes())}
 
 
@@ -158,7 +151,7 @@ def experts_model(model: MoEModel, blobs: Blobs) -> dict[str, Any]:
     loads: dict[str, Any] = dict(zip(_LOADS, inputs(*_LOADS), strict=True))
     tiles: Any = inputs(*(f"tiles{tile}" for tile in TILES))
     layers = Layers(dtype=model.dtype, **sizes, loads=ExpertLoads(**loads, tiles=tiles))
-    outputs: list[Any] = [layers.roofline(model.device), layers.compute_us(model.device), *layers.limits(model.device)]
+    outputs: list[Any] = [layers.roofline(model.device), layers.compute_us(model.device)]
     groups = []
     for one in [model] if model.halves else model.references:
         if one.references or not one.halves:

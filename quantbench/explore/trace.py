@@ -71,10 +71,6 @@ class Node(NDArrayOperatorsMixin):
     sum = partialmethod(_reduce, "sum")
     argmin = partialmethod(_reduce, "argmin")
 
-    def at(self, index: Node) -> Node:
-        """Returns the entry of a vector at a row's index."""
-        return Node.of("at", self, index, kernels=0)
-
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.kernels, 1) if self.kernels else (1,)

@@ -33,7 +33,7 @@ _PLAIN = {name for name in _SIMD if isinstance(getattr(np, name, None), np.ufunc
 _REDUCED = {"min": "minimum", "max": "maximum", "sum": "add"}
 _START = {"min": np.inf, "max": -np.inf, "sum": 0.0}
 #: reductions that read a stored vector
-_AT_ONCE = ("argmin", "smallest", "least_of", "at")
+_AT_ONCE = ("argmin", "smallest", "least_of")
 _EXP, _LOG = 0, 1  # indices of the functions that every module begins with
 _MAGIC = 2.0**52
 _PAGE_BYTES = 65536
@@ -309,12 +309,9 @@ class _Code:
         raise AssertionError(f"no WebAssembly for {op}")
 
     def _read(self, node: Node, level: int) -> bytes:
-        """Reads a stored vector: one entry, the least of some, the index of the least, or the n-th smallest."""
+        """Reads a stored vector: the least of some, the index of the least, or the n-th smallest."""
         address = self._stored[id(node.args[0])]
         load = b"\x2b\x03" + _number(address)
-        if node.op == "at":
-            index = self._value(node.args[1], level) + _simd("extract") + b"\x00" + b"\xaa" + _i32(3) + b"\x74"
-            return index + load + _simd("splat")
         if node.op == "least_of":
             reads = [_i32(8 * i) + load for i in node.value]
             return reads[0] + b"".join(read + b"\xa4" for read in reads[1:]) + _simd("splat")

@@ -21,8 +21,9 @@ from quantbench.latency.op_times import OpTimes, as_run
 from quantbench.planner.calibration import Calibration
 from quantbench.planner.layout import ALIGNED_ELEMENTS, MODULES, Job, LayerKey, layer_weights, modules_of, padded_vocab
 from quantbench.planner.memory import MASK_BYTES
+from quantbench.quantization import VECTOR_BYTES, cdiv
 from quantbench.workload import Gemm, GroupedGemm, Op, TransformerShape
-from quantbench.workload.dtypes import element_bytes
+from quantbench.workload.dtypes import DTYPES, element_bytes
 from quantbench.workload.kinds import Compute
 from quantbench.workload.moe import Permute
 from quantbench.workload.ops import Cast
@@ -347,8 +348,9 @@ def _moved(op: Op, shape: TransformerShape) -> tuple[int, int]:
 def _timed(work: Compute) -> dict[Compute, float]:
     """Returns the workloads whose times make up that of `work`, each with its weight; none of what only moves bytes.
 
-    No stored row is as long as a GPU's tokens or an expert's rows are many, so neither is ever misaligned: tokens count
-    as the next multiple of 8, and experts as one batch at the numbers of rows around theirs that fill tiles.
+    Neither a GPU's tokens nor an expert's rows are ever misaligned: 16-bit rows are not as long as they are many, and
+    narrow formats are padded to 16 bytes. Tokens that are summed over count as the next multiple of that, and experts
+    as one batch at the numbers of rows around theirs that fill tiles.
     """
     if isinstance(work, GroupedGemm):
         shares: dict[int, float] = defaultdict(float)
@@ -356,9 +358,9 @@ def _timed(work: Compute) -> dict[Compute, float]:
             for filled, share in _filled(rows):
                 shares[filled] += count * share / work.num_experts
         return {replace(work.gemm(rows), batch=work.num_experts): share for rows, share in shares.items()}
-    if isinstance(work, Gemm) and work.batch == 1:
-        side = "k" if work.layout == "tn" else "m"
-        work = replace(work, **{side: -(-getattr(work, side) // ALIGNED_ELEMENTS) * ALIGNED_ELEMENTS})
+    if isinstance(work, Gemm) and work.batch == 1 and work.layout == "tn":
+        step = VECTOR_BYTES * DTYPES[work.dtype].packed // element_bytes(work.dtype)
+        work = replace(work, k=cdiv(work.k, step) * step)
     return {} if isinstance(work, Cast | Permute) else {work: 1.0}
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, UnsupportedError, require_choice, require_int
-from quantbench.latency.estimate import Estimate
+from quantbench.latency.estimate import Estimate, name_bound
 from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.libraries import LIBRARIES
 from quantbench.latency.model_times import require_reach
@@ -48,7 +48,6 @@ _MAIN_FORMAT = {"gemm": (None, None, None), "softmax": (None, "causal", "forward
 
 # If neither arithmetic nor bytes explain this share of the time, the bound is latency.
 _EXPLAINED = 1.0 / 3.0
-_BOUNDS = ("compute", "memory", "latency")
 
 
 @dataclass(frozen=True)
@@ -83,9 +82,7 @@ class Estimates:
     @cached_property
     def bound(self) -> npt.NDArray[np.str_]:
         """Bound of each time: compute, memory or latency, whichever explains most of it."""
-        most = np.maximum(self.compute_us, self.memory_us)
-        busy = np.where(self.compute_us >= self.memory_us, 0, 1)
-        return np.array(_BOUNDS)[np.where(most < _EXPLAINED * self.latency_us, 2, busy)]
+        return name_bound(_EXPLAINED * self.latency_us, self.compute_us, self.memory_us)
 
     def __len__(self) -> int:
         return len(self.latency_us)

@@ -1,7 +1,7 @@
 """Shows a prediction of `quantbench predict`: as a table, as JSON, and as a plot along one axis.
 
-Entry points: `forecast_table`, `summed_line`, `odds_in_words`, `forecast_to_json` and `draw_forecast`. Used by the
-command `predict`. (`analysis.forecast` makes the prediction.)
+Entry points: `forecast_table`, `summed_line`, `odds_in_words`, `slower_in_words`, `forecast_to_json`, `draw_forecast`.
+Used by the command `predict`. (`analysis.forecast` makes the prediction.)
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ _LEAST_RATE = 0.001
 _MOST_WAVE_EDGES = 40
 # Maximum number of places named; the rest is counted.
 _MOST_LIKELY = 8
+# Smallest share by which a place is named as measured slower.
+_LEAST_SLOWER = 0.10
 # The largest probability shown: a prediction is never certain.
 _SURE = 0.99
 
@@ -83,22 +85,36 @@ def odds_in_words(rows: Sequence[ForecastRow], odds: Sequence[float | None]) -> 
     if all(probability is None for probability in odds):
         return ""
     likely = [
-        f"{' '.join(f'{name} = {size}' for name, size in row.axes.items())} "
-        f"({f'>{percent(_SURE)}' if probability > _SURE else percent(probability)})"
+        (row, f">{percent(_SURE)}" if probability > _SURE else percent(probability))
         for row, probability in zip(rows, odds, strict=True)
         if probability is not None and probability >= LIKELY
     ]
     if not likely:
         return "no cliff is likely behind these m: one row more hardly costs over 10 %"
-    unnamed = len(likely) - _MOST_LIKELY
-    shown = ", ".join(likely[:_MOST_LIKELY]) + (f" and {unnamed} more" if unnamed > 0 else "")
-    return f"one row more costs over 10 %, and how probably: {shown}"
+    return f"one row more costs over 10 %, and how probably: {_places(likely)}"
+
+
+def slower_in_words(rows: Sequence[ForecastRow], slower: Sequence[float]) -> str:
+    """Names the places near which products were measured slower than the cost model explains.
+
+    slower: as of `analysis.forecast.slower_than_explained`.
+    """
+    found = [(row, percent(share)) for row, share in zip(rows, slower, strict=True) if share >= _LEAST_SLOWER]
+    words = "measured rows near these are slower than tiles, traffic and launches explain"
+    return f"{words} (a likely reason for long ones: a lower clock): {_places(found)}" if found else ""
+
+
+def _places(found: Sequence[tuple[ForecastRow, str]]) -> str:
+    shown = [f"{' '.join(f'{name} = {size}' for name, size in row.axes.items())} ({words})" for row, words in found]
+    unnamed = len(shown) - _MOST_LIKELY
+    return ", ".join(shown[:_MOST_LIKELY]) + (f" and {unnamed} more" if unnamed > 0 else "")
 
 
 def forecast_to_json(
-    rows: Sequence[ForecastRow], spec: DeviceSpec, odds: Sequence[float | None]
+    rows: Sequence[ForecastRow], spec: DeviceSpec, odds: Sequence[float | None], slower: Sequence[float]
 ) -> list[dict[str, Any]]:
-    """Converts the table and its ops to JSON objects, with units in the names. odds: see `odds_in_words`."""
+    """Converts the table and its ops to JSON objects, with units in the names. odds, slower: see `odds_in_words` and
+    `slower_in_words`."""
     return [
         {
             "axes": row.axes,
@@ -108,9 +124,10 @@ def forecast_to_json(
             "worst_op": row.worst.op.label,
             "reasons": list(row.reasons),
             "cliff_probability": probability,
+            "slower_than_explained": share,
             "ops": [_op_to_json(op, spec) for op in row.ops],
         }
-        for row, probability in zip(rows, odds, strict=True)
+        for row, probability, share in zip(rows, odds, slower, strict=True)
     ]
 
 

@@ -8,7 +8,7 @@ two runs.)
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import exp, log, sqrt
 from typing import Any
@@ -26,6 +26,8 @@ from quantbench.units import latency
 from quantbench.workload import TransformerShape
 
 _LOGITS = "logits"
+# Columns of text; those of numbers are aligned at the right.
+_TEXTS = ("shape", "library", "")
 
 
 @dataclass(frozen=True)
@@ -134,20 +136,22 @@ def _columns(comparison: ShapeComparison) -> dict[str, list[str]]:
     }
 
 
+def _head(columns: Iterable[str]) -> tuple[str, ...]:
+    return tuple(name if name in _TEXTS else f">{name}" for name in columns)
+
+
 def comparison_table(comparison: ShapeComparison) -> RichTable:
     """Builds the table for the terminal; significant gains are green, significant losses red."""
     columns = {name: [Text(cell) for cell in cells] for name, cells in _columns(comparison).items()}
     for cell, one in zip(columns["gain"], comparison.shapes, strict=True):
         if one.gain is not None and (one.gain.low > 0 or one.gain.high < 0):
             cell.stylize("bold green" if one.gain.low > 0 else "bold red")
-    folded = ("shape", "library", "")
-    return plain_table({name if name in folded else f">{name}": cells for name, cells in columns.items()}, fold=folded)
+    return plain_table(dict(zip(_head(columns), columns.values(), strict=True)), fold=_TEXTS)
 
 
 def comparison_section(comparison: ShapeComparison) -> Section:
     columns = _columns(comparison)
-    head = tuple(name if name in ("shape", "") else f">{name}" for name in columns)
-    table = Table(head, tuple(zip(*columns.values(), strict=True)))
+    table = Table(_head(columns), tuple(zip(*columns.values(), strict=True)))
     return Section("shapes", "Shapes side by side", table=table, lines=tuple(comparison_lines(comparison)))
 
 

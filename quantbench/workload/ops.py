@@ -65,6 +65,15 @@ class Gemm:
         return DTYPES[self.dtype].output
 
     @property
+    def row_sides(self) -> tuple[str, str]:
+        """Sides along which the multiplied rows of a and b lie. Formats narrower than c are multiplied with rows along
+        k, whatever the layout (cuBLASLt's "TN format")."""
+        kind = DTYPES[self.dtype]
+        narrow = kind.element_bytes / kind.packed < element_bytes(self.output_dtype)
+        layout = "nt" if narrow else self.layout
+        return "k" if layout[0] == "n" else "m", "n" if layout[1] == "n" else "k"
+
+    @property
     def flops(self) -> int:
         """Number of multiplications and additions, 2·m·n·k·batch (integer operations for int8)."""
         return 2 * self.m * self.n * self.k * self.batch

@@ -10,6 +10,7 @@ from quantbench.advice.edges import KINDS, NEAR, edges
 from quantbench.alignment_rules import misaligned_sides, side_names
 from quantbench.analysis import neighbours
 from quantbench.device import lookup
+from quantbench.latency.model_times import ModelTimes
 from quantbench.launch import Launch, Tile
 from quantbench.megatron import softmax_objections
 from quantbench.workload import Attention, Gemm, Op, Softmax, TransformerShape
@@ -80,13 +81,26 @@ def test_without_a_known_launch_the_assumed_tile_is_said() -> None:
         (Gemm(100, 64, 64, layout="tn"), {"m": 8}),
         (Gemm(100, 64, 64), {}),
         (Gemm(100, 66, 66, dtype="tf32"), {"n": 4, "k": 4}),
-        (Gemm(100, 24, 24, dtype="fp8"), {"n": 16, "k": 16}),
+        (Gemm(100, 24, 24, dtype="fp8"), {"k": 16}),
+        (Gemm(100, 150, 64, dtype="fp8", layout="tn"), {"n": 8}),
+        (Gemm(100, 64, 100, dtype="fp8", layout="tn"), {"k": 16}),
         (Gemm(100, 24, 32, dtype="fp8", layout="nt"), {}),  # its output is bf16
     ],
     ids=str,
 )
 def test_rows_that_are_no_whole_vectors(gemm: Gemm, sides: dict[str, int]) -> None:
     assert misaligned_sides(gemm) == sides
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8", "nvfp4"])
+def test_alignment_names_the_side_that_the_time_uses(dtype: str) -> None:
+    times = ModelTimes(lookup("b200-sxm-180gb"))
+    whole = Gemm(4096, 4096, 4096, dtype=dtype, layout="tn")
+    for side in ("m", "k"):
+        odd = replace(whole, m=4095) if side == "m" else replace(whole, k=4095)
+        slow = times.estimates([odd, whole])
+        words = " ".join(edge.words for edge in edges(op(odd), times.device) if edge.kind == "alignment")
+        assert (slow[0].latency_us > 1.2 * slow[1].latency_us) == (f"{side} = 4095 is no multiple" in words)
 
 
 def test_misaligned_heads_are_named_and_cut_down_to_whole_vectors() -> None:

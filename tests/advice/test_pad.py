@@ -171,6 +171,10 @@ def test_the_command_says_what_the_function_says() -> None:
     ("words", "sides"),
     [
         (["--gemm", "4096,4096,4096"], "m, n and k are multiples of 256"),
+        (
+            ["--gemm", "2097151,256,256"],
+            "m, n and k are multiples of 256 or have no larger one up to 2097151, the largest size",
+        ),
         (["--model", "llama-3-8b"], "vocab, ffn and tokens are multiples of 256"),
         (["--model", "mixtral-8x7b"], "vocab, moe_ffn and tokens are multiples of 256"),
     ],

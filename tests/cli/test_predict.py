@@ -7,6 +7,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 from matplotlib.figure import Figure
@@ -20,9 +21,11 @@ from quantbench.device.registry import known
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.estimate import Estimate
+from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.model_times import ModelTimes
 from quantbench.latency.op_times import UNALIGNED_NOTE
 from quantbench.report.forecast import _draw_wave_edges
+from quantbench.units import percent
 from quantbench.workload import TransformerShape
 
 app = typer.Typer()
@@ -53,6 +56,24 @@ def test_the_sawtooth_of_an_a100() -> None:
         assert row["low_us"] < row["latency_us"] < row["high_us"]
         assert 0 < row["peak_share"] < 1
         assert row["ops"][0]["bound"] == "compute"
+
+
+def test_a_rate_that_falls_with_the_measured_rows_is_told_apart_from_tiles() -> None:
+    words = ("--gpu", "gb200-186gb", "--dim", "m=2048,16384", "--n", "8192", "--k", "8192")
+    found = rows(*words)["rows"]
+    assert isinstance(found, list)
+    assert found[1]["peak_share"] < 0.8 * found[0]["peak_share"]
+    ensemble = GemmModel.best("gb200-186gb").ensemble
+    for row, m in zip(found, (2048.0, 16384.0), strict=True):
+        alone = ensemble.physics(*(np.array([size]) for size in (m, 8192.0, 8192.0)))
+        expected = max(0.0, row["latency_us"] / float(np.exp(alone[0])) - 1)
+        assert row["slower_than_explained"] == pytest.approx(expected, abs=1e-6)
+    said = " ".join(run(*words).split())
+    assert "near these are slower than tiles, traffic and launches explain" in said
+    assert f"a lower clock): m = 16384 ({percent(found[1]['slower_than_explained'])})" in said
+    layers = rows("--gpu", "gb200-186gb", "--dim", "hidden=8192", "--mbs", "8")["rows"]
+    assert isinstance(layers, list)
+    assert [row["slower_than_explained"] for row in layers] == [0.0]
 
 
 def test_table_in_words() -> None:

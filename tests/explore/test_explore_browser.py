@@ -167,7 +167,7 @@ def check_settings(tab: Tab, gpu: str, dtype: str, count: int) -> None:
         "return {sum: [sum.us, sum.low, sum.high, sum.share], parameters: parameters(s),"
         "ops: ops(s).map(op => { const one = t.estimate(op), waste = t.waste(op);"
         "return {name: label(op), us: one.us, text: latency(one.us), low: one.low, high: one.high,"
-        "share: t.share(op, one.us), bound: one.bound, why: t.reasons(op).map(r => r.words),"
+        "share: t.share(op, one.us), why: t.reasons(op).map(r => r.words),"
         "waste: waste && waste.us, words: waste && waste.words}})}})})"
     )
     answers = tab.evaluate(script)
@@ -195,7 +195,6 @@ def check_settings(tab: Tab, gpu: str, dtype: str, count: int) -> None:
             times_us = (estimate.latency_us, estimate.low_us, estimate.high_us)
             assert (own["us"], own["low"], own["high"]) == pytest.approx(times_us, rel=1e-5)
             assert own["text"] in {latency(x * estimate.latency_us) for x in (1 - 1e-5, 1, 1 + 1e-5)}
-            assert own["bound"] == estimate.bound
             assert own["share"] == pytest.approx(share, rel=1e-5)
             why = idle_reasons(work, device, tile_in_use(device, work.dtype, op.launch), share)
             assert own["why"] == [reason.words for reason in why]

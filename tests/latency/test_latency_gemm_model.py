@@ -139,6 +139,23 @@ def test_answers_take_the_shape_of_the_question() -> None:
     assert one.num_waves in exact
 
 
+@pytest.mark.parametrize("gpu", ["gb200-186gb", A100, "h100-sxm5-80gb", "l40s-48gb"])
+@pytest.mark.parametrize(("n", "k"), [(8192, 8192), (28672, 4096)])
+def test_the_bound_follows_from_the_rates(gpu: str, n: int, k: int) -> None:
+    model, device = GemmModel.best(gpu), lookup(gpu)
+    m = 2 ** np.arange(17)
+    found = model.predict(m, n, k)
+    compute = 2.0 * m * n * k / (device.peak("bf16") or 0.0) / 1e6 / found.latency_us
+    memory = 2.0 * (m * k + k * n + m * n) / device.memory_gb_per_s / 1e3 / found.latency_us
+    assert np.array_equal(found.bound == "compute", compute > memory)
+    assert np.array_equal(found.bound == "memory", compute < memory)  # the weights alone take longer than a launch
+
+
+def test_a_small_product_is_bound_by_its_launch() -> None:
+    found = GemmModel.best("b200-sxm-180gb", dtype="fp8").predict([64, 65536], [256, 4096], [256, 14336])
+    assert found.bound.tolist() == ["latency", "compute"]  # the large one quantizes its activations for long
+
+
 def test_a_file_gives_the_same_predictions(tmp_path: Path) -> None:
     fitted().save(tmp_path / "a.gemm")
     back = GemmModel.load(tmp_path / "a.gemm")

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_doubles import A100, EVERYWHERE, PLAIN, EvenTimes, bloom_like, job
 
+from quantbench.alignment_rules import misaligned_sides
 from quantbench.device import lookup
 from quantbench.latency.estimate import Estimate
 from quantbench.latency.interconnect import Cluster, Link, cluster, reference_cluster, same_site
@@ -413,6 +414,20 @@ def test_a_token_more_or_less_changes_little(name: str, gpus: int, tp: int, ep: 
         for change in (1, 2, 3, 4, 8, 24, 64):
             assert seconds(seq + change) == pytest.approx(here, rel=0.03)
             assert seconds(seq - change) == pytest.approx(here, rel=0.03)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8", "nvfp4"])
+@pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
+@pytest.mark.parametrize("tokens", [4095, 4097, 4104])
+def test_tokens_are_never_misaligned(dtype: str, layout: str, tokens: int) -> None:
+    work = Gemm(tokens, 4096, 4096, dtype=dtype, layout=layout)
+    if layout == "tn":
+        work = replace(work, m=4096, k=tokens)
+    ((timed, share),) = _timed(work).items()
+    assert isinstance(timed, Gemm)
+    assert share == 1.0
+    assert misaligned_sides(timed) == {}
+    assert (timed.m, timed.k - work.k < 32) == (work.m, True)
 
 
 @settings(max_examples=50, deadline=None)

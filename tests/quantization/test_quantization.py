@@ -17,7 +17,8 @@ from quantbench.quantization import (
     kernel_change_words,
     quantize,
 )
-from quantbench.workload import Gemm
+from quantbench.workload import Gemm, GroupedGemm
+from quantbench.workload.ops import LAYOUTS
 
 
 def test_one_full_wave_of_the_a100() -> None:
@@ -113,9 +114,13 @@ def test_alignment_follows_the_stored_rows() -> None:
     assert gemm_alignment_bytes(Gemm(m=129, n=128, k=64, layout="tn")) == 2
     assert gemm_alignment_bytes(Gemm(m=128, n=128, k=65, layout="tn")) == 128
     assert gemm_alignment_bytes(Gemm(m=129, n=128, k=65, layout="nn")) == 2
-    # 8 columns of int8: 32 bytes where c is stored in int32, 8 only where b's rows are as long.
-    assert gemm_alignment_bytes(Gemm(m=128, n=8, k=128, dtype="int8", layout="nt")) == 32
-    assert gemm_alignment_bytes(Gemm(m=128, n=8, k=128, dtype="int8", layout="nn")) == 8
+    # Formats narrower than c are multiplied with rows along k: 8 columns of int8 are 32 bytes of c in every layout.
+    for layout in LAYOUTS:
+        assert gemm_alignment_bytes(Gemm(m=129, n=8, k=128, dtype="int8", layout=layout)) == 32
+        assert gemm_alignment_bytes(Gemm(m=128, n=128, k=4, dtype="fp8", layout=layout)) == 4
+    # An expert's rows are those of no weight.
+    assert gemm_alignment_bytes(GroupedGemm((3, 5), n=128, k=129, dtype="bf16", layout="tn")) == 2
+    assert gemm_alignment_bytes(GroupedGemm((3, 5), n=128, k=128, dtype="nvfp4", layout="tn")) == 128
 
 
 def test_cdiv_is_exact_for_large_integers() -> None:

@@ -35,7 +35,7 @@ class GemmModel {
     return model;
   }
 
-  // Returns {us, low, high, kernel, bound} of one GEMM; sizes are whole numbers, layout an index (nn, nt, tn).
+  // Returns {us, low, high, kernel} of one GEMM; sizes are whole numbers, layout an index (nn, nt, tn).
   predict(m, n, k, batch = 1, layout = 0) {
     return remember(this.known, `${m},${n},${k},${batch},${layout}`, () => {
       const looked = batch === 1 && this.looked.get(`${m},${n},${k}`), found = this.layouts ? this.fresh(m, n, k, batch, layout) : this.fresh(m, n, this.stored(m, k, layout), batch, -1);
@@ -52,7 +52,7 @@ class GemmModel {
   }
 
   fresh(m, n, k, batch, layout) {
-    const {logUs, variance, kernels, bound} = this.raw(m, n, k, batch, layout);
+    const {logUs, variance, kernels} = this.raw(m, n, k, batch, layout);
     let best = logUs;
     // Doubling k is never faster: the largest of the times at k, k / 2, ….
     if (this.most > 0) {
@@ -71,7 +71,7 @@ class GemmModel {
     const peak = 2 * m * n * k * batch / this.flop_per_us;
     const us = Math.max(Math.exp(best), peak);
     const factor = Math.exp(this.factor * Math.sqrt(variance + this.floor ** 2));
-    return {us, low: Math.max(us / factor, peak), high: us * factor, kernel: kernels[0], bound};
+    return {us, low: Math.max(us / factor, peak), high: us * factor, kernel: kernels[0]};
   }
 
   raw(m, n, k, batch, layout) {
@@ -93,9 +93,6 @@ class GemmModel {
       }
       logs.push(log);
     }
-    const [arithmetic, memory, write, l2, joined, logTime] = out.subarray(this.parts);
-    const busy = arithmetic >= Math.max(memory, write, l2) ? 'compute' : 'memory';
-    const bound = Math.log(2 * joined) < logTime ? 'latency' : busy;
     const mean = logs.reduce((a, b) => a + b, 0) / logs.length;
     let variance = logs.reduce((a, b) => a + (b - mean) ** 2, 0) / logs.length;
     if (grown) variance += within / grown;
@@ -104,7 +101,7 @@ class GemmModel {
       this.run(m, n, k, batch, layout);
       logUs += members.reduce((a, member) => a + out[member.at] / members.length, 0) - physics;
     }
-    return {logUs, variance, kernels, bound};
+    return {logUs, variance, kernels};
   }
 
   // Returns {blockM, blockN, splitK, held} of a kernel.
@@ -148,7 +145,7 @@ class AttentionModel {
     return model;
   }
 
-  // Returns {us, low, high, bound} of causal attention of `seq` tokens.
+  // Returns {us, low, high, seen} of causal attention of `seq` tokens.
   predict(batch, heads, kvHeads, seq, headDim, causal = true, backward = false) {
     return remember(this.known, [batch, heads, kvHeads, seq, headDim, causal, backward].join(),
       () => this.fresh(batch, heads, kvHeads, seq, headDim, causal, backward));
@@ -158,16 +155,13 @@ class AttentionModel {
     const b = this.cut(batch, heads, kvHeads, seq, headDim, causal), out = this.out;
     this.run(batch, heads, kvHeads, seq, seq, headDim, +causal, +backward,
       b.rows, b.keys, b.longest, b.blockM, b.blockN, b.width, b.group);
-    const [plain, launch, compute, memory] = out;
     const seen = this.masks.includes(causal ? 'causal' : 'full') && !backward && headDim % 8 === 0 &&
       headDim <= WIDEST_HEAD && this.learned;
-    const [shift, deviation] = seen && this.process ? this.process.predict(out.subarray(5, 14)) : [0, 0];
+    const [shift, deviation] = seen && this.process ? this.process.predict(out.subarray(1, 10)) : [0, 0];
     const half = this.factor * Math.sqrt(deviation ** 2 + this.floor ** 2) + (seen ? 0 : UNSEEN);
     const fastest = attentionFlops(batch, heads, seq, headDim, causal, backward) / this.flop_per_us;
-    const us = Math.max(plain * Math.exp(shift), fastest);
-    const bound = compute >= memory && compute >= launch ? 'compute' : memory >= launch ? 'memory' : 'latency';
-    return {us, low: Math.max(us * Math.exp(-half - this.below), fastest), high: us * Math.exp(half + this.above),
-      bound, seen};
+    const us = Math.max(out[0] * Math.exp(shift), fastest);
+    return {us, low: Math.max(us * Math.exp(-half - this.below), fastest), high: us * Math.exp(half + this.above), seen};
   }
 
   // Blocks of attention_cost_model.cut.
@@ -266,8 +260,8 @@ class GaussianProcess {
 class SoftmaxModel {
   predict({bytes, separate, rows, columns}) {
     this.run(bytes, rows, columns);
-    const [us, low, high, launch, memory] = this.out, by = separate / bytes;
-    return {us: by * us, low: by * low, high: by * high, fused: us, bound: memory >= launch ? 'memory' : 'latency'};
+    const [us, low, high] = this.out, by = separate / bytes;
+    return {us: by * us, low: by * low, high: by * high, fused: us};
   }
 }
 
@@ -290,7 +284,7 @@ class ExpertsModel {
     return remember(this.known, [op.tokens, op.hidden, op.ffn, op.gated, op.tp, op.experts, op.topK, op.ep, op.routing].join(), () => {
       const ffn = op.ffn / op.tp, out = this.out, loads = expertLoads(op, this.tiles, draws), fewer = this.fewerGpus(op);
       this.run(op.tokens / fewer, op.hidden, op.ffn, ffn, op.gated ? 2 * ffn : ffn, op.experts / fewer, op.topK, op.ep / fewer, ...loads);
-      const [roofline, fastest, launch, compute, memory] = out, mean = list => list.reduce((a, b) => a + b, 0) / list.length;
+      const [roofline, fastest] = out, mean = list => list.reduce((a, b) => a + b, 0) / list.length;
       const corrections = this.groups.map(group => mean(group.map(({at, base, forest}) => {
         this.x.set(out.subarray(at, at + this.columns));
         return base + walk(forest, this.x)[0];
@@ -298,8 +292,7 @@ class ExpertsModel {
       if (!corrections.length) corrections.push(0);
       const middle = mean(corrections), variance = mean(corrections.map(one => (one - middle) ** 2));
       const us = Math.max(Math.exp(roofline + middle), fastest), by = Math.exp(this.factor * Math.sqrt(variance + this.floor ** 2));
-      const bound = compute >= Math.max(memory, launch) ? 'compute' : memory >= launch ? 'memory' : 'latency';
-      return {us, low: Math.max(us / by, fastest), high: us * by, bound};
+      return {us, low: Math.max(us / by, fastest), high: us * by};
     });
   }
 }

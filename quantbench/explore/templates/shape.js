@@ -221,8 +221,14 @@ class Times {
 
   alignment(op) {
     const bytes = (length, of) => { const row = Math.floor(length * of.bytes / of.packed); return Math.min(128, row & -row); };
-    const [a, b] = [[op.k, op.n], [op.k, op.k], [op.m, op.n]][op.layout];
-    return Math.min(bytes(a, this.format), bytes(b, this.format), bytes(op.n, {bytes: this.format.output, packed: 1}));
+    const [a, b] = this.rowSides(op);
+    return Math.min(bytes(op[a], this.format), bytes(op[b], this.format), bytes(op.n, {bytes: this.format.output, packed: 1}));
+  }
+
+  // workload.ops.Gemm.row_sides
+  rowSides(op) {
+    const {bytes, packed, output} = this.format;
+    return bytes / packed < output || op.layout === 1 ? ['k', 'k'] : [op.layout ? 'm' : 'k', 'n'];
   }
 
   // The worst edge that an op has crossed, {us, words}: the time beyond the rate just before the edge (advice.cost).
@@ -263,9 +269,7 @@ class Times {
   }
 
   unaligned(op, add) {
-    const step = 16 * this.format.packed / this.format.bytes, rows = {};
-    rows[op.layout === 2 ? 'm' : 'k'] = step;
-    rows[op.layout === 1 ? 'k' : 'n'] = step;
+    const step = 16 * this.format.packed / this.format.bytes, rows = Object.fromEntries(this.rowSides(op).map(side => [side, step]));
     rows.n = Math.max(rows.n || 1, 16 / this.format.output);
     const off = Object.keys(rows).filter(side => op[side] % rows[side]);
     if (!off.length) return;

@@ -414,7 +414,10 @@ def _halvings(row_bytes: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class Parts:
-    """Parts of each kernel's time, (kernels, rows) µs, and the log of the total; Variables if a gradient is needed."""
+    """Parts of each kernel's time, (kernels, rows) µs, and the log of the total; Variables if a gradient is needed.
+
+    fixed: launch, and the latency of the steps of k, which more tiles do not lengthen.
+    """
 
     log_time: Any
     arithmetic: Any
@@ -423,6 +426,7 @@ class Parts:
     write: Any
     joined: Any
     reduction: Any
+    fixed: Any
 
 
 def _traffic(p: Values, s: Shapes) -> tuple[Any, Any, Any, Any]:
@@ -482,15 +486,14 @@ def kernel_parts(p: Values, s: Shapes) -> Parts:
         + exp(p["split_serial"]) * (s.split_k - 1.0)
     )
     per_wave = exp(p["wave"]) + exp(p["epilogue"]) * (s.area * s.held)
-    once = (
-        exp(p["launch"]) + exp(p["host"]) + exp(p["prologue"]) * s.area - exp(p["wave"])
-    )  # the first wave waits for none
-    per_k = exp(p["step"] + p["step_growth"] * s.growth) / _STEP_K
-    time = joined + reduction + (per_wave * s.waves + once) + per_k * s.k_part
+    launch = exp(p["launch"]) + exp(p["host"]) + exp(p["prologue"]) * s.area
+    once = launch - exp(p["wave"])  # the first wave waits for none
+    steps = exp(p["step"] + p["step_growth"] * s.growth) / _STEP_K * s.k_part
+    time = joined + reduction + (per_wave * s.waves + once) + steps
     if machine.is_narrow:
         time = time + (exp(p["convert"]) * s.converted_us + exp(p["convert_row"]) * s.a_rows)
     log_time = log(time) + exp(p["small_tile"]) * s.smallness
-    return Parts(log_time, arithmetic, memory, l2, write, joined, reduction)
+    return Parts(log_time, arithmetic, memory, l2, write, joined, reduction, launch + steps)
 
 
 def clock_loss(p: Values, s: Shapes) -> Any:

@@ -128,11 +128,13 @@ def hold_rising(
 
 @dataclass(frozen=True)
 class RawPrediction:
-    """Log µs (rows,), variance between members and trees (rows,), and each member's fastest kernel (members, rows)."""
+    """Log µs (rows,), variance between members and trees (rows,), each member's fastest kernel (members, rows), and log
+    µs of the cost model alone (rows,)."""
 
     log_us: FloatArray
     variance: FloatArray
     kernels: IndexArray
+    physics: FloatArray
 
 
 def _combined(log_us: list[FloatArray], within: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
@@ -189,25 +191,26 @@ class Ensemble:
         """Predicts at m, n, k and optionally batch and layout, (rows,) each, without that constraint on k."""
         sizes = m, *_ = _all_sizes(*asked)
         keep_freed_memory()
-        log_us, variance = np.empty(len(m)), np.empty(len(m))
+        log_us, variance, alone = np.empty((3, len(m)))
         kernels = np.empty((len(self.members), len(m)), dtype=np.intp)
         for part in chunks(len(m)):
-            log_us[part], variance[part], kernels[:, part] = self._raw(*(x[part] for x in sizes))
-        return RawPrediction(log_us, variance, kernels)
+            log_us[part], variance[part], kernels[:, part], alone[part] = self._raw(*(x[part] for x in sizes))
+        return RawPrediction(log_us, variance, kernels, alone)
 
     def _raw(
         self, m: FloatArray, n: FloatArray, k: FloatArray, *others: FloatArray
-    ) -> tuple[FloatArray, FloatArray, IndexArray]:
+    ) -> tuple[FloatArray, FloatArray, IndexArray, FloatArray]:
         if len(m) == 1:  # numpy sums a single column in another order; batching must not change a prediction
             alone = self._raw(*(np.repeat(x, 2) for x in (m, n, k, *others)))
-            return alone[0][:1], alone[1][:1], alone[2][:, :1]
+            return alone[0][:1], alone[1][:1], alone[2][:, :1], alone[3][:1]
         deep = np.maximum(k, LEAST_K)
         shapes = Shapes(self.machine, self.menu, m, n, deep, *others)
         reference = None if self.reference is None else self.reference.at(m, n, deep, *others)
         watched = watched_columns(shapes)
-        log_us, within, kernels = [], [], []
+        log_us, within, kernels, costs = [], [], [], []
         for member in self.members:
             physics, parts = member.physics(shapes)
+            costs.append(physics)
             kernels.append(parts.log_time.argmin(axis=0))
             correction = np.zeros(len(m))
             if member.forest is not None:
@@ -216,11 +219,13 @@ class Ensemble:
                 within.append(spread)
             log_us.append(physics + correction)
         log_time, variance = _combined(log_us, within)
+        alone = np.mean(costs, axis=0)
         short = k < LEAST_K
         if short.any():
-            shallow, floor = (self._physics(*(x[short] for x in (m, n, depth, *others))) for depth in (k, deep))
-            log_time[short] += shallow - floor
-        return log_time, variance, np.stack(kernels)
+            shallow = self._physics(*(x[short] for x in (m, n, k, *others)))
+            log_time[short] += shallow - alone[short]
+            alone[short] = shallow
+        return log_time, variance, np.stack(kernels), alone
 
     def named(self, kernel: IndexArray, split_k: FloatArray, *sizes: FloatArray) -> FloatArray:
         """Predicts log µs of shapes, (rows,), for known kernels.

@@ -29,7 +29,7 @@ from quantbench.device.registry import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, QuantbenchError, StoreError, UnsupportedError, require_choice
 from quantbench.files import read_bytes, reason, write_file
-from quantbench.latency.estimate import Estimate, IntervalCalibration, measured_times
+from quantbench.latency.estimate import Estimate, IntervalCalibration, measured_times, name_bound
 from quantbench.latency.families import family, unit
 from quantbench.latency.gemm import files
 from quantbench.latency.gemm.cost_model import FloatArray, IndexArray, Machine, Menu, Shapes, runs_in_waves
@@ -75,7 +75,8 @@ class GemmEstimates:
 
     low_us, high_us: 90 % interval of latency_us.
     block_m, block_n, split_k, num_waves: tile, split and waves of the kernel that the model selects.
-    bound: compute, memory or latency.
+    bound: the longest of arithmetic at the peak (compute), memory traffic at the bandwidth, and fixed costs (latency).
+    beyond: share of the cost model's time by which the fitted rows of such products took longer; negative: shorter.
     note: caveats of all the estimates.
     """
 
@@ -87,6 +88,7 @@ class GemmEstimates:
     split_k: IntArray
     num_waves: IntArray
     bound: npt.NDArray[np.str_]
+    beyond: FloatArray
     source: str = "modelled"
     note: str = ""
 
@@ -283,7 +285,7 @@ class GemmModel:
         peak_us = 2.0 * np.prod(sizes, axis=0) / self.ensemble.machine.flop_per_us
         latency_us = np.maximum(np.exp(log_us), peak_us)
         factor = np.exp(self.interval.half_width(answer.variance))
-        waves, bound = self._waves_and_bound(sizes, kernel)
+        waves, fixed_us, memory_us = self._waves_and_limits(sizes, kernel)
         asked, each = wide[0].shape, menu.each
         return GemmEstimates(
             latency_us=latency_us.reshape(asked),
@@ -293,7 +295,8 @@ class GemmModel:
             block_n=each.block_n[kernel, 0].astype(np.int64).reshape(asked),
             split_k=each.split_k[kernel, 0].astype(np.int64).reshape(asked),
             num_waves=waves.reshape(asked),
-            bound=bound.reshape(asked),
+            bound=name_bound(fixed_us, peak_us, memory_us).reshape(asked),
+            beyond=(latency_us / np.exp(answer.physics) - 1).reshape(asked),
             note=self.note,
         )
 
@@ -345,19 +348,19 @@ class GemmModel:
             out.append(Estimate(*times, found.source, str(found.bound[i]), note=self.note, launch=launch, waves=waves))
         return out
 
-    def _waves_and_bound(
+    def _waves_and_limits(
         self, sizes: tuple[FloatArray, ...], kernel: IndexArray
-    ) -> tuple[IntArray, npt.NDArray[np.str_]]:
-        """Returns waves and bound of each row for its kernel, from the first member."""
-        waves, bound = np.zeros(len(kernel), dtype=np.int64), np.empty(len(kernel), dtype="<U7")
+    ) -> tuple[IntArray, FloatArray, FloatArray]:
+        """Returns waves and fixed costs (µs) of each row's kernel, by the first member, and the time of moving each
+        matrix once (µs); (rows,) each."""
+        waves, fixed_us, memory_us = np.zeros(len(kernel), dtype=np.int64), np.empty(len(kernel)), np.empty(len(kernel))
+        machine = self.ensemble.machine
         for part in chunks(len(kernel)):
-            shapes = Shapes(self.ensemble.machine, self.ensemble.menu.by_row(kernel[part]), *(x[part] for x in sizes))
-            parts = self.ensemble.members[0].physics(shapes)[1]
-            traffic = np.maximum(np.maximum(parts.memory, parts.write), parts.l2)
-            busy = np.where(parts.arithmetic >= traffic, "compute", "memory")
+            shapes = Shapes(machine, self.ensemble.menu.by_row(kernel[part]), *(x[part] for x in sizes))
             waves[part] = shapes.waves[0]
-            bound[part] = np.where(np.log(2.0 * parts.joined) < parts.log_time, "latency", busy)[0]
-        return waves, bound
+            fixed_us[part] = self.ensemble.members[0].physics(shapes)[1].fixed[0]
+            memory_us[part] = (shapes.a_bytes + shapes.b_bytes + shapes.c_bytes) / machine.bytes_per_us
+        return waves, fixed_us, memory_us
 
     def known(self) -> Known:
         """Returns the mean cost model parameters, as input to the priors of other GPUs."""
