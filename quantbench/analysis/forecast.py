@@ -1,6 +1,6 @@
 """Predicts the times of a sweep's grid, and the probability of a cliff at m + 1.
 
-Entry points: `forecast`, which returns a `Forecast` of `ForecastRow` objects; `cliff_odds` and `slower_than_explained`.
+Entry points: `forecast`, which returns a `Forecast` of `ForecastRow` objects; `cliff_odds` and `slower_than_best_kernel`.
 Used by the command `predict`; `report.forecast` shows the result.
 """
 
@@ -121,9 +121,10 @@ def cliff_odds(rows: Sequence[ForecastRow], model: GemmModel) -> tuple[float | N
     return tuple(odds)
 
 
-def slower_than_explained(rows: Sequence[ForecastRow], model: GemmModel) -> tuple[float, ...]:
+def slower_than_best_kernel(rows: Sequence[ForecastRow], model: GemmModel) -> tuple[float, ...]:
     """Returns for each row of a single GEMM by how much (a share of the time) the model's rows of such products were
-    slower than tiles, waves, traffic and launches explain, as a lower clock makes them; 0 for all other rows."""
+    slower than the fastest kernel of its cost model, as another kernel or a lower clock makes them; 0 for other rows.
+    """
     works = [row.ops[0].op.workload for row in rows if len(row.ops) == 1 and model.rows]
     gemms = [work for work in works if isinstance(work, Gemm)]
     if len(gemms) < len(rows):  # the ops of a grid's places are the same

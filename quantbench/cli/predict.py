@@ -37,7 +37,7 @@ def predict(
     as_json: bool = json_option(),
 ) -> None:
     """Predict the result of a sweep on any known GPU, without that GPU or optional packages."""
-    from quantbench.analysis.forecast import cliff_odds, slower_than_explained
+    from quantbench.analysis.forecast import cliff_odds, slower_than_best_kernel
     from quantbench.latency.model_times import best_gemm_model, chosen_libraries
     from quantbench.report.forecast import (
         draw_forecast,
@@ -59,7 +59,7 @@ def predict(
     experts = any(isinstance(op.op.workload, MoE) for op in found.ops)
     words = chosen_libraries(spec, dtype, library, "predict", experts=experts)
     model, _ = best_gemm_model(spec, dtype, library)
-    odds, slower = cliff_odds(found.rows, model), slower_than_explained(found.rows, model)
+    odds, slower = cliff_odds(found.rows, model), slower_than_best_kernel(found.rows, model)
     if plot is not None:
         dtypes = ", ".join(dict.fromkeys(op.op.workload.dtype for row in found.rows for op in row.estimate.ops))
         title = f"{spec.name} · {dtypes} · predicted, with 90 % intervals"

@@ -95,13 +95,13 @@ def odds_in_words(rows: Sequence[ForecastRow], odds: Sequence[float | None]) -> 
 
 
 def slower_in_words(rows: Sequence[ForecastRow], slower: Sequence[float]) -> str:
-    """Names the places near which products were measured slower than the cost model explains.
+    """Names the places near which products were measured slower than the best kernel would be, with likely reasons.
 
-    slower: as of `analysis.forecast.slower_than_explained`.
+    slower: as of `analysis.forecast.slower_than_best_kernel`.
     """
     found = [(row, percent(share)) for row, share in zip(rows, slower, strict=True) if share >= _LEAST_SLOWER]
-    words = "measured rows near these are slower than tiles, traffic and launches explain"
-    return f"{words} (a likely reason for long ones: a lower clock): {_places(found)}" if found else ""
+    words = "measured rows near these are slower than the best kernel of the cost model"
+    return f"{words} (the library ran another or, of long ones, at a lower clock): {_places(found)}" if found else ""
 
 
 def _places(found: Sequence[tuple[ForecastRow, str]]) -> str:
@@ -124,7 +124,7 @@ def forecast_to_json(
             "worst_op": row.worst.op.label,
             "reasons": list(row.reasons),
             "cliff_probability": probability,
-            "slower_than_explained": share,
+            "slower_than_best_kernel": share,
             "ops": [_op_to_json(op, spec) for op in row.ops],
         }
         for row, probability, share in zip(rows, odds, slower, strict=True)

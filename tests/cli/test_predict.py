@@ -67,13 +67,13 @@ def test_a_rate_that_falls_with_the_measured_rows_is_told_apart_from_tiles() -> 
     for row, m in zip(found, (2048.0, 16384.0), strict=True):
         alone = ensemble.physics(*(np.array([size]) for size in (m, 8192.0, 8192.0)))
         expected = max(0.0, row["latency_us"] / float(np.exp(alone[0])) - 1)
-        assert row["slower_than_explained"] == pytest.approx(expected, abs=1e-6)
+        assert row["slower_than_best_kernel"] == pytest.approx(expected, abs=1e-6)
     said = " ".join(run(*words).split())
-    assert "near these are slower than tiles, traffic and launches explain" in said
-    assert f"a lower clock): m = 16384 ({percent(found[1]['slower_than_explained'])})" in said
+    assert "near these are slower than the best kernel of the cost model" in said
+    assert f"a lower clock): m = 16384 ({percent(found[1]['slower_than_best_kernel'])})" in said
     layers = rows("--gpu", "gb200-186gb", "--dim", "hidden=8192", "--mbs", "8")["rows"]
     assert isinstance(layers, list)
-    assert [row["slower_than_explained"] for row in layers] == [0.0]
+    assert [row["slower_than_best_kernel"] for row in layers] == [0.0]
 
 
 def test_table_in_words() -> None:
