@@ -3,7 +3,7 @@
 Entry points: `quantize`, which returns a `Quantization`; `padded_rows`; `credible_waves`, `idle_shares`,
 `alignment_bytes`, `gemm_alignment_bytes`, `resident_blocks`, `cdiv`, `WARP_THREADS`, `VECTOR_BYTES`; the `*_words`
 functions, which format the text of an edge. Used by `latency`, `analysis`, `advice`, `report`, `sweep`, `providers`,
-`comm`, `kernels`, `alignment_rules` and tools.
+`planner`, `comm`, `kernels`, `alignment_rules` and tools.
 
 A GEMM is padded to whole tiles of block_m × block_n (tile quantization). Tiles, times split_k, run in waves of
 sm_count · blocks_per_sm resident blocks, and the last wave takes as long as a full one (wave quantization). A grouped

@@ -1,6 +1,6 @@
 """Predicts the times of a sweep's grid, and the probability of a cliff at m + 1.
 
-Entry points: `forecast`, which returns a `Forecast` of `ForecastRow` objects; `cliff_odds` and `slower_than_best_kernel`.
+Entry points: `forecast`, which returns a `Forecast` of `ForecastRow` objects; `cliff_odds`; `slower_than_best_kernel`.
 Used by the command `predict`; `report.forecast` shows the result.
 """
 

@@ -1,7 +1,8 @@
 """Validates what a GEMM model is asked or fitted to, and turns it into arrays.
 
 Entry points: `machine_of`, `whole_sizes`, `layout_indices`, `k_as_stored`, `recorded_kernels`, `LARGEST_SIDE`. Used
-by `gemm.model`, `gemm.cliffs`, `model_times`, `advice`, `planner.search`, `profile` and tools.
+by `gemm.model`, `gemm.cliffs`, `model_times`, `analysis.forecast`, `advice`, `planner.search`, `profile`, the command
+`pad` and tools.
 """
 
 from __future__ import annotations
