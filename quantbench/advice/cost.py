@@ -174,7 +174,8 @@ def _findings(op: Op, past: Iterable[Edge], times: RememberedTimes) -> tuple[Edg
             factor = sqrt(now.high_us / now.low_us)
         low, high = (min(edge.most, max(0.0, 1 - (1 - share) * by)) for by in (factor, 1 / factor))
         found.append(EdgeWaste(edge, share * now.latency_us, low * now.latency_us, high * now.latency_us))
-    return tuple(sorted(found, key=lambda f: -f.waste_us))
+    # Of edges that cost the same but for rounding, the one that `edges` names first.
+    return tuple(sorted(found, key=lambda f: -float(f"{f.waste_us:.6g}")))
 
 
 def _waste_interval(

@@ -276,6 +276,15 @@ def test_neighbours_are_held_against_each_other_at_equal_parameters() -> None:
     assert max(slow.asked) > found.tried
 
 
+def test_of_edges_that_cost_the_same_but_for_rounding_alignment_is_named() -> None:
+    shape = TransformerShape(hidden=2304, heads=24, layers=1, vocab=32000, seq=1975, attention="unfused")
+    ops = cost_of(shape, answers_of(ModelTimes(lookup("l40s-48gb")))).by_name["context"]
+    (wgrad,) = (cost for cost in ops if cost.op.phase == "wgrad")
+    first, second = wgrad.findings
+    assert first.waste_us == pytest.approx(second.waste_us, rel=1e-9)
+    assert (first.edge.kind, second.edge.kind) == ("alignment", "tile edge")
+
+
 def test_no_micro_batch_has_more_rows_than_are_predicted(modelled: ModelTimes) -> None:
     """131,072 tokens are predicted; 16 times as many would be one row too many."""
     long = TransformerShape(hidden=1024, heads=8, seq=131_072, layers=2)

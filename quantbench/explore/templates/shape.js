@@ -252,7 +252,7 @@ class Times {
       this.unaligned(op, add);
       this.tileEdges(op, now, add);
     }
-    return found.sort((a, b) => b.us - a.us)[0] || null;
+    return found.sort((a, b) => b.us.toPrecision(6) - a.us.toPrecision(6))[0] || null;
   }
 
   expertEdges(op, add, lost) {
