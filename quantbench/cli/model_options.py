@@ -396,6 +396,9 @@ def assumed_words(
                 words += window_ignored(named.shape.sliding_window, held.seq)
         if named is not None and not held.kv_heads and named.shape.kv_heads != named.shape.heads:
             words.append("kv_heads = heads")
+        if named is not None and "hidden" in typed | axes:  # the model's widths stay, unless ffn is 4 · hidden
+            widths = {"ffn": held.ffn and {"mlp_up", "mlp_up_gate"} & set(ops), "moe_ffn": set(EXPERT_OPS) & set(ops)}
+            words += [f"{name} = {getattr(held, name)}" for name in widths if widths[name] and name not in typed | axes]
     for name in (name for name in sizes if name not in typed | axes):
         if named is None or name in ("mbs", "tp"):
             words.append(f"{name} = {getattr(held, name)}")

@@ -164,6 +164,23 @@ def test_grouped_heads_that_a_varied_hidden_size_gives_up_are_said() -> None:
     assert "kv_heads = heads" in said.output
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--dim", "hidden=4096,5120", "--model", "llama-3-8b"), "ffn = 14336"),
+        (("--dim", "mbs=1", "--hidden", "5120", "--model", "llama-3-8b"), "ffn = 14336"),
+        (("--dim", "hidden=4096,5120", "--model", "mixtral-8x7b"), "moe_ffn = 14336"),
+        (("--dim", "hidden=4096,5120", "--model", "llama-3-8b", "--ffn", "16384"), ""),
+        (("--dim", "hidden=4096,5120", "--model", "llama-3-8b", "--ops", "qkv"), ""),
+        (("--dim", "hidden=1600,1920", "--model", "gpt2-xl"), ""),  # ffn stays 4 · hidden
+    ],
+)
+def test_a_models_width_that_stays_as_hidden_varies_is_said(words: tuple[str, ...], said: str) -> None:
+    output = CliRunner().invoke(app, ["predict", "--gpu", "a100-sxm4-80gb", *words]).output
+    (assumed,) = (line for line in output.splitlines() if line.startswith("assumed: "))
+    assert [word for word in assumed.removeprefix("assumed: ").split(", ") if "ffn" in word] == [said] * bool(said)
+
+
 def test_attention_of_a_plain_product_is_refused() -> None:
     words = ["predict", "--gpu", "a100-sxm4-80gb", "--dim", "m=512", "--attention", "flash"]
     with pytest.raises(InputError, match="--attention flash with --dim m; expected sizes of a plain product"):
