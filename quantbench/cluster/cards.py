@@ -16,6 +16,7 @@ from statistics import median_high, median_low
 from quantbench.stats import median, noise, typical_us
 from quantbench.store.record import Measured, Record
 from quantbench.sweep.plan import Plan, PlanPoint
+from quantbench.units import percent
 from quantbench.workload import Gemm
 
 # Devices of one kind differ by 1 to 2 % in clock at the same power; one that differs by more is named.
@@ -107,5 +108,5 @@ def card_lines(cards: Sequence[Card]) -> tuple[str, ...]:
     if not cards:
         return ()
     slow = tuple(str(card) for card in cards if card.slow)
-    alike = (f"{len(cards)} devices agree: the slowest is {max(0.0, cards[0].slowdown):.1%} behind the usual one",)
+    alike = (f"{len(cards)} devices agree: the slowest is {percent(max(0.0, cards[0].slowdown))} behind the usual one",)
     return slow or alike

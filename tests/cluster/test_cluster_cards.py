@@ -57,7 +57,7 @@ def test_a_card_slow_at_full_clock_is_named_too() -> None:
 
 def test_cards_as_alike_as_cards_are_give_one_line() -> None:
     lines = card_lines(compare_cards(node({2: 0.015})))
-    assert lines == ("8 devices agree: the slowest is 1.5% behind the usual one",)
+    assert lines == ("8 devices agree: the slowest is 1.5 % behind the usual one",)
 
 
 @pytest.mark.parametrize("seed", range(20))
