@@ -110,6 +110,9 @@ def require_found(names: Sequence[str]) -> None:
 
 def make(provider_id: str) -> Provider:
     """Creates the provider with this id; imports its module, and with it torch or triton."""
+    variants = expand([provider_id])
+    if variants != (provider_id,):
+        raise InputError("provider", repr(provider_id), f"one of {', '.join(variants)}")
     base, tile = _split(provider_id)
     if ":" in provider_id:
         module, name = provider_id.split(":", 1)

@@ -69,6 +69,15 @@ def test_tiles_that_are_none_are_refused(name: str, words: str) -> None:
     assert words in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"), [("torch.nm", "'torch.nm'; expected"), ("triton", "one of triton.data_par")]
+)
+def test_a_name_that_is_no_provider_makes_none(name: str, words: str) -> None:
+    with pytest.raises(InputError) as error:
+        catalog.make(name)
+    assert words in str(error.value)
+
+
 @in_interpreter
 @pytest.mark.parametrize("schedule", ["triton.data_parallel@32x64x16", "triton.split_k@32x32x16-split3"])
 def test_a_product_with_a_tile_of_its_own_passes_the_check(schedule: str) -> None:
