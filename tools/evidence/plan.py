@@ -56,8 +56,8 @@ RANDOM_SWEEP = "random-shapes"
 #: parts by command; their seconds add up to the command's limit
 COMMANDS: dict[str, tuple[Part, ...]] = {
     "a": (
-        _table("capture", 30),
-        _tests("tests-correctness", 110, "gpu and not gpu_timing"),
+        _table("capture", 45),
+        _tests("tests-correctness", 165, "gpu and not gpu_timing"),
         # The agreement of fixture and sweep takes two minutes of its own: `pytest -m gpu_timing`.
         _tests("tests-timing", 45, "gpu_timing", "-k", "not fixture_and_sweep"),
         _table("timer-truth", 75),
