@@ -1,8 +1,8 @@
 """Selects the points of a sweep, their order, and those that fit into a budget.
 
 Entry points: `build_plan` (grid of axes) and `lay_out` (list of `Placed` ops), which return a `Plan`: `Group` objects
-of `PlanPoint` objects; `fitting`, which selects groups for a budget; `Pace` (time estimates); `REFERENCE_EVERY`. Used
-by `options`, `refine`, `runner`, `session`, `compiling`, `cluster` and the command `sweep`.
+of `PlanPoint` objects; `fitting`, which selects groups for a budget; `Pace` (time estimates). Used by `options`,
+`refine`, `runner`, `session`, `compiling`, `cluster` and the command `sweep`.
 
 A place is one combination of axis values; a workload at several places is measured once. Points are planned in groups:
 all ops of one direction of a place by all providers and, along the longest axis, both sides of a predicted edge. A
@@ -32,8 +32,9 @@ from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import COLD_L2_MULTIPLE
 from quantbench.workload import GroupedGemm, Op, Workload
 
-#: points between two repetitions of the reference point
-REFERENCE_EVERY = 10
+# Points between two repetitions of the reference point: a third of a short plan, so that with those at its start and
+# end there are the four from which the noise between repetitions is known.
+_REFERENCE_EVERY = range(3, 11)
 
 # Wall seconds of a point apart from its samples (inputs, kernel name), and its usual number of samples: on a CPU from
 # real sweeps, on a GPU two warm-up windows and as much again. They count until ten points are measured (`Pace`).
@@ -177,11 +178,16 @@ class Plan:
         return len(_points_in((*self.groups, *self.left_out)))
 
     @property
+    def reference_every(self) -> int:
+        """Returns the number of points between two repetitions of the reference."""
+        return min(max(len(self.points) // 3, _REFERENCE_EVERY[0]), _REFERENCE_EVERY[-1])
+
+    @property
     def estimate_s(self) -> float:
         """Returns the expected wall seconds of the points and the repetitions of the reference."""
         total = sum(point.estimate_s for point in self.points)
         if self.reference is not None:
-            total += self.reference.estimate_s * (1 + len(self.points) // REFERENCE_EVERY)
+            total += self.reference.estimate_s * (1 + len(self.points) // self.reference_every)
         return total
 
     def without(self, done: Collection[str]) -> Plan:
@@ -193,7 +199,7 @@ class Plan:
         every = (*self.groups, *self.left_out)
         if budget_s is None:
             return replace(self, groups=every, left_out=())
-        reference_s = 0.0 if self.reference is None else self.reference.estimate_s / REFERENCE_EVERY
+        reference_s = 0.0 if self.reference is None else self.reference.estimate_s / self.reference_every
         kept = {id(group) for group in fitting(every, budget_s, lambda point: point.estimate_s + reference_s)}
         return replace(
             self,

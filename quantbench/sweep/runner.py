@@ -20,7 +20,7 @@ from quantbench.store.record import Failed, Measured, Outcome, Record, Skipped
 from quantbench.sweep import naming
 from quantbench.sweep.child import Asked, WorkerLostError
 from quantbench.sweep.messages import Reply, Request
-from quantbench.sweep.plan import REFERENCE_EVERY, Group, Pace, Plan, PlanPoint, fitting
+from quantbench.sweep.plan import Group, Pace, Plan, PlanPoint, fitting
 from quantbench.timing.grade import NO_CHECK, grade
 from quantbench.timing.options import TimingOptions
 
@@ -185,7 +185,7 @@ class Sweep:
         """Returns the ids of the groups that fit into the rest of a share of the budget."""
         seconds = self._pace.estimate()
         reference = self.plan.reference
-        reference_s = 0.0 if reference is None else seconds(reference.workload) / REFERENCE_EVERY
+        reference_s = 0.0 if reference is None else seconds(reference.workload) / self.plan.reference_every
 
         def cost_s(point: PlanPoint) -> float:
             return 0.0 if point.key in self._seen else seconds(point.workload) + reference_s
@@ -222,7 +222,7 @@ class Sweep:
 
     def _measure(self, point: PlanPoint) -> None:
         done = self._progress.done
-        if self.plan.reference is not None and done and done % REFERENCE_EVERY == 0:
+        if self.plan.reference is not None and done and done % self.plan.reference_every == 0:
             self._measure_reference(self.plan.reference)
         self._progress.current = f"{point.provider} {point.workload}"
         self._tick()

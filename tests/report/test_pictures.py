@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from made_runs import SPEC, record, reference, run, samples
 from simulator import SimulatedGpu, along, records_of
+from typer.testing import CliRunner
 
 from quantbench.analysis.check import check_run
 from quantbench.analysis.curves import curves_of
 from quantbench.analysis.sawtooth import drawn_edges, sawtooth
 from quantbench.analysis.summary import Point, points_of
+from quantbench.cli.app import app
 from quantbench.launch import Launch, Tile
 from quantbench.report import canvas
 from quantbench.report.content import Gallery
@@ -200,11 +202,10 @@ def test_a_single_size_is_a_point_of_its_own(tmp_path: Path, drawn: list[Any]) -
 
 
 def test_a_forecasts_lines_stay_inside_and_are_in_the_legend(tmp_path: Path, drawn: list[Any]) -> None:
-    from test_predict import run as predict
-
     plot = str(tmp_path / "a.png")
     for gpu in ("a100-sxm4-80gb", "h100-sxm5-80gb"):
-        predict("--gpu", gpu, "--dim", "n=1024:8192:512", "-m", "4096", "-k", "4096", "--plot", plot)
+        words = ["predict", "--gpu", gpu, "--dim", "n=1024:8192:512", "-m", "4096", "-k", "4096", "--plot", plot]
+        CliRunner().invoke(app, words, catch_exceptions=False)
     for figure, gpu, library in zip(drawn, ("a100-sxm4-80gb", "h100-sxm5-80gb"), ("SGLang", "vLLM"), strict=True):
         assert inside(figure) == []
         assert {line.get_label() for line in figure.axes[0].get_lines() if line.get_label()[0] != "_"} == set(

@@ -13,7 +13,7 @@ from quantbench.errors import InputError
 from quantbench.sweep.axes import Held, ops_at, parse_axis, with_defaults
 from quantbench.sweep.edges import neighbour_groups, parse_grid, predicted_edges, predicted_jump
 from quantbench.sweep.options import SweepOptions, whole_plan
-from quantbench.sweep.plan import REFERENCE_EVERY, Group, Plan, build_plan, fitting, point_estimate_s
+from quantbench.sweep.plan import Group, Plan, build_plan, fitting, point_estimate_s
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm
 
@@ -65,7 +65,7 @@ def test_the_reference_is_a_product_of_the_plan_and_counts_into_its_time() -> No
     made = plan("hidden=1024:4096:128")
     assert made.reference in made.points
     alone = sum(p.estimate_s for p in made.points)
-    repeats = 1 + len(made.points) // REFERENCE_EVERY
+    repeats = 1 + len(made.points) // made.reference_every
     assert made.reference is not None
     assert made.estimate_s == pytest.approx(alone + repeats * made.reference.estimate_s)
 

@@ -31,12 +31,16 @@ def measured_outcome(us: float) -> Measured:
     return Measured(reply.measurement, Grade("A", ()))
 
 
-def test_every_point_is_measured_once_and_the_reference_every_ten() -> None:
-    bench = Bench(plan_of(25), lambda request: measured(100.0))
+@pytest.mark.parametrize(
+    ("points", "at"),
+    [(4, [0, 4, 6]), (8, [0, 4, 8, 11]), (13, [0, 5, 10, 15, 17]), (25, [0, 9, 18, 27, 29]), (35, [0, 11, 22, 33, 39])],
+)
+def test_every_point_is_measured_once_and_the_reference_now_and_then(points: int, at: list[int]) -> None:
+    bench = Bench(plan_of(points), lambda request: measured(100.0))
     assert bench.sweep().run().how == "complete"
     assert [r.key for r in bench.of_role("point")] == [p.key for p in bench.plan.points]
     references = bench.of_role("reference")
-    assert [bench.records.index(r) for r in references] == [0, 11, 22, 28]
+    assert [bench.records.index(r) for r in references] == at
     assert {r.workload for r in references} == {bench.plan.reference.workload}  # type: ignore[union-attr]
     assert len(bench.workers) == 1
     assert bench.workers[0].closed
@@ -281,7 +285,7 @@ def test_of_the_references_only_the_first_is_named_which_starts_the_profiler() -
     references = [
         request.name for request, record in zip(asked, bench.records, strict=True) if record.role == "reference"
     ]
-    assert references == [True, False, False]
+    assert references == [True, False, False, False]
     assert sum(request.name for request in asked) == 12 + 1
 
 
