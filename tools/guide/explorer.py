@@ -65,7 +65,7 @@ def screenshots() -> None:
                     break
             else:
                 raise StoreError("screenshot", f"{name}: no curve after {_ATTEMPTS} attempts", "a page that is drawn")
-            shot.quantize(96).save(name, optimize=True)
+            shot.quantize(256, Image.Quantize.FASTOCTREE).save(name, optimize=True)
 
 
 def shows_curve(shot: Image.Image) -> bool:
