@@ -31,16 +31,16 @@ _CATALOG: dict[str, tuple[str, str, str]] = {
     "torch.grouped_mm": ("grouped_gemm", "torch_moe", "TorchGroupedMm"),
     "torch.permute": ("permute", "torch_moe", "TorchPermute"),
     "torch.eager": ("softmax", "torch_attention", "TorchEagerSoftmax"),
-    "torch.flash": ("attention", "torch_attention", "TorchFlash"),
-    "torch.cudnn": ("attention", "torch_attention", "TorchCudnn"),
-    "torch.efficient": ("attention", "torch_attention", "TorchEfficient"),
-    "torch.math": ("attention", "torch_attention", "TorchMath"),
-    "triton.data_parallel": ("gemm", "triton_kernels", "TritonDataParallel"),
-    "triton.split_k": ("gemm", "triton_kernels", "TritonSplitK"),
-    "triton.stream_k": ("gemm", "triton_kernels", "TritonStreamK"),
-    "triton.persistent": ("gemm", "triton_kernels", "TritonPersistent"),
+    "torch.flash": ("attention", "torch_attention", "TorchAttention"),
+    "torch.cudnn": ("attention", "torch_attention", "TorchAttention"),
+    "torch.efficient": ("attention", "torch_attention", "TorchAttention"),
+    "torch.math": ("attention", "torch_attention", "TorchAttention"),
+    "triton.data_parallel": ("gemm", "triton_kernels", "TritonGemm"),
+    "triton.split_k": ("gemm", "triton_kernels", "TritonGemm"),
+    "triton.stream_k": ("gemm", "triton_kernels", "TritonGemm"),
+    "triton.persistent": ("gemm", "triton_kernels", "TritonGemm"),
     "triton.grouped": ("grouped_gemm", "triton_kernels", "TritonGrouped"),
-    "triton.grouped_persistent": ("grouped_gemm", "triton_kernels", "TritonGroupedPersistent"),
+    "triton.grouped_persistent": ("grouped_gemm", "triton_kernels", "TritonGrouped"),
     "triton.fused": ("softmax", "triton_kernels", "TritonFusedSoftmax"),
     "triton.flash": ("attention", "triton_kernels", "TritonFlash"),
 }
@@ -127,7 +127,7 @@ def make(provider_id: str) -> Provider:
         lacks = f"a class without {', '.join(missing)}" if isinstance(maker, type) else f"a {type(maker).__name__}"
         raise InputError("provider", f"{provider_id!r} ({lacks})", f"a class with {', '.join(_METHODS)}")
     try:
-        provider: Provider = maker(tile, provider_id) if tile else maker()
+        provider: Provider = maker() if ":" in provider_id else maker(provider_id, tile)
     except TypeError as error:
         raise InputError("provider", f"{provider_id!r} ({error})", "a class that is made without arguments") from error
     return provider

@@ -22,16 +22,24 @@ from quantbench.providers.inputs import Inputs
 
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
+    from quantbench.launch import Tile
     from quantbench.workload import Workload
 
 _W = TypeVar("_W")
 
 
 class BuiltInProvider(Generic[_W]):
-    """Base of a provider of one kind of workload. A subclass sets `id` and `kind` and defines `refusal` and `task`."""
+    """Base of the providers of one kind of workload. A subclass sets `kind` and defines `refusal` and `task`.
 
-    id: str
+    provider_id: id in `catalog`; its second part names the variant, if a class serves several.
+    tile: tile of a kernel of ours for every workload; None selects one from the kernel's menu.
+    """
+
     kind: str
+
+    def __init__(self, provider_id: str, tile: Tile | None = None) -> None:
+        self.id, self.tile = provider_id, tile
+        self.variant = provider_id.partition("@")[0].partition(".")[2]
 
     def unsupported(self, workload: Workload, device: DeviceSpec) -> str | None:
         if workload.kind != self.kind:

@@ -1,7 +1,6 @@
 """Provides attention and softmax with torch.
 
-Entry points: `TorchFlash`, `TorchCudnn`, `TorchEfficient`, `TorchMath` and `TorchEagerSoftmax`, imported by `catalog`
-by name.
+Entry points: `TorchAttention`, with the `BACKENDS` by variant, and `TorchEagerSoftmax`, imported by `catalog` by name.
 
 Attention is `scaled_dot_product_attention` with one backend pinned, so that backends are measured separately: without
 that, torch prefers FlashAttention-2 where cuDNN's kernel is up to twice as fast. Softmax is what Megatron-LM computes
@@ -32,29 +31,39 @@ if TYPE_CHECKING:
 _MASKED = -10_000.0
 
 
+# FlashAttention-2 on CUDA, torch's own flash kernel on a CPU; cuDNN's graph-generated attention; the memory-efficient
+# kernel from xFormers, built on CUTLASS; two batched products and a softmax, the whole score matrix in memory.
+#: variant → backend, and torch's own check of it (None: it supports everything)
+BACKENDS: dict[str, tuple[SDPBackend, Callable[..., bool] | None]] = {
+    "flash": (SDPBackend.FLASH_ATTENTION, torch.backends.cuda.can_use_flash_attention),
+    "cudnn": (SDPBackend.CUDNN_ATTENTION, torch.backends.cuda.can_use_cudnn_attention),
+    "efficient": (SDPBackend.EFFICIENT_ATTENTION, torch.backends.cuda.can_use_efficient_attention),
+    "math": (SDPBackend.MATH, None),
+}
+_ON_CPU = ("flash", "math")
+
+
 class TorchAttention(BuiltInProvider[Attention]):
-    """Base of attention with one pinned backend. Forward saves nothing for a backward pass; backward computes the
-    gradients of q, k and v through a retained graph, without timing forward.
+    """Attention with one pinned backend. Forward saves nothing for a backward pass; backward computes the gradients of
+    q, k and v through a retained graph, without timing forward.
 
     Grouped heads are passed to the kernel unchanged if the backend supports them. Otherwise keys and values are
     repeated for each query head in every run, which is timed as part of the cost of this backend.
     """
 
     kind = "attention"
-    backend: SDPBackend
-    cpu = False
 
     def refusal(self, work: Attention, device: DeviceSpec) -> str | None:
         """Returns torch's own reason for refusing this workload, without launching anything."""
         if device.kind == "cpu":
-            return None if self.cpu else f"{self.id} needs a CUDA device"
+            return None if self.variant in _ON_CPU else f"{self.id} needs a CUDA device"
         return self._heads(work, device)[1]
 
     def task(self, work: Attention, device: DeviceSpec, inputs: Inputs) -> Task:
         q, k, v, *gradient = inputs.operands(work)
         repeats = work.heads // work.kv_heads if self._heads(work, device)[0] else 1
         grouped = work.kv_heads < work.heads and repeats == 1
-        backend = self.backend
+        backend, _ = BACKENDS[self.variant]
 
         def forward() -> torch.Tensor:
             keys, values = k, v
@@ -70,43 +79,9 @@ class TorchAttention(BuiltInProvider[Attention]):
     def _heads(self, work: Attention, device: DeviceSpec) -> tuple[bool, str | None]:
         if device.kind == "cpu":
             return False, None
-        with sdpa_kernel(self.backend):  # torch also refuses what is switched off
-            return choose_heads(self.id, CAN_USE[self.backend], work, torch_device(device))
-
-
-class TorchFlash(TorchAttention):
-    """`torch.flash`: FlashAttention-2 on CUDA, torch's own flash kernel on a CPU."""
-
-    id, backend = "torch.flash", SDPBackend.FLASH_ATTENTION
-    cpu = True
-
-
-class TorchCudnn(TorchAttention):
-    """`torch.cudnn`: cuDNN's graph-generated attention."""
-
-    id, backend = "torch.cudnn", SDPBackend.CUDNN_ATTENTION
-
-
-class TorchEfficient(TorchAttention):
-    """`torch.efficient`: the memory-efficient kernel from xFormers, built on CUTLASS."""
-
-    id, backend = "torch.efficient", SDPBackend.EFFICIENT_ATTENTION
-
-
-class TorchMath(TorchAttention):
-    """`torch.math`: two batched products and a softmax, the whole score matrix in memory."""
-
-    id, backend = "torch.math", SDPBackend.MATH
-    cpu = True
-
-
-#: torch's own check of each backend; None for the one that supports everything.
-CAN_USE: dict[SDPBackend, Callable[..., bool] | None] = {
-    SDPBackend.FLASH_ATTENTION: torch.backends.cuda.can_use_flash_attention,
-    SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.can_use_cudnn_attention,
-    SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.can_use_efficient_attention,
-    SDPBackend.MATH: None,
-}
+        backend, can_use = BACKENDS[self.variant]
+        with sdpa_kernel(backend):  # torch also refuses what is switched off
+            return choose_heads(self.id, can_use, work, torch_device(device))
 
 
 def choose_heads(
@@ -146,7 +121,7 @@ class TorchEagerSoftmax(BuiltInProvider[Softmax]):
     causal mask is made once and kept, as there. Backward is autograd's through the same operations.
     """
 
-    id, kind = "torch.eager", "softmax"
+    kind = "softmax"
 
     def refusal(self, work: Softmax, device: DeviceSpec) -> str | None:
         return None

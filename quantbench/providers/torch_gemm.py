@@ -29,7 +29,7 @@ class TorchMm(BuiltInProvider[Gemm]):
     fp32 (`use_fast_accum` is off), with a scale of 1 per tensor, so the stored values are the operands.
     """
 
-    id, kind = "torch.mm", "gemm"
+    kind = "gemm"
 
     def refusal(self, work: Gemm, device: DeviceSpec) -> str | None:
         return no_product(work, device)
@@ -61,7 +61,7 @@ class TorchAddmm(BuiltInProvider[Gemm]):
     """`torch.addmm`: one GEMM plus a bias of n numbers, as a linear layer with bias runs it; the bias is not counted in
     FLOPs and bytes."""
 
-    id, kind = "torch.addmm", "gemm"
+    kind = "gemm"
 
     def refusal(self, work: Gemm, device: DeviceSpec) -> str | None:
         """Like `torch.mm`, but only unbatched floating-point GEMMs."""

@@ -28,7 +28,7 @@ _GROUPED_MM_ALIGN = 8
 class TorchGroupedLoop(BuiltInProvider[GroupedGemm]):
     """`torch.grouped_loop`: one `torch.mm` for each expert that has rows, one after the other, with nothing padded."""
 
-    id, kind = "torch.grouped_loop", "grouped_gemm"
+    kind = "grouped_gemm"
 
     def refusal(self, work: GroupedGemm, device: DeviceSpec) -> str | None:
         return next(filter(None, (no_product(gemm, device) for gemm in dict.fromkeys(work.gemms))), None)
@@ -60,7 +60,7 @@ class TorchGroupedMm(BuiltInProvider[GroupedGemm]):
     The offsets of the experts' rows are on the device, as its kernels take them.
     """
 
-    id, kind = "torch.grouped_mm", "grouped_gemm"
+    kind = "grouped_gemm"
 
     def refusal(self, work: GroupedGemm, device: DeviceSpec) -> str | None:
         if _grouped_mm() is None:
@@ -88,7 +88,7 @@ class TorchGroupedMm(BuiltInProvider[GroupedGemm]):
 class TorchPermute(BuiltInProvider[Permute]):
     """`torch.permute`: tokens copied into expert order by `index_select`, or gathered, weighted and added by token."""
 
-    id, kind = "torch.permute", "permute"
+    kind = "permute"
 
     def refusal(self, work: Permute, device: DeviceSpec) -> str | None:
         return None

@@ -1,9 +1,8 @@
 """Provides quantbench's own Triton kernels (`quantbench.kernels`) as providers.
 
-Entry points: `TritonDataParallel`, `TritonSplitK`, `TritonStreamK`, `TritonPersistent`, `TritonGrouped`,
-`TritonGroupedPersistent`, `TritonFusedSoftmax` and `TritonFlash`, imported by `catalog` by name. The kernels state
-their own launch, so no profiler is needed. V100 and T4 are refused under triton 3.3 and newer, which make no code for
-their tensor cores. Triton's interpreter launches nothing, so tasks then report no launch.
+Entry points: `TritonGemm`, `TritonGrouped`, `TritonFusedSoftmax` and `TritonFlash`, imported by `catalog` by name. The
+kernels state their own launch, so no profiler is needed. V100 and T4 are refused under triton 3.3 and newer, which make
+no code for their tensor cores. Triton's interpreter launches nothing, so tasks then report no launch.
 """
 
 from __future__ import annotations
@@ -32,21 +31,13 @@ if TYPE_CHECKING:
     import torch
 
     from quantbench.device.spec import DeviceSpec
-    from quantbench.launch import Tile
 
 _W = TypeVar("_W", Attention, Gemm, GroupedGemm, Softmax)
 Reason = Callable[[tuple[int, int]], str | None]
 
 
 class _TritonProvider(BuiltInProvider[_W]):
-    """Base of the Triton providers.
-
-    tile: tile for every workload; None selects one from the kernel's menu. name: id that says so.
-    """
-
-    def __init__(self, tile: Tile | None = None, name: str = "") -> None:
-        self._tile = tile
-        self.id = name or self.id
+    """Base of the Triton providers."""
 
     def _no_gpu(self, device: DeviceSpec, interpreter: str | None, *reasons: Reason) -> str | None:
         """Returns why the device is not supported, or None. reasons: checks of a GPU's compute capability."""
@@ -71,75 +62,48 @@ def _task(work: Plan, inputs: tuple[torch.Tensor, ...], forward: Plan | None = N
     return LaunchTask(work.run, inputs, work.outputs[:outputs], launch=launch, before=before)
 
 
-class _TritonGemm(_TritonProvider[Gemm]):
-    """Base of the four GEMM schedules. fp8 operands have no scale, and on Hopper their sums keep 14 bits over the whole
-    reduction, as with torch's use_fast_accum."""
+class TritonGemm(_TritonProvider[Gemm]):
+    """The GEMM schedules, each a variant: `data_parallel` has one block per tile, with the full effect of wave
+    quantization; `split_k` several along the reduction, and a second kernel that adds up their parts; `stream_k` one
+    wave of blocks that share the last tiles evenly by reduction steps; `persistent` one wave of blocks that compute
+    tile after tile. fp8 operands have no scale, and on Hopper their sums keep 14 bits over the whole reduction, as with
+    torch's use_fast_accum."""
 
-    schedule: str
     kind = "gemm"
 
     def refusal(self, work: Gemm, device: DeviceSpec) -> str | None:
-        return self._no_product(work.dtype, device, lambda c: badly_compiled(self.schedule))
+        return self._no_product(work.dtype, device, lambda c: badly_compiled(self.variant))
 
     def task(self, work: Gemm, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
         a, b = inputs.operands(work)
         tf32 = work.dtype == "tf32"
-        return _task(gemm.plan(a, b, tile=self._tile, schedule=self.schedule, tf32=tf32), (a, b))
-
-
-class TritonDataParallel(_TritonGemm):
-    """`triton.data_parallel`: one block per tile, with the full effect of wave quantization."""
-
-    id, schedule = "triton.data_parallel", "data_parallel"
-
-
-class TritonSplitK(_TritonGemm):
-    """`triton.split_k`: several blocks per tile, along the reduction, and a second kernel that adds up their parts."""
-
-    id, schedule = "triton.split_k", "split_k"
-
-
-class TritonStreamK(_TritonGemm):
-    """`triton.stream_k`: one wave of blocks that share the last tiles evenly by reduction steps."""
-
-    id, schedule = "triton.stream_k", "stream_k"
-
-
-class TritonPersistent(_TritonGemm):
-    """`triton.persistent`: one wave of blocks that compute tile after tile."""
-
-    id, schedule = "triton.persistent", "persistent"
+        return _task(gemm.plan(a, b, tile=self.tile, schedule=self.variant, tf32=tf32), (a, b))
 
 
 class TritonGrouped(_TritonProvider[GroupedGemm]):
-    """`triton.grouped`: one block per tile of all experts; each expert's rows are padded to whole tiles.
+    """`triton.grouped`: one block per tile of all experts; `triton.grouped_persistent`: one wave of blocks that compute
+    tile after tile. Each expert's rows are padded to whole tiles.
 
     The table of tiles is made when the task is, since the routing is part of the workload.
     """
 
-    id, kind, schedule = "triton.grouped", "grouped_gemm", "data_parallel"
+    kind = "grouped_gemm"
 
     def refusal(self, work: GroupedGemm, device: DeviceSpec) -> str | None:
         return self._no_product(work.dtype, device)
 
     def task(self, work: GroupedGemm, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
         a, b = inputs.operands(work)
+        schedule = "persistent" if self.variant == "grouped_persistent" else "data_parallel"
         tf32 = work.dtype == "tf32"
-        plan = grouped.plan(a, b, work.tokens_per_expert, tile=self._tile, schedule=self.schedule, tf32=tf32)
-        return _task(plan, (a, b))
-
-
-class TritonGroupedPersistent(TritonGrouped):
-    """`triton.grouped_persistent`: one wave of blocks that compute tile after tile of all experts."""
-
-    id, schedule = "triton.grouped_persistent", "persistent"
+        return _task(grouped.plan(a, b, work.tokens_per_expert, tile=self.tile, schedule=schedule, tf32=tf32), (a, b))
 
 
 class TritonFusedSoftmax(_TritonProvider[Softmax]):
     """`triton.fused`: scale, mask and softmax in one pass, with Megatron-LM's semantics and none of its conditions on
     shapes."""
 
-    id, kind = "triton.fused", "softmax"
+    kind = "softmax"
 
     def refusal(self, work: Softmax, device: DeviceSpec) -> str | None:
         if work.cols > softmax.MAX_COLS:
@@ -152,11 +116,11 @@ class TritonFusedSoftmax(_TritonProvider[Softmax]):
         causal, backward = work.mask == "causal", work.direction == "backward"
         forward = softmax.plan_forward(
             given[0], work.scale, causal=causal, mask=given[1] if work.mask == "full" else None,
-            tile=None if backward else self._tile,
+            tile=None if backward else self.tile,
         )  # fmt: skip
         if not backward:
             return _task(forward, given)
-        plan = softmax.plan_backward(given[-1], forward.out, work.scale, causal=causal, tile=self._tile)
+        plan = softmax.plan_backward(given[-1], forward.out, work.scale, causal=causal, tile=self.tile)
         return _task(plan, given, forward)
 
 
@@ -166,7 +130,7 @@ class TritonFlash(_TritonProvider[Attention]):
     tile: of forward. A backward task reports the launch of the kernel for dk and dv.
     """
 
-    id, kind = "triton.flash", "attention"
+    kind = "attention"
 
     def refusal(self, work: Attention, device: DeviceSpec) -> str | None:
         if not MIN_HEAD_DIM <= work.head_dim <= MAX_HEAD_DIM:
@@ -180,7 +144,7 @@ class TritonFlash(_TritonProvider[Attention]):
     def task(self, work: Attention, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
         given = inputs.operands(work)
         q, k, v = given[:3]
-        forward = attention.plan_forward(q, k, v, causal=work.causal, tile=self._tile)
+        forward = attention.plan_forward(q, k, v, causal=work.causal, tile=self.tile)
         if work.direction == "forward":
             return _task(forward, given, outputs=1)
         return _task(attention.plan_backward(q, k, v, *forward.outputs, given[3], causal=work.causal), given, forward)

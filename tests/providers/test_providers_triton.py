@@ -15,7 +15,6 @@ from quantbench.errors import InputError, MeasurementError
 from quantbench.launch import Tile
 from quantbench.providers import catalog, triton_kernels
 from quantbench.providers.audit import check
-from quantbench.providers.triton_kernels import TritonDataParallel, TritonFlash, TritonFusedSoftmax
 from quantbench.workload import Attention, Gemm, GroupedGemm, Softmax, Workload
 
 SCHEDULES = ("triton.data_parallel", "triton.split_k", "triton.stream_k", "triton.persistent")
@@ -41,7 +40,7 @@ def test_a_tile_behind_the_name_is_the_kernels(provider_id: str) -> None:
     (known,) = catalog.expand([provider_id])
     provider = catalog.make(known)
     assert provider.id == provider_id
-    assert vars(provider)["_tile"] == Tile.parse(provider_id.partition("@")[2])
+    assert vars(provider)["tile"] == Tile.parse(provider_id.partition("@")[2])
     assert [catalog.runs_kind(provider_id, kind) for kind in ("gemm", "attention")] == [
         catalog.runs_kind(provider_id.partition("@")[0], kind) for kind in ("gemm", "attention")
     ]
@@ -196,7 +195,7 @@ def test_the_check_sees_a_lost_reduction_step(monkeypatch: pytest.MonkeyPatch) -
     sizes = gemm._sizes
     monkeypatch.setattr(gemm, "_sizes", lambda operands: {**sizes(operands), "k": operands.gemm.k // 2})
     with pytest.raises(MeasurementError, match="relative error"):
-        check(TritonDataParallel(Tile(32, 32, 16)), Gemm(40, 40, 64, dtype="fp16"), CPU)
+        check(catalog.make("triton.data_parallel@32x32x16"), Gemm(40, 40, 64, dtype="fp16"), CPU)
 
 
 @in_interpreter
@@ -211,7 +210,7 @@ def test_the_check_sees_keys_that_end_one_row_early(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(attention, "arguments", shorter)
     with pytest.raises(MeasurementError, match="relative error"):
-        check(TritonFlash(), Attention(1, 2, 20, 33, 32, dtype="fp16", causal=False), CPU)
+        check(catalog.make("triton.flash"), Attention(1, 2, 20, 33, 32, dtype="fp16", causal=False), CPU)
 
 
 @in_interpreter
@@ -224,7 +223,7 @@ def test_the_check_sees_a_diagonal_one_column_off(monkeypatch: pytest.MonkeyPatc
         softmax, "_shared_arguments", lambda x, mask, tile: {**shared(x, mask, tile), "rows_per_head": x.shape[-2] + 1}
     )
     with pytest.raises(MeasurementError, match=r"relative error|not written"):
-        check(TritonFusedSoftmax(), Softmax(4, 16, 16, dtype="fp16"), CPU)
+        check(catalog.make("triton.fused"), Softmax(4, 16, 16, dtype="fp16"), CPU)
 
 
 @in_interpreter
@@ -244,11 +243,11 @@ def test_bf16_is_refused_in_the_interpreter(provider_id: str, work: Workload, re
 @pytest.mark.parametrize(("kind", "grid"), [("gemm", (6, 1, 1)), ("attention", (4, 1, 1)), ("softmax", (80, 1, 1))])
 def test_a_users_tile_is_used(kind: str, grid: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_kernels, "INTERPRETER", False)  # so that the task tells its launch
-    task = {
-        "gemm": lambda: TritonDataParallel(Tile(16, 32)).prepare(Gemm(40, 40, 40, dtype="fp16"), CPU),
-        "attention": lambda: TritonFlash(Tile(32, 32)).prepare(Attention(1, 2, 40, 40, 32, dtype="fp16"), CPU),
-        "softmax": lambda: TritonFusedSoftmax(Tile(2, 64)).prepare(Softmax(4, 40, 40, dtype="fp16"), CPU),
-    }[kind]()
-    launch = task.launch()
+    provider_id, work = {
+        "gemm": ("triton.data_parallel@16x32", Gemm(40, 40, 40, dtype="fp16")),
+        "attention": ("triton.flash@32x32", Attention(1, 2, 40, 40, 32, dtype="fp16")),
+        "softmax": ("triton.fused@2x64", Softmax(4, 40, 40, dtype="fp16")),
+    }[kind]
+    launch = catalog.make(provider_id).prepare(work, CPU).launch()
     assert launch is not None
     assert launch.grid == grid
