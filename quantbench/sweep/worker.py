@@ -1,6 +1,6 @@
 """Measures points in a process of its own: `python -m quantbench.sweep.worker FD [PROVIDER…]`.
 
-Entry points: the process, started by `child`; `measure`, used by `pytest_plugin`; `copies_of`, used by
+Entry points: the process, started by `child`; `measure`, used by `pytest_plugin`; `copier`, used by
 `tools.evidence`.
 
 Errors that torch, CUDA or a provider raise become the point's outcome. After an unexpected error, a hang or a lost CUDA
@@ -21,7 +21,7 @@ from quantbench.sweep import naming
 from quantbench.sweep.child import context_lost, first_line, parent_pipe
 from quantbench.sweep.messages import Hello, Reply, Request
 from quantbench.timing.options import TimingOptions
-from quantbench.timing.rotation import LazyRuns, Run, cold_copies
+from quantbench.timing.rotation import Run
 from quantbench.units import size
 from quantbench.workload import Workload
 
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from quantbench.providers.audit import Audit
     from quantbench.providers.base import Provider
     from quantbench.timing.session import Timer
-
-# Work that needs more copies than this to fill the cache cannot be timed in cold graphs: making them takes seconds.
-_MOST_COPIES = 6000
 
 
 class Worker:
@@ -105,26 +102,22 @@ def measure(provider: Provider, workload: Workload, spec: DeviceSpec, timer: Tim
     inputs_s = time.perf_counter() - start_s
     run = audit.add(task)
     audit.before_timing()
-    measurement = timer.measure(
-        run, rotate=copies_of(provider, workload, spec, timing, audit), min_bytes=workload.min_bytes, audit=audit
-    )
+    copy = copier(provider, workload, spec, timing, audit)
+    measurement = timer.measure(run, copy=copy, min_bytes=workload.min_bytes, audit=audit)
     phases_s = {"inputs": inputs_s, "check": audit.elapsed_s}
     return Reply(measurement, launch=task.launch(), checked=audit.checked, phases_s=phases_s)
 
 
-def copies_of(
+def copier(
     provider: Provider, workload: Workload, spec: DeviceSpec, timing: TimingOptions, audit: Audit | None = None
-) -> LazyRuns:
-    """Returns copies of the work with other inputs, made only if the timer rotates over them."""
-    if spec.kind == "cpu" or timing.cache != "cold":
-        return LazyRuns(0, lambda number: lambda: None)
-    needed = cold_copies(spec.l2_bytes, workload.min_bytes) - 1
+) -> Callable[[int], Run]:
+    """Returns the function that makes copies of the work with other inputs, if the timer rotates over some."""
 
     def copy(number: int) -> Run:
         task = provider.prepare(workload, spec, distribution=timing.distribution, seed=timing.seed + 1 + number)
         return task.run if audit is None else audit.add(task)
 
-    return LazyRuns(needed if needed <= _MOST_COPIES else 0, copy)
+    return copy
 
 
 def too_large(workload: Workload, spec: DeviceSpec) -> str | None:

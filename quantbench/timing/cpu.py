@@ -7,7 +7,7 @@ two threads scatter by 20-26 %, those of one pinned thread by about 1.3 %.
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -155,8 +155,9 @@ class CpuTimer(Timer):
         self._buffer = np.ones(words, dtype=np.int64) if options.cache == "cold" else None
 
     def measure(
-        self, run: Run, *, rotate: Sequence[Run] = (), min_bytes: int | None = None, audit: Audit | None = None
-    ) -> Measurement:
+        self, run: Run, *, copy: Callable[[int], Run] | None = None, min_bytes: int | None = None,
+        audit: Audit | None = None,
+    ) -> Measurement:  # fmt: skip
         """Times `run`, which must return when its work is done; see `Timer.measure`."""
         with _one_thread():
             start_s = self._now()

@@ -16,7 +16,7 @@ leave dirty lines, for whose writing back the timed kernel would pay (up to 15 Â
 lines that a kernel asked to keep (evict_last, persisting windows); rotating over copies does.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import ceil
 from time import perf_counter, sleep
 
@@ -32,29 +32,28 @@ from quantbench.timing.session import Audit, Timer
 # A graph of many runs takes about this long, so that the events' tick is 0.1 % of it.
 _GRAPH_US = 500.0
 _MAX_GRAPH_RUNS = 1000
+# Work that needs more copies than this to fill the cache cannot be timed in cold graphs: making them takes seconds.
+_MOST_COPIES = 6000
 
 # cudaEventElapsedTime: "a resolution of around 0.5 microseconds" (NVIDIA's CUDA Runtime API reference).
 _EVENT_TICK_US = 0.5
 
 
-def runs_in_graph(
-    options: TimingOptions, run_us: float, *, copies: int, min_bytes: int | None, l2_bytes: int
-) -> tuple[int, int]:
+def runs_in_graph(options: TimingOptions, run_us: float, *, min_bytes: int | None, l2_bytes: int) -> tuple[int, int]:
     """Returns how many copies rotate with a run in its graph, and how many runs the graph has.
 
-    min_bytes: least number of bytes that one run touches; if None, copies are not used, since they might fit into the
-        cache.
+    min_bytes: least number of bytes that one run touches; None if there are no copies, or unknown: they might fit into
+        the cache.
 
-    Raises UnsupportedError if the cache is to be cold and there are too few copies.
+    Raises UnsupportedError if the cache is to be cold and copies are missing or would be too many.
     """
     many = min(_MAX_GRAPH_RUNS, ceil(_GRAPH_US / run_us))
     if options.cache == "hot":
         return 0, many
-    needed = cold_copies(l2_bytes, min_bytes) if min_bytes else None
-    if needed is None or copies + 1 < needed:
-        found = f"mode = 'graph' with a cold cache and {copies} copies"
-        wanted = "min_bytes and copies" if needed is None else f"{needed - 1} copies"
-        raise UnsupportedError("timing", found, f"{wanted} to rotate over, or mode = 'auto'")
+    needed = cold_copies(l2_bytes, min_bytes) if min_bytes else 1
+    if not 1 < needed <= _MOST_COPIES + 1:
+        found = f"mode = 'graph' with a cold cache and {needed - 1} copies to rotate over"
+        raise UnsupportedError("timing", found, f"min_bytes and copies, at most {_MOST_COPIES}, or mode = 'auto'")
     return needed - 1, needed * max(1, many // needed)
 
 
@@ -99,8 +98,9 @@ class CudaTimer(Timer):
         self._floor_us = self._warm_up(sampler).typical_us
 
     def measure(
-        self, run: Run, *, rotate: Sequence[Run] = (), min_bytes: int | None = None, audit: Audit | None = None
-    ) -> Measurement:
+        self, run: Run, *, copy: Callable[[int], Run] | None = None, min_bytes: int | None = None,
+        audit: Audit | None = None,
+    ) -> Measurement:  # fmt: skip
         """Times `run`; see `Timer.measure`. The audit changes inputs before each sample or graph replay."""
         start_s = self._now()
         # The first calls load modules, compile, tune and allocate. That may synchronise (NVBench issue 240) and would
@@ -112,10 +112,9 @@ class CudaTimer(Timer):
         sampler = self._events(run, before)
         if self._mode == "graph":
             run_us = max(_EVENT_TICK_US, typical_us(sampler.sample(MAX_QUEUED).samples_us))
-            copies, runs = runs_in_graph(
-                self._options, run_us, copies=len(rotate), min_bytes=min_bytes, l2_bytes=self._spec.l2_bytes
-            )
-            turn = [run, *(rotate[i] for i in range(copies))]
+            known = None if copy is None else min_bytes
+            copies, runs = runs_in_graph(self._options, run_us, min_bytes=known, l2_bytes=self._spec.l2_bytes)
+            turn = [run, *(copy(number) for number in range(copies) if copy is not None)]
             sampler = replay_sampler(self._ops, turn * (runs // len(turn)), before)
         warm = self._warm_up(sampler)
         runs = sampler.runs_per_sample

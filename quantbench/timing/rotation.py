@@ -1,16 +1,14 @@
 """Provides copies of the same work that run in turn, so that each finds its inputs evicted from the cache.
 
-Entry points: `cold_copies` (how many, from `COLD_L2_MULTIPLE`), `LazyRuns` (makes them on demand), `Run`. Used by the
-other modules of `timing`, by `sweep.worker`, `sweep.plan` and tools.
+Entry points: `cold_copies` (how many, from `COLD_L2_MULTIPLE`), `Run`. Used by the other modules of `timing`, by
+`sweep.worker`, `sweep.plan` and tools.
 
 In a graph, a flush would be timed too, and replaying one run is warm from the second on (flashinfer issue 4468 is a
 "cold" graph that was warm). Copies with inputs and outputs of their own, together several times the cache, stay cold.
 """
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable
 from math import ceil
-from typing import overload
 
 from quantbench.errors import require_int
 
@@ -33,34 +31,3 @@ def cold_copies(l2_bytes: int, min_bytes: int) -> int:
     require_int("cold_copies", "l2_bytes", l2_bytes, high=2**62)
     require_int("cold_copies", "min_bytes", min_bytes, high=2**62)
     return ceil(COLD_L2_MULTIPLE * l2_bytes / min_bytes) + 1
-
-
-class LazyRuns(Sequence[Run]):
-    """Sequence of `count` runs of the same work on copies of its data, each created at its first access.
-
-    A timer creates the copies only if it rotates. make: called once with the copy's number, from 0; the copy lives as
-    long as this object.
-
-    >>> made = []
-    >>> runs = LazyRuns(3, lambda number: made.append(number) or (lambda: None))
-    >>> len(runs), made
-    (3, [])
-    """
-
-    def __init__(self, count: int, make: Callable[[int], Run]) -> None:
-        self._numbers = range(require_int("LazyRuns", "count", count, low=0))
-        self._make = cache(make)
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    @overload
-    def __getitem__(self, index: int) -> Run: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Run]: ...
-    def __getitem__(self, index: int | slice) -> Run | Sequence[Run]:
-        if isinstance(index, slice):
-            return [self._make(number) for number in self._numbers[index]]
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"run {index} of {len(self)}")
-        return self._make(self._numbers[index])

@@ -239,12 +239,13 @@ class Timer:
         self.measuring_s = 0.0
 
     def measure(
-        self, run: Run, *, rotate: Sequence[Run] = (), min_bytes: int | None = None, audit: Audit | None = None
-    ) -> Measurement:
+        self, run: Run, *, copy: Callable[[int], Run] | None = None, min_bytes: int | None = None,
+        audit: Audit | None = None,
+    ) -> Measurement:  # fmt: skip
         """Times `run`.
 
         run: does the work once; on CUDA it queues the work on the current stream.
-        rotate: runs of the same work on copies of its data.
+        copy: makes a run of the same work on another copy of its data, which has this number, from 0.
         min_bytes: least number of bytes that one run touches. Both allow cold times of short kernels on CUDA (see
             `quantbench.timing.rotation`) and are ignored on a CPU.
         audit: object that checks the results.

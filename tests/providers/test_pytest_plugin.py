@@ -7,8 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,8 @@ from made_runs import SPEC, measurement
 
 from quantbench.errors import InputError
 from quantbench.measurement import Measurement
-from quantbench.providers import catalog, inputs
+from quantbench.providers import inputs
 from quantbench.pytest_plugin import DeviceBenchmark
-from quantbench.sweep.worker import copies_of
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm
 
@@ -129,13 +127,13 @@ class FakeTimer:
     """Notes what it is asked to time."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[object, Sequence[object], int | None]] = []
+        self.asked: list[tuple[object, Callable[[int], Callable[[], None]], int | None]] = []
 
     def measure(
-        self, run: object, *, rotate: Sequence[object] = (), min_bytes: int | None = None, audit: object = None
+        self, run: object, *, copy: Callable[[int], Callable[[], None]], min_bytes: int | None = None, audit: object
     ) -> Measurement:
         assert audit is not None
-        self.asked.append((run, rotate, min_bytes))
+        self.asked.append((run, copy, min_bytes))
         return measurement([100.0] * 10)
 
 
@@ -151,17 +149,17 @@ class FakeBenchmark:
 
 
 def test_a_workload_is_timed_as_a_sweep_times_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its bytes, and on copies of its data where a cold cache needs them: so that the two agree."""
+    """With its bytes, and a way to copy its data where a cold cache needs that: so that the two agree."""
     monkeypatch.syspath_prepend(str(ROOT))
     monkeypatch.setattr(inputs, "torch_device", lambda device: torch.device("cpu"))
     timer, benchmark, options = FakeTimer(), FakeBenchmark(), TimingOptions()
     work = Gemm(512, 512, 512, dtype="fp32")
     DeviceBenchmark(benchmark, SPEC, timer, options).workload(work, "tests.fake_providers:Good")  # type: ignore[arg-type]
-    ((_, rotate, min_bytes),) = timer.asked
-    provider = catalog.make("tests.fake_providers:Good")
-    assert len(rotate) == len(copies_of(provider, work, SPEC, options)) > 10
+    ((run, copy, min_bytes),) = timer.asked
+    other = copy(0)
+    other()
+    assert other is not run
     assert min_bytes == work.min_bytes
-    assert len(copies_of(provider, work, SPEC, replace(options, cache="hot"))) == 0
     assert benchmark.rounds == 10
 
 

@@ -14,7 +14,7 @@ from quantbench.timing import cuda_device
 from quantbench.timing.cuda import CudaTimer, runs_in_graph
 from quantbench.timing.cuda_samplers import MAX_QUEUED, MAX_QUEUED_RUNS, EventSampler, replay_sampler
 from quantbench.timing.options import TimingOptions
-from quantbench.timing.rotation import LazyRuns, cold_copies
+from quantbench.timing.rotation import cold_copies
 
 MIB = 2**20
 
@@ -118,8 +118,8 @@ class FakePair:
 # ---- the runs of a graph
 
 
-def in_graph(run_us: float, *, copies: int = 0, min_bytes: int | None = None, cache: str = "cold") -> tuple[int, int]:
-    return runs_in_graph(TimingOptions(cache=cache), run_us, copies=copies, min_bytes=min_bytes, l2_bytes=40 * MIB)
+def in_graph(run_us: float, *, min_bytes: int | None = None, cache: str = "cold") -> tuple[int, int]:
+    return runs_in_graph(TimingOptions(cache=cache), run_us, min_bytes=min_bytes, l2_bytes=40 * MIB)
 
 
 def test_hot_runs_are_replayed_for_half_a_millisecond() -> None:
@@ -130,22 +130,29 @@ def test_hot_runs_are_replayed_for_half_a_millisecond() -> None:
 
 def test_cold_runs_rotate_over_copies_that_outgrow_the_cache() -> None:
     needed = cold_copies(40 * MIB, 4 * MIB)  # 41
-    assert in_graph(10.0, copies=40, min_bytes=4 * MIB) == (40, 41)
-    assert in_graph(4.0, copies=500, min_bytes=4 * MIB) == (40, 3 * needed)
+    assert in_graph(10.0, min_bytes=4 * MIB) == (40, 41)
+    assert in_graph(4.0, min_bytes=4 * MIB) == (40, 3 * needed)
 
 
-def test_too_few_copies_are_not_called_cold() -> None:
-    # The "cold" graph that was silently warm (flashinfer 4468) cannot come about: 39 copies are one short.
+def test_more_copies_than_are_made_are_refused() -> None:
+    assert in_graph(10.0, min_bytes=28 * 1024) == (5852, 5853)
     with pytest.raises(UnsupportedError) as caught:
-        in_graph(10.0, copies=39, min_bytes=4 * MIB)
+        in_graph(10.0, min_bytes=27 * 1024)
     assert str(caught.value) == (
-        "timing: mode = 'graph' with a cold cache and 39 copies; expected 40 copies to rotate over, or mode = 'auto'"
+        "timing: mode = 'graph' with a cold cache and 6069 copies to rotate over; "
+        "expected min_bytes and copies, at most 6000, or mode = 'auto'"
     )
 
 
-def test_copies_of_unknown_size_are_not_called_cold() -> None:
-    with pytest.raises(UnsupportedError, match="expected min_bytes and copies to rotate over"):
-        in_graph(10.0, copies=10_000)
+def test_a_graph_without_copies_is_not_called_cold() -> None:
+    # The "cold" graph that was silently warm (flashinfer 4468) cannot come about.
+    with pytest.raises(
+        UnsupportedError, match="0 copies to rotate over; expected min_bytes and copies"
+    ):
+        in_graph(10.0)
+    gpu = FakeGpu(run_us=5.0)
+    with pytest.raises(UnsupportedError, match="expected min_bytes and copies"):
+        timer(gpu, mode="graph").measure(gpu.run, min_bytes=2 * MIB)
 
 
 # ---- the order of launches
@@ -270,8 +277,7 @@ def test_phases_add_up_over_points() -> None:
 @pytest.mark.parametrize("run_us", [1.0, 19.9, 20.1, 5000.0])
 def test_the_method_does_not_depend_on_the_time(run_us: float, cache: str) -> None:
     gpu = FakeGpu(run_us=run_us)
-    rotate = LazyRuns(200, lambda number: pytest.fail("a copy was made"))
-    got = timer(gpu, cache=cache).measure(gpu.run, rotate=rotate, min_bytes=2 * MIB)
+    got = timer(gpu, cache=cache).measure(gpu.run, copy=lambda number: pytest.fail("a copy"), min_bytes=2 * MIB)
     assert (got.mode, got.cache, got.kernels_per_sample) == ("events", cache, 1)
     assert got.samples_us[0] == pytest.approx(run_us)
     assert got.stopped_by == "precision"
@@ -292,7 +298,7 @@ def test_a_cold_graph_rotates_over_as_many_copies_as_it_takes() -> None:
         made.append(number)
         return gpu.run
 
-    got = timer(gpu, mode="graph").measure(gpu.run, rotate=LazyRuns(200, copy), min_bytes=2 * MIB)
+    got = timer(gpu, mode="graph").measure(gpu.run, copy=copy, min_bytes=2 * MIB)
     assert made == list(range(80))  # 4 · 40 MiB / 2 MiB
     assert (got.mode, got.cache, got.kernels_per_sample) == ("graph", "cold", 81)
 

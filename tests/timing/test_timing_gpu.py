@@ -15,7 +15,7 @@ from quantbench.timing.cuda_device import HostFlagHold, SleepHold, TorchCuda
 from quantbench.timing.cuda_samplers import EventSampler
 from quantbench.timing.grade import grade
 from quantbench.timing.options import TimingOptions
-from quantbench.timing.rotation import LazyRuns, cold_copies
+from quantbench.timing.rotation import cold_copies
 
 pytestmark = [
     pytest.mark.gpu,
@@ -104,7 +104,7 @@ def test_copies_in_turn_are_captured(spec: DeviceSpec) -> None:
     min_bytes = 3 * 2 * n**2
     count = cold_copies(spec.l2_bytes, min_bytes)
     timer = CudaTimer(TimingOptions(mode="graph", max_time_s=0.5), spec, device.monitor(spec))
-    got = timer.measure(product(n), rotate=LazyRuns(count, lambda _: product(n)), min_bytes=min_bytes)
+    got = timer.measure(product(n), copy=lambda _: product(n), min_bytes=min_bytes)
     assert (got.mode, got.cache) == ("graph", "cold")
     assert got.kernels_per_sample >= count
 

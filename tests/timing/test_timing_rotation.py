@@ -1,4 +1,4 @@
-"""How many copies are cold, and copies that are made only when asked for."""
+"""How many copies are cold."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import exp
 import pytest
 
 from quantbench.errors import InputError
-from quantbench.timing.rotation import COLD_L2_MULTIPLE, LazyRuns, cold_copies
+from quantbench.timing.rotation import COLD_L2_MULTIPLE, cold_copies
 
 MIB = 2**20
 
@@ -34,25 +34,3 @@ def test_a_random_replacement_keeps_two_percent() -> None:
 def test_errors_name_the_value() -> None:
     with pytest.raises(InputError, match="cold_copies: min_bytes = 0; expected an integer from 1"):
         cold_copies(MIB, 0)
-
-
-def test_lazy_runs_are_made_once_and_only_when_asked() -> None:
-    made: list[int] = []
-    calls: list[int] = []
-
-    def make(number: int):
-        made.append(number)
-        return lambda: calls.append(number)
-
-    runs = LazyRuns(5, make)
-    assert (len(runs), made) == (5, [])
-    runs[2]()
-    runs[2]()
-    runs[-1]()
-    assert made == [2, 4]
-    assert calls == [2, 2, 4]
-    for run in runs[:2]:
-        run()
-    assert made == [2, 4, 0, 1]
-    with pytest.raises(IndexError, match="run 5 of 5"):
-        runs[5]

@@ -18,7 +18,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import UnsupportedError
 from quantbench.providers import catalog
 from quantbench.stats import typical_us
-from quantbench.sweep.worker import copies_of
+from quantbench.sweep.worker import copier
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.session import Timer
 from quantbench.workload import Gemm
@@ -44,10 +44,10 @@ def measure_row(gemm: Gemm, spec: DeviceSpec, timers: dict[str, Timer], methods:
     for _ in range(REPEATS):
         for name, timer in timers.items():
             start_s = time.perf_counter()
-            copies = copies_of(provider, gemm, spec, TimingOptions())
+            copy = copier(provider, gemm, spec, TimingOptions())
             found = medians.setdefault(name, [])
-            with suppress(UnsupportedError):  # a graph with a cold cache and too few copies to rotate over
-                measured = timer.measure(task.run, rotate=copies, min_bytes=gemm.min_bytes)
+            with suppress(UnsupportedError):  # a graph with a cold cache and too many copies to rotate over
+                measured = timer.measure(task.run, copy=copy, min_bytes=gemm.min_bytes)
                 found.append(typical_us(measured.samples_us))
             wall_s.setdefault(name, []).append(time.perf_counter() - start_s)
         for name, method in methods.items():
