@@ -173,7 +173,7 @@ class CommSession:
                 return Skipped(refused.message)
             return Failed(refused.kind, refused.message)
         try:
-            measurement = self._sample(collective)
+            measurement = self._sample()
         except MeasurementError as error:
             return Failed("error", str(error))
         drift = self.reference_us[-1] / self.reference_us[0] if self.reference_us else None
@@ -184,8 +184,8 @@ class CommSession:
         )  # fmt: skip
         return Measured(measurement, graded)
 
-    def _sample(self, collective: Collective) -> Measurement:
-        sampler = LeaderSampler(self._leader, collective)
+    def _sample(self) -> Measurement:
+        sampler = LeaderSampler(self._leader)
         before = self._state()
         warm = warm_up(
             sampler, window_s=_WARM_UP_WINDOW_S, limit_s=min(_WARM_UP_LIMIT_S, self._options.max_time_s),

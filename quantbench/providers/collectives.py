@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import reduce
 
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from quantbench.errors import InputError, UnsupportedError
-from quantbench.timing.lockstep import COMMAND_LENGTH, OUT_OF_MEMORY
+from quantbench.timing.lockstep import OUT_OF_MEMORY, Command
 from quantbench.workload import Collective
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "int8": torch.int8}
@@ -72,10 +72,10 @@ class TorchRanks:
     def __exit__(self, *_: object) -> None:
         dist.destroy_process_group()
 
-    def broadcast(self, command: Sequence[int] | None) -> list[int]:
-        numbers = torch.tensor(command if command is not None else [0] * COMMAND_LENGTH, dtype=torch.int64)
-        dist.broadcast(numbers, src=0, group=self._control)
-        return [int(n) for n in numbers.tolist()]
+    def broadcast(self, command: Command | None) -> Command | None:
+        told = [command]
+        dist.broadcast_object_list(told, src=0, group=self._control)
+        return told[0]
 
     def gather(self, value: object) -> list[object] | None:
         gathered: list[object] | None = [None] * self.world_size if self.rank == 0 else None

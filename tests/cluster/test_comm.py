@@ -30,7 +30,7 @@ from quantbench.errors import InputError, MeasurementError
 from quantbench.store.folder import read_run
 from quantbench.store.record import Failed, Measured, Record, Skipped, record_to_json
 from quantbench.store.schema import schema
-from quantbench.timing.lockstep import ALLOCATE, CHECK, OUT_OF_MEMORY, SAMPLE, STOP, Leader, encode, follow, perform
+from quantbench.timing.lockstep import OUT_OF_MEMORY, Command, Leader, follow
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Collective
 
@@ -91,20 +91,15 @@ class LoneRanks:
 
     others: Sequence[object] = ()
     rank: int = 0
-    num_nodes: int = 1
-    commands: list[list[int]] = field(default_factory=list)
-    script: list[list[int]] = field(default_factory=list)
+    script: list[Command | None] = field(default_factory=list)
     gathered: list[object] = field(default_factory=list)
 
     @property
     def world_size(self) -> int:
         return 1 + len(self.others) if self.others else 2
 
-    def broadcast(self, command: Sequence[int] | None) -> list[int]:
-        if command is None:
-            return self.script.pop(0)
-        self.commands.append(list(command))
-        return list(command)
+    def broadcast(self, command: Command | None) -> Command | None:
+        return self.script.pop(0) if self.rank else command
 
     def gather(self, value: object) -> list[object] | None:
         self.gathered.append(value)
@@ -147,7 +142,7 @@ def test_a_sample_is_the_slowest_ranks() -> None:
     point = Collective("all_reduce", 8000, 2, "fp32")
     leader = Leader(LoneRanks(), work := SteadyWork())
     assert leader.begin(point) is None
-    assert leader.sample(point, 3, 1) == pytest.approx([36.0, 36.002, 36.004])
+    assert leader.sample(3, 1) == pytest.approx([36.0, 36.002, 36.004])
     assert work.asked == [point]
     leader.stop()
 
@@ -156,7 +151,7 @@ def test_a_rank_that_answers_less_is_an_error() -> None:
     leader = Leader(LoneRanks(others=[[1.0]]), SteadyWork())
     leader._work.allocate(Collective("all_reduce", 8, 2, "fp32"))  # type: ignore[attr-defined]
     with pytest.raises(MeasurementError, match="3 samples from each rank"):
-        leader.sample(Collective("all_reduce", 8, 2, "fp32"), 3, 1)
+        leader.sample(3, 1)
 
 
 def test_a_session_keeps_every_point_and_repeats_its_reference() -> None:
@@ -217,12 +212,10 @@ def test_another_ranks_trouble_is_named() -> None:
 def test_followers_do_as_they_are_told_until_they_are_let_go() -> None:
     point = Collective("all_to_all", 4096, 2, "fp32")
     work = SteadyWork()
-    script = [encode(code, point, 2, 1) for code in (ALLOCATE, CHECK, SAMPLE, STOP)]
-    ranks = LoneRanks(rank=1, script=script)
+    ranks = LoneRanks(rank=1, script=[("allocate", (point,)), ("check", ()), ("sample", (2, 1)), None])
     follow(ranks, work)
     assert work.asked == [point]
     assert ranks.gathered == ["", "", pytest.approx([14.096, 14.097])]
-    assert perform(work, encode(CHECK, point, 0, 0), ranks) == ""
 
 
 def test_traffic_of_others_is_seen(tmp_path: Path) -> None:

@@ -146,9 +146,7 @@ def test_more_copies_than_are_made_are_refused() -> None:
 
 def test_a_graph_without_copies_is_not_called_cold() -> None:
     # The "cold" graph that was silently warm (flashinfer 4468) cannot come about.
-    with pytest.raises(
-        UnsupportedError, match="0 copies to rotate over; expected min_bytes and copies"
-    ):
+    with pytest.raises(UnsupportedError, match="0 copies to rotate over; expected min_bytes and copies"):
         in_graph(10.0)
     gpu = FakeGpu(run_us=5.0)
     with pytest.raises(UnsupportedError, match="expected min_bytes and copies"):
