@@ -16,18 +16,24 @@ leave dirty lines, for whose writing back the timed kernel would pay (up to 15 Â
 lines that a kernel asked to keep (evict_last, persisting windows); rotating over copies does.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from math import ceil
 from time import perf_counter, sleep
+from typing import TYPE_CHECKING
 
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.measurement import Measurement
 from quantbench.stats import typical_us
-from quantbench.timing.cuda_samplers import MAX_QUEUED, CudaOps, EventSampler, replay_sampler
+from quantbench.timing.cuda_samplers import MAX_QUEUED, EventSampler, replay_sampler
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import Run, cold_copies
 from quantbench.timing.session import Audit, Timer
+
+if TYPE_CHECKING:
+    from quantbench.timing.cuda_device import TorchCuda
 
 # A graph of many runs takes about this long, so that the events' tick is 0.1 % of it.
 _GRAPH_US = 500.0
@@ -76,7 +82,7 @@ class CudaTimer(Timer):
         spec: DeviceSpec,
         state: Callable[[], DeviceState],
         *,
-        ops: CudaOps | None = None,
+        ops: TorchCuda | None = None,
         now: Callable[[], float] = perf_counter,
         pause: Callable[[float], None] = sleep,
     ) -> None:

@@ -117,7 +117,7 @@ class TorchEventPair:
 
 
 class TorchCuda:
-    """`CudaOps` on the current CUDA device and stream.
+    """CUDA calls of the samplers, on the current device and stream. Tests stand in for it with doubles of a device.
 
     Creating it allocates the flush buffer (COLD_L2_MULTIPLE × L2) and compiles the probes, which takes about a second
     the first time. Without these kernels (no Triton, no C compiler, ROCm) a sleep holds the stream and the clock is
@@ -143,6 +143,7 @@ class TorchCuda:
         self.synchronize()
 
     def event_pair(self) -> TorchEventPair:
+        """Returns a new pair."""
         return TorchEventPair()
 
     def empty(self) -> None:
@@ -159,9 +160,11 @@ class TorchCuda:
         self._hold.hold()
 
     def release(self) -> None:
+        """Lets the queued work run."""
         self._hold.release()
 
     def was_held(self) -> bool:
+        """Returns whether the stream stayed held until `release`; call after `synchronize`."""
         return self._hold.was_held()
 
     def stamp(self, index: int) -> None:
@@ -170,7 +173,8 @@ class TorchCuda:
             self._stamp_kernel[(self._stamp_blocks,)](self._stamp_rows[index], _MAX_SMS, num_warps=1)
 
     def clocks_mhz(self, stamps: int) -> tuple[float, ...]:
-        """Returns the SM clocks between the first `stamps` stamps of this batch, MHz."""
+        """Returns the SM clocks between the first `stamps` stamps of this batch, MHz; empty if unknown. Call after
+        `synchronize`."""
         if self._stamp_kernel is None:
             return ()
         rows = self._stamps[:stamps].cpu().numpy()
@@ -185,17 +189,18 @@ class TorchCuda:
         return self._state
 
     def synchronize(self) -> None:
+        """Waits for all queued work; raises its errors."""
         torch.cuda.synchronize()
 
-    def capture(self, body: Callable[[], None], rehearsal: Callable[[], None]) -> Run:
+    def capture(self, body: Callable[[], None]) -> Run:
         """Captures the work that body queues as a graph and returns its replay.
 
-        The rehearsal runs on the stream to be captured, so that cuBLAS and the allocator set up their per-stream state
+        It runs once on the stream to be captured before, so that cuBLAS and the allocator set up their per-stream state
         outside the graph.
         """
         self._graph_stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._graph_stream):
-            rehearsal()
+            body()
         torch.cuda.current_stream().wait_stream(self._graph_stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self._graph_stream):

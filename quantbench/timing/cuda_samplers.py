@@ -1,7 +1,7 @@
 """Orders the launches in a batch of samples.
 
-Entry points: `EventSampler`, `replay_sampler` and `MAX_QUEUED`, used by `cuda`; `CudaOps`, the CUDA calls that are
-injected, implemented in `cuda_device`. A batch has one synchronisation:
+Entry points: `EventSampler`, `replay_sampler` and `MAX_QUEUED`, used by `cuda`. The CUDA calls of `cuda_device` are
+injected. A batch has one synchronisation:
 
     hold the stream · stamp · [audit · flush · start event · run · stop event · stamp] × count · release · wait
 
@@ -10,12 +10,16 @@ So a one-thread kernel spins on a flag in host memory while everything queues up
 the inputs (`session.Audit`). The state (clocks, power, throttle reasons) is read between release and wait.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from __future__ import annotations
 
-from quantbench.device.spec import DeviceState
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from quantbench.timing.rotation import Run
 from quantbench.timing.session import LAUNCH_GAP, Batch
+
+if TYPE_CHECKING:
+    from quantbench.timing.cuda_device import TorchCuda
 
 #: Most samples queued behind one hold. The driver queues about 1024 launches before it blocks the host, which then
 #: never releases the stream. A sample is 8 launches plus those of the run, so 16 leaves room for runs of 50 launches.
@@ -24,56 +28,6 @@ MAX_QUEUED = 16
 #: Most runs queued behind one hold as nodes of graphs. Before CUDA 12.6 a graph launch costs the host time for each
 #: node (NVIDIA's blog, "Constant Time Launch for Straight-Line CUDA Graphs", 2024), so nodes count like launches.
 MAX_QUEUED_RUNS = 512
-
-
-class EventPair(Protocol):
-    """A start and a stop event."""
-
-    def start(self) -> None:
-        """Records the start in the current stream."""
-
-    def stop(self) -> None:
-        """Records the stop in the current stream."""
-
-    def elapsed_us(self) -> float:
-        """Returns the device time between the two events, µs; both must have completed."""
-
-
-class CudaOps(Protocol):
-    """CUDA calls that samplers need; implemented by `cuda_device.TorchCuda` and by the tests' fake."""
-
-    def event_pair(self) -> EventPair:
-        """Returns a new pair."""
-
-    def empty(self) -> None:
-        """Queues a kernel that does nothing, or next to nothing."""
-
-    def flush(self) -> None:
-        """Queues the flush of the last-level cache."""
-
-    def hold(self) -> None:
-        """Holds the stream until `release`."""
-
-    def release(self) -> None:
-        """Lets the queued work run."""
-
-    def was_held(self) -> bool:
-        """Returns whether the stream stayed held until `release`; call after `synchronize`."""
-
-    def stamp(self, index: int) -> None:
-        """Queues the kernel that reads all SM counters into stamp `index`, from 0."""
-
-    def clocks_mhz(self, stamps: int) -> tuple[float, ...]:
-        """Returns the clocks between neighbouring stamps, MHz; empty if unknown. Call after `synchronize`."""
-
-    def state(self) -> DeviceState:
-        """Returns the current state of the device."""
-
-    def synchronize(self) -> None:
-        """Waits for all queued work; raises its errors."""
-
-    def capture(self, body: Callable[[], None], rehearsal: Callable[[], None]) -> Run:
-        """Captures the work that body queues as a graph and returns its replay; rehearsal runs first, uncaptured."""
 
 
 class EventSampler:
@@ -85,7 +39,7 @@ class EventSampler:
     """
 
     def __init__(
-        self, ops: CudaOps, run: Run, *, flush: bool, before: Run = lambda: None, runs_per_sample: int = 1
+        self, ops: TorchCuda, run: Run, *, flush: bool, before: Run = lambda: None, runs_per_sample: int = 1
     ) -> None:
         self._ops = ops
         self._before = before
@@ -126,7 +80,7 @@ class EventSampler:
         return Batch(samples_us, clocks, state, (reason,) * len(samples_us))
 
 
-def replay_sampler(ops: CudaOps, runs: Sequence[Run], before: Run = lambda: None) -> EventSampler:
+def replay_sampler(ops: TorchCuda, runs: Sequence[Run], before: Run = lambda: None) -> EventSampler:
     """Returns a sampler whose run is a graph of `runs`; a sample is their mean.
 
     runs: the same run repeated for a hot cache; copies in turn (see `rotation`) for a cold one, which need no flush: in
@@ -137,7 +91,7 @@ def replay_sampler(ops: CudaOps, runs: Sequence[Run], before: Run = lambda: None
         for run in runs:
             run()
 
-    replay = ops.capture(body, rehearsal=body)
+    replay = ops.capture(body)
     replay()  # the first launch of a graph uploads it, which must not happen behind a hold
     ops.synchronize()
     return EventSampler(ops, replay, flush=False, before=before, runs_per_sample=len(runs))

@@ -193,9 +193,9 @@ class Gpu:
         """Sleeps on the host."""
         self.host_us += seconds * 1e6
 
-    def capture(self, body: Callable[[], None], rehearsal: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, body: Callable[[], None]) -> Callable[[], None]:
         """Captures a graph. A replay is one launch that takes the host a while for each node, as before CUDA 12.6."""
-        rehearsal()
+        body()
         self.graph = []
         try:
             body()
@@ -228,7 +228,7 @@ class Pair:
 
 
 class Ops:
-    """`quantbench.timing.cuda_samplers.CudaOps` on the double; called like `cuda_device.TorchCuda`."""
+    """`quantbench.timing.cuda_device.TorchCuda` on the double."""
 
     def __init__(self, spec: Any = None, state: Any = None, gpu: Gpu = GPU) -> None:
         self._gpu = gpu

@@ -27,7 +27,7 @@ FLUSH_US, STAMP_US, HOLD_US = 70.0, 5.0, 1000.0
 
 @dataclass
 class SimulatedCuda:
-    """`CudaOps` of a device that runs what is queued at once.
+    """`TorchCuda` of a device that runs what is queued at once.
 
     offset_us: time between the start event and the kernel. tick_us: resolution of the events. ramp_s: how long the
     clock climbs from idle to top_mhz. limit_after_s: how long heavy work (over half of the time) runs before the power
@@ -97,7 +97,7 @@ class SimulatedCuda:
     def synchronize(self) -> None:
         pass
 
-    def capture(self, body: Callable[[], None], rehearsal: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, body: Callable[[], None]) -> Callable[[], None]:
         return body
 
 
