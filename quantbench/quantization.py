@@ -76,7 +76,6 @@ class Quantization:
     last_wave_tiles: blocks in the last wave (1 … resident_blocks).
     wave_efficiency: num_tiles / (num_waves · resident_blocks).
     resident_blocks: resident blocks of the whole device.
-    alignment_bytes: as of `gemm_alignment_bytes`.
     """
 
     num_tiles: int
@@ -85,7 +84,6 @@ class Quantization:
     last_wave_tiles: int
     wave_efficiency: float
     resident_blocks: int
-    alignment_bytes: int
 
     @property
     def efficiency(self) -> float:
@@ -138,7 +136,6 @@ def quantize(gemm: Gemm | GroupedGemm, tile: Tile, sm_count: int, blocks_per_sm:
         last_wave_tiles=num_tiles - (num_waves - 1) * resident,
         wave_efficiency=num_tiles / (num_waves * resident),
         resident_blocks=resident,
-        alignment_bytes=gemm_alignment_bytes(gemm),
     )
 
 

@@ -53,10 +53,9 @@ def tile_in_use(spec: DeviceSpec, dtype: str, launch: Launch | None) -> TileInUs
     sm_count = 1 if one_core else spec.sm_count
     if launch is None or launch.tile is None:
         assumed = assumed_tile(spec)
-        per_sm = 1 if one_core else assumed.blocks_per_sm
-        words = f"{assumed.tile} tile (assumed)" + ("" if one_core else f" on {sm_count} SMs")
+        words = f"{assumed} tile (assumed)" + ("" if one_core else f" on {sm_count} SMs")
         waves = not one_core and known_in_waves(spec, dtype)
-        return TileInUse(assumed.tile, sm_count * per_sm, "assumed", words, waves, per_sm if waves else None)
+        return TileInUse(assumed, sm_count, "assumed", words, waves, 1 if waves else None)
     resident = 1 if one_core else sm_count * (launch.blocks_per_sm or 1)
     words = tile_words(launch.tile, resident, sm_count)
     return TileInUse(launch.tile, resident, "launch", words, not one_core, None if one_core else launch.blocks_per_sm)

@@ -141,7 +141,7 @@ def _strangeness(explanation: Explanation, spec: DeviceSpec) -> tuple[float, ...
     Prefers, in this order: few blocks per SM, sides that are powers of two, an aspect ratio up to two, a size near the
     device's assumed tile.
     """
-    assumed = assumed_tile(spec).tile
+    assumed = assumed_tile(spec)
     sides = (explanation.block_m, explanation.block_n)
     odd = sum(side & (side - 1) != 0 for side in sides)
     away = abs(np.log(sides[0] / assumed.block_m)) + abs(np.log(sides[1] / assumed.block_n))

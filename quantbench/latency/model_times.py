@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, UnsupportedError
@@ -68,30 +69,24 @@ class ModelTimes:
 
     def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
         """Returns one estimate per workload, in order; predicts all workloads of one kind and dtype in one batch."""
+        answers: dict[type[Any], Callable[[list[Any]], list[Estimate]]] = {
+            Gemm: self._products, Attention: self._attentions, Softmax: self._softmaxes, MoE: self._experts
+        }  # fmt: skip
         groups: dict[tuple[type[Compute], str], list[Compute]] = defaultdict(list)
         for work in dict.fromkeys(workloads):
-            if not isinstance(work, Gemm | Attention | Softmax | MoE):
+            if type(work) not in answers:
                 raise UnsupportedError("predict", str(work), "products, attention, softmax or experts: no model of it")
             groups[type(work), work.dtype].append(work)
         known: dict[Compute, Estimate] = {}
         for (kind, dtype), works in groups.items():
-            if kind is MoE:
-                found = self._experts([work for work in works if isinstance(work, MoE)], dtype)
-                known.update(zip(works, found, strict=True))
-                continue
-            model, note = self._gemm_of(dtype)
+            model = self._experts_of(dtype) if kind is MoE else self._gemm_of(dtype)[0]
             if not model.rows:
                 self.common_error = UNMEASURED_COMMON
-            if kind is Gemm:
-                found = self._products([work for work in works if isinstance(work, Gemm)], model, note)
-            elif kind is Attention:
-                found = self._attentions([work for work in works if isinstance(work, Attention)])
-            else:
-                found = self._softmaxes([work for work in works if isinstance(work, Softmax)])
-            known.update(zip(works, found, strict=True))
+            known.update(zip(works, answers[kind](works), strict=True))
         return [known[work] for work in workloads]
 
-    def _products(self, works: list[Gemm], model: GemmModel, note: str) -> list[Estimate]:
+    def _products(self, works: list[Gemm]) -> list[Estimate]:
+        model, note = self._gemm_of(works[0].dtype)
         self._notes[note] = None
         single = "" if model.rows else f"{works[0].dtype} products: none measured on {self.device.name}"
         batched = single or ("" if model.batched else "batched products: none measured")
@@ -120,12 +115,10 @@ class ModelTimes:
             return "backward attention: only forward passes measured"
         return "attention: no such heads, mask or number format measured"
 
-    def _experts(self, works: list[MoE], dtype: str) -> list[Estimate]:
-        model = self._experts_of(dtype)
+    def _experts(self, works: list[MoE]) -> list[Estimate]:
+        model = self._experts_of(works[0].dtype)
         self._notes[model.note] = None
-        if not model.rows:
-            self.common_error = UNMEASURED_COMMON
-        why = "" if model.rows else f"experts in {dtype}: none measured on {self.device.name}"
+        why = "" if model.rows else f"experts in {model.dtype}: none measured on {self.device.name}"
         return [replace(one, unmeasured=why) for one in model.predict(works)]
 
     def _softmaxes(self, works: list[Softmax]) -> list[Estimate]:

@@ -73,25 +73,13 @@ class OpTimes(Protocol):
 TimesOf = Callable[[DeviceSpec], OpTimes]
 
 
-@dataclass(frozen=True)
-class AssumedTile:
-    """Tile assumed for all GEMMs of a device.
-
-    reason: text for messages.
-    """
-
-    tile: Tile
-    blocks_per_sm: int
-    reason: str
-
-
 # The steps of the public A100 bf16 GEMM table correlate best (0.72) with the waves of a 128×256 tile at one block per
 # SM; those of Hopper and Blackwell correlate less with any tile, so theirs is a guess.
-_AMPERE_AND_LATER = AssumedTile(Tile(128, 256), 1, "128x256 tile, one block per SM, is assumed")
+_AMPERE_AND_LATER = Tile(128, 256)
 # The largest tile of cuBLAS's fp16 kernels on Volta and Turing (volta_fp16_s884gemm_fp16_256x128_…).
-_VOLTA = AssumedTile(Tile(256, 128), 1, "256x128 tile, one block per SM, is assumed")
+_VOLTA = Tile(256, 128)
 # oneDNN's AVX-512 kernels walk n in blocks of 64 columns: measured as steps every 64 in n on one core.
-_CPU = AssumedTile(Tile(1, 64), 1, "columns in blocks of 64 (oneDNN) are assumed")
+_CPU = Tile(1, 64)
 
 # Share of the spec-sheet peak that a large GEMM reaches; good libraries reach 0.7 to 0.85.
 _COMPUTE_EFFICIENCY = 0.75
@@ -100,8 +88,8 @@ _BANDWIDTH_EFFICIENCY = 0.8
 _KERNEL_OVERHEAD_US = {"cuda": 3.0, "cpu": 2.0}
 
 
-def assumed_tile(spec: DeviceSpec) -> AssumedTile:
-    """Returns the tile assumed on a device if neither a launch nor a fitted model names one."""
+def assumed_tile(spec: DeviceSpec) -> Tile:
+    """Returns the tile assumed on a device, at one block per SM, if neither a launch nor a fitted model names one."""
     if spec.compute_capability is None:
         return _CPU
     return _AMPERE_AND_LATER if spec.compute_capability >= (8, 0) else _VOLTA
@@ -120,8 +108,7 @@ def roofline_us(workload: Workload, spec: DeviceSpec) -> float:
         peak = spec.peak(workload.dtype) or min(spec.peak_tflops.values())
         compute_us = workload.flops / (peak * 1e6 * _COMPUTE_EFFICIENCY)
     if isinstance(workload, Gemm | GroupedGemm):
-        assumed = assumed_tile(spec)
-        compute_us /= quantize(workload, assumed.tile, spec.sm_count, assumed.blocks_per_sm).efficiency
+        compute_us /= quantize(workload, assumed_tile(spec), spec.sm_count).efficiency
     return max(memory_us, compute_us) + overhead_us
 
 

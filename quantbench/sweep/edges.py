@@ -82,10 +82,10 @@ def _waves(ops: Iterable[Op], spec: DeviceSpec, tiles: Sequence[Tile | None]) ->
     """Returns the number of waves of each GEMM with each tile, by op label and tile."""
     assumed = assumed_tile(spec)
     return {
-        (op.label, tile): quantize(op.workload, tile, spec.sm_count, assumed.blocks_per_sm).num_waves
+        (op.label, tile): quantize(op.workload, tile, spec.sm_count).num_waves
         for op in ops
         if isinstance(op.workload, Gemm | GroupedGemm)
-        for tile in {tile or assumed.tile for tile in tiles}
+        for tile in {tile or assumed for tile in tiles}
     }
 
 

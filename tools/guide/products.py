@@ -123,7 +123,7 @@ def edges_of(points: Sequence[Point], spec: DeviceSpec) -> Edges:
 
 
 def _below_one_wave(pairs: Sequence[tuple[Gemm, Gemm, float]], spec: DeviceSpec) -> BelowOneWave | None:
-    tile = assumed_tile(spec).tile
+    tile = assumed_tile(spec)
     begins: list[float] = []
     fits: list[float] = []
     for a, b, ratio in pairs:

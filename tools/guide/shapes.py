@@ -58,7 +58,7 @@ def slots_of(op: Op, spec: DeviceSpec) -> Quantization:
     """Computes tiles and waves of one GEMM, with the device's assumed tile."""
     assumed = assumed_tile(spec)
     assert isinstance(op.workload, Gemm)
-    return quantize(op.workload, assumed.tile, spec.sm_count, assumed.blocks_per_sm)
+    return quantize(op.workload, assumed, spec.sm_count)
 
 
 def layer_share(hidden: int, mbs: int, spec: DeviceSpec, *, backward: bool = False) -> float:

@@ -424,7 +424,6 @@ class Parts:
     memory: Any
     l2: Any
     write: Any
-    joined: Any
     reduction: Any
     fixed: Any
 
@@ -493,7 +492,7 @@ def kernel_parts(p: Values, s: Shapes) -> Parts:
     if machine.is_narrow:
         time = time + (exp(p["convert"]) * s.converted_us + exp(p["convert_row"]) * s.a_rows)
     log_time = log(time) + exp(p["small_tile"]) * s.smallness
-    return Parts(log_time, arithmetic, memory, l2, write, joined, reduction, launch + steps)
+    return Parts(log_time, arithmetic, memory, l2, write, reduction, launch + steps)
 
 
 def clock_loss(p: Values, s: Shapes) -> Any:
