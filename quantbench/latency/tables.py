@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.errors import InputError, StoreError, UnsupportedError, require_choice
+from quantbench.errors import InputError, StoreError, require_choice
 from quantbench.files import open_text, read_bytes, reason
 from quantbench.workload.dtypes import GEMM_DTYPES
 
@@ -60,8 +60,7 @@ def read_table(path: str | Path, gpu: str, *, dtype: str = "bf16", library: str 
 
     Drops rows with a size below 1 or a latency that is not finite and positive; merges repeated shapes by the median.
 
-    Raises InputError for an unknown dtype, a missing column or no measured row, StoreError for an unreadable file,
-    UnsupportedError for a Parquet file without pyarrow.
+    Raises InputError for an unknown dtype, a missing column or no measured row, StoreError for an unreadable file.
     """
     columns = read_columns(path, dtype)
     shape = np.stack([columns[name].astype(np.int64) for name in ("m", "n", "k")])
@@ -108,13 +107,10 @@ def systems_folder() -> Path | None:
 
 
 def read_parquet(operation: str, file: Path) -> Any:
-    """Reads a Parquet file as a pyarrow Table. Raises StoreError, naming `operation`, if unreadable or too
-    long, UnsupportedError without pyarrow."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise UnsupportedError(operation, "pyarrow is not installed", "pip install 'quantbench[tables]'") from error
+    """Reads a Parquet file as a pyarrow Table. Raises StoreError, naming `operation`, if unreadable or too long."""
+    import pyarrow as pa  # here: most commands read none
+    import pyarrow.parquet as pq
+
     try:
         found = pq.ParquetFile(pa.BufferReader(read_bytes(file)))
         if found.metadata.num_rows <= MOST_ROWS:
