@@ -139,70 +139,61 @@ def warm_up(
     return WarmUp(steadiness.typical_us, steadiness.clock_mhz, steadiness.steady, batch.state, steadiness.light)
 
 
-def collect(
-    sampler: Sampler, rule: StoppingRule, warm: WarmUp, *, batch_limit: int, sleep: Callable[[float], None]
-) -> Measurement:
-    """Samples until `rule` is satisfied, or too many batches are bad (stopped by `discards`). Discards throttled
-    samples and pauses after them.
-
-    If every sample was bad, all are kept except the one with the lowest clock, whose reason ends with `KEPT`. Raises
-    MeasurementError if then fewer than two are finite positive times.
-    """
-    good: list[Discarded] = []
-    bad: list[Discarded] = []
-    pause_s = _FIRST_PAUSE_S
-    bad_batches = 0
-    stopped_by = None
-    while stopped_by is None:
-        wanted = min(rule.missing, batch_size(warm.typical_us, batch_limit))
-        batch = sampler.sample(wanted)
-        samples = _judge(batch, warm.clock_mhz)
-        accepted = [s for s in samples if not s.reason]
-        good += accepted
-        bad += [s for s in samples if s.reason]
-        for s in accepted:
-            rule.add(s.sample_us)
-        if accepted:
-            bad_batches = 0
-        elif not all(s.reason.startswith(PREEMPTED) for s in samples):
-            bad_batches += 1
-        stopped_by = rule.finished()
-        if stopped_by is None and (bad_batches >= _MAX_BAD_BATCHES or len(bad) >= rule.max_samples):
-            stopped_by = "discards"
-        if stopped_by is None and not good and len(bad) > 1 and rule.out_of_time:
-            stopped_by = "max_time"  # the rule waits for a first good sample
-        if stopped_by is None and any(s.reason.startswith(THROTTLED) for s in samples):
-            sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        else:
-            pause_s = _FIRST_PAUSE_S
-    if not good:
-        good, bad = _keep(bad)
-    clocks = tuple(s.clock_mhz for s in good if s.clock_mhz is not None)
-    return Measurement(
-        tuple(s.sample_us for s in good), clocks if len(clocks) == len(good) else (), tuple(bad), stopped_by,
-        mode="unknown", cache="unknown", state_before=warm.state, state_after=batch.state,
-    )  # fmt: skip
-
-
 def sample_point(
     sampler: Sampler, options: TimingOptions, warm: WarmUp, *, mode: str, runs_per_sample: int, batch_limit: int,
     tick_us: float, now: Callable[[], float], pause: Callable[[float], None],
 ) -> Measurement:  # fmt: skip
-    """Samples a warmed-up point with `options` and returns its measurement.
+    """Samples a warmed-up point until the stopping rule of `options` is satisfied, or too many batches are bad (stopped
+    by `discards`). Discards throttled samples and pauses after them.
 
     mode, runs_per_sample: stored in the `Measurement`.
     batch_limit: maximum samples in a batch.
     tick_us: resolution of one sample.
     pause: function that sleeps for a number of seconds.
+
+    If every sample was bad, all are kept except the one with the lowest clock, whose reason ends with `KEPT`. Raises
+    MeasurementError if then fewer than two are finite positive times.
     """
     rule = StoppingRule(
         half_width=options.half_width, min_samples=options.min_samples, max_samples=options.max_samples,
         max_time_s=options.max_time_s, now=now, tick_us=tick_us,
     )  # fmt: skip
+    good: list[Discarded] = []
+    bad: list[Discarded] = []
+    pause_s = _FIRST_PAUSE_S
+    bad_batches = 0
+    stopped_by = None
     with _no_garbage_collection():
-        found = collect(sampler, rule, warm, batch_limit=batch_limit, sleep=pause)
-    return replace(found, mode=mode, cache=options.cache, kernels_per_sample=runs_per_sample)
+        while stopped_by is None:
+            wanted = min(rule.missing, batch_size(warm.typical_us, batch_limit))
+            batch = sampler.sample(wanted)
+            samples = _judge(batch, warm.clock_mhz)
+            accepted = [s for s in samples if not s.reason]
+            good += accepted
+            bad += [s for s in samples if s.reason]
+            for s in accepted:
+                rule.add(s.sample_us)
+            if accepted:
+                bad_batches = 0
+            elif not all(s.reason.startswith(PREEMPTED) for s in samples):
+                bad_batches += 1
+            stopped_by = rule.finished()
+            if stopped_by is None and (bad_batches >= _MAX_BAD_BATCHES or len(bad) >= rule.max_samples):
+                stopped_by = "discards"
+            if stopped_by is None and not good and len(bad) > 1 and rule.out_of_time:
+                stopped_by = "max_time"  # the rule waits for a first good sample
+            if stopped_by is None and any(s.reason.startswith(THROTTLED) for s in samples):
+                pause(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            else:
+                pause_s = _FIRST_PAUSE_S
+    if not good:
+        good, bad = _keep(bad)
+    clocks = tuple(s.clock_mhz for s in good if s.clock_mhz is not None)
+    return Measurement(
+        tuple(s.sample_us for s in good), clocks if len(clocks) == len(good) else (), tuple(bad), stopped_by, mode,
+        options.cache, state_before=warm.state, state_after=batch.state, kernels_per_sample=runs_per_sample,
+    )  # fmt: skip
 
 
 @contextmanager

@@ -14,8 +14,7 @@ from quantbench.errors import MeasurementError
 from quantbench.measurement import Measurement
 from quantbench.timing.grade import grade
 from quantbench.timing.options import TimingOptions
-from quantbench.timing.session import KEPT, Batch, WarmUp, batch_size, collect, sample_point, warm_up
-from quantbench.timing.stopping import StoppingRule
+from quantbench.timing.session import KEPT, Batch, WarmUp, batch_size, sample_point, warm_up
 
 HOT = DeviceState(sm_clock_mhz=700.0, throttle_reasons=("hw_thermal",))
 NAN = float("nan")
@@ -60,10 +59,15 @@ def collected(
     batches: Iterable[Batch], *, clock: Clock | None = None, steady_mhz: float | None = 1410.0, **changes: float
 ) -> Measurement:
     clock = clock or Clock()
-    values = {"half_width": 0.005, "min_samples": 10, "max_samples": 500, "max_time_s": 2.0, **changes}
-    rule = StoppingRule(now=clock, **values)  # type: ignore[arg-type]
     warm = WarmUp(typical_us=1000.0, clock_mhz=steady_mhz, steady=True, state=OK)
-    return collect(Script(clock, batches), rule, warm, batch_limit=16, sleep=clock.sleep)
+    return sampled(Script(clock, batches), clock, warm, **{"max_samples": 500, **changes})
+
+
+def sampled(script: Script, clock: Clock, warm: WarmUp, **changes: float) -> Measurement:
+    options = TimingOptions(**changes)  # type: ignore[arg-type]
+    return sample_point(
+        script, options, warm, mode="cpu", runs_per_sample=1, batch_limit=16, tick_us=0.0, now=clock, pause=clock.sleep
+    )
 
 
 # ---- warming up
@@ -165,7 +169,7 @@ def test_hard_throttle_reasons_discard_a_whole_batch_and_the_power_limit_does_no
 def test_back_off_doubles_and_starts_again_after_a_good_batch() -> None:
     clock = Clock()
     slow, good = batch(150.0, mhz=900.0), batch(100.0, 90.0, 110.0)
-    collected([slow, slow, slow, good, slow, good], clock=clock, max_samples=9)
+    collected([slow, slow, slow, good, slow, good], clock=clock, min_samples=9, max_samples=9)
     assert clock.slept == [0.05, 0.1, 0.2, 0.05]
 
 
@@ -243,9 +247,8 @@ def test_nothing_but_preempted_samples_end_with_the_time_and_are_kept() -> None:
 def test_discards_are_bounded_when_the_clock_stands_still() -> None:
     clock = Clock()
     crowded = Batch((5.0,) * 5, invalid=("preempted: the core went to others once",) * 5)
-    rule = StoppingRule(half_width=0.005, min_samples=10, max_samples=50, max_time_s=1.0, now=clock)
     warm = WarmUp(5.0, None, True, OK)
-    got = collect(Script(clock, [crowded], takes_s=0.0), rule, warm, batch_limit=16, sleep=clock.sleep)
+    got = sampled(Script(clock, [crowded], takes_s=0.0), clock, warm, max_samples=50, max_time_s=1.0)
     assert got.stopped_by == "discards"
     assert len(got.samples_us) == 49
 
@@ -260,17 +263,15 @@ def test_sampling_stops_in_time() -> None:
 
 def test_one_long_run_is_a_measurement() -> None:
     clock = Clock()
-    rule = StoppingRule(half_width=0.005, min_samples=10, max_samples=50, max_time_s=2.0, now=clock)
     warm = WarmUp(3e6, 1410.0, True, OK)
-    got = collect(Script(clock, [batch(3e6)], takes_s=3.0), rule, warm, batch_limit=16, sleep=clock.sleep)
+    got = sampled(Script(clock, [batch(3e6)], takes_s=3.0), clock, warm, max_samples=50)
     assert (got.samples_us, got.stopped_by) == ((3e6,), "max_time")
 
 
 def test_batches_fit_what_the_rule_still_misses() -> None:
     clock = Clock()
     script = Script(clock, [batch(100.0, 120.0, 140.0, 160.0)])
-    rule = StoppingRule(half_width=0.005, min_samples=10, max_samples=14, max_time_s=9.0, now=clock)
-    collect(script, rule, WarmUp(1.0, 1410.0, True, OK), batch_limit=16, sleep=clock.sleep)
+    sampled(script, clock, WarmUp(1.0, 1410.0, True, OK), max_samples=14, max_time_s=9.0)
     assert script.counts == [10, 6, 2, 2]  # 4, 8, 12: look; the next look would be at 15, but 14 is the end
 
 
