@@ -8,7 +8,6 @@ import json
 
 from quantbench.analysis.verdict import VERDICTS, Verdict
 from quantbench.device.spec import DEVICE_KINDS, DeviceSpec
-from quantbench.latency.libraries import LIBRARIES
 from quantbench.profile.parts import KnownCliff, Provenance, RunSource, StoredFile
 from quantbench.profile.table import FLAG, INTEGER, LAYOUTS, NUMBER, ROW_GRADES, TEXT, TableLayout
 from quantbench.store.record import ORIGINS
@@ -18,7 +17,6 @@ PROFILE_FORMAT = "quantbench-profile"
 PROFILE_VERSION = 2
 
 _TEXT: Json = {"type": "string"}
-_INTEGER: Json = {"type": "integer"}
 _COUNT: Json = {"type": "integer", "minimum": 0}
 _POSITIVE: Json = {"type": "number", "exclusiveMinimum": 0}
 _SHA256: Json = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
@@ -93,36 +91,14 @@ def _table(layout: TableLayout) -> Json:
     }
 
 
-def _gemm_model() -> Json:
-    deflated = {"type": "string", "description": "The little-endian bytes, deflated, in base64."}
-    array = _object({"dtype": _TEXT, "shape": _list(_INTEGER), "zlib": deflated})
-    forest = ("leaf", "feature", "threshold", "value")
-    times = {"description": "Logarithms of predicted times, ascending."}
-    half_widths = {"description": "Half-width of the 90 % interval at those, in log time."}
-    return _object({
-        "dtype": _TEXT,
-        "library": {"enum": list(LIBRARIES)},
-        "rows": _INTEGER | {"description": "Measured rows that it was fitted to."},
-        "note": _TEXT,
-        "provenance": _OBJECT,
-        "log_us": _list({"type": "number"}) | times,
-        "half_width": _list(_POSITIVE) | half_widths,
-        "distilled": _object({
-            "machine": _OBJECT, "tiles": {"type": "array"}, "kernels": {"type": "array"}, "variants": _list(_TEXT),
-            "parameters": _list({"type": "number"}), "most": {"type": "number"},
-            "forest": _object({"depth": _INTEGER, "nodes": _INTEGER, **dict.fromkeys(forest, array)}),
-        }),
-    })  # fmt: skip
-
-
 def _models() -> Json:
-    softmax = "format version device parameters half_width rows note fused"
-    attention = "format version device dtype masks family parameters interval below above learner note provenance"
-    one = {
-        kind: _list(_OBJECT | {"required": names.split()}) | {"maxItems": 1}
-        for kind, names in (("softmax", softmax), ("attention", attention))
+    """Names the fields of the models; what stands in them is for quantbench alone."""
+    fields = {
+        "gemm": "dtype library rows note provenance log_us half_width distilled",
+        "softmax": "format version device parameters half_width rows note fused",
+        "attention": "format version device dtype masks family parameters interval below above learner note provenance",
     }
-    return _object({"gemm": _list(_gemm_model()) | {"description": "One for each number format and library."}, **one})
+    return _object({kind: _list(_OBJECT | {"required": names.split()}) for kind, names in fields.items()})
 
 
 if __name__ == "__main__":

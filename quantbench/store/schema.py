@@ -9,12 +9,11 @@ from dataclasses import fields
 
 from quantbench.device.spec import DEVICE_KINDS, DeviceSpec
 from quantbench.launch import Launch, Tile
-from quantbench.measurement import GRADES, Check, Grade, Measurement
-from quantbench.store.record import FAILURES, ORIGINS, RECORD_VERSION, ROLES, Failed, Place, Skipped
+from quantbench.measurement import GRADES, Grade, Measurement
+from quantbench.store.record import FAILURES, ORIGINS, RECORD_VERSION, ROLES, Failed, Place, Record, Skipped
 from quantbench.store.run import ENDINGS, RUN_FORMAT, RUN_VERSION, RunInfo
 from quantbench.store.typed import Json, json_schema
 from quantbench.workload import Attention, Gemm, GroupedGemm, MoE, Permute, Softmax
-from quantbench.workload.kinds import CLASSES
 from quantbench.workload.moe import PERMUTATIONS
 from quantbench.workload.ops import DIRECTIONS, LAYOUTS, MASKS
 
@@ -27,6 +26,9 @@ _LIMITS: dict[tuple[type, str], Json] = {
     (DeviceSpec, "peak_tflops"): {"additionalProperties": _POSITIVE},
     (RunInfo, "how_ended"): {"enum": list(ENDINGS)},
     (RunInfo, "origin"): {"enum": list(ORIGINS)},
+    (Record, "key"): {"pattern": "^[0-9a-f]{16}$"},
+    (Record, "role"): {"enum": list(ROLES)},
+    (Record, "origin"): {"enum": list(ORIGINS)},
     (Place, "count"): {"minimum": 1},
     (Gemm, "layout"): {"enum": list(LAYOUTS)},
     (GroupedGemm, "layout"): {"enum": list(LAYOUTS)},
@@ -46,7 +48,6 @@ _LIMITS: dict[tuple[type, str], Json] = {
     (Launch, "block"): {"anyOf": [_GRID, {"type": "null"}]},
     (Failed, "kind"): {"enum": list(FAILURES)},
 }  # fmt: skip
-_TEXT: Json = {"type": "string"}
 
 
 def schema(name: str) -> Json:
@@ -65,25 +66,11 @@ def _run() -> Json:
 
 def _record() -> Json:
     outcomes = {"measurement": _measurement(), "skipped": _of(Skipped), "failed": _of(Failed)}
-    properties = {
-        "run_id": _TEXT,
-        "key": _TEXT | {"pattern": "^[0-9a-f]{16}$"},
-        "role": {"enum": list(ROLES)},
-        "origin": {"enum": list(ORIGINS)},
-        "source": _TEXT,
-        "elapsed_s": {"type": "number"},
-        "places": {"type": "array", "items": _of(Place)},
-        "workload": {"oneOf": [_tagged(kind) for kind in CLASSES]},
-        "provider": _TEXT,
-        "launch": {"anyOf": [_launch(), {"type": "null"}]},
-    }
-    phases_s = {"type": "object", "additionalProperties": {"type": "number"}}
-    optional = {"check": {"anyOf": [_of(Check), {"type": "null"}]}, "phases_s": phases_s, **outcomes}
-    body = {
-        "type": "object", "properties": properties | optional, "additionalProperties": False,
-        "required": [name for name in properties if name != "launch"],
-        "oneOf": [{"required": [outcome]} for outcome in outcomes],
-    }  # fmt: skip
+    body = _of(Record)
+    properties = body["properties"] | outcomes | {"launch": {"anyOf": [_launch(), {"type": "null"}]}}
+    del properties["outcome"]
+    needed = [name for name in properties if name not in (*outcomes, "launch", "check", "phases_s")]
+    body |= {"properties": properties, "required": needed, "oneOf": [{"required": [name]} for name in outcomes]}
     head = {"version": {"enum": list(range(1, RECORD_VERSION + 1))}}
     title = f"One line of records.jsonl, version {RECORD_VERSION}"
     return _document(f"quantbench-record-{RECORD_VERSION}", title, head, body)
@@ -98,12 +85,6 @@ def _document(name: str, title: str, head: Json, body: Json) -> Json:
 
 def _of(kind: type) -> Json:
     return json_schema(kind, _LIMITS)
-
-
-def _tagged(kind: type) -> Json:
-    body = _of(kind)
-    tag = {"kind": {"const": kind.kind}}  # type: ignore[attr-defined]
-    return body | {"properties": tag | body["properties"], "required": ["kind", *body["required"]]}
 
 
 def _measurement() -> Json:

@@ -191,14 +191,16 @@ def json_schema(hint: Any, limits: Mapping[tuple[type, str], Json] | None = None
         return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return {"type": "object", "additionalProperties": json_schema(arguments[1], limits)}
-    hints = get_type_hints(hint)
+    hints, kind = get_type_hints(hint), _kind_of(hint)
+    tag = {} if kind is None else {"kind": {"const": kind}}
     return {
         "type": "object",
-        "properties": {
+        "properties": tag
+        | {
             one.name: json_schema(hints[one.name], limits) | (limits or {}).get((hint, one.name), {})
             for one in fields(hint)
         },
-        "required": [one.name for one in fields(hint) if one.name in _fields(hint)[1]],
+        "required": [*tag, *(one.name for one in fields(hint) if one.name in _fields(hint)[1])],
         "additionalProperties": False,
     }
 
