@@ -419,12 +419,12 @@ def _held_out(profile: Profile, asked: BlindspotOptions, as_json: bool) -> None:
     model_us = partial(report.thin_model, profile, table, dtype, asked.rows)
     found = replay(table, model_us, ask, asked.share, asked.target)
     sources = [run.source or run.run_id for run in profile.provenance.runs]
-    origins = [f"{profile.device.name}: {found.total_rows:,} products of {dtype} from {'; '.join(sources)}"]
+    origins = [f"{profile.device.name}: {len(table.m):,} products of {dtype} from {'; '.join(sources)}"]
     if asked.docs is not None:
-        report.write_between(asked.docs, SECTION, report.replay_markdown(found, who, origins))
-    first, *others = report.replay_columns(found.lines[0])
-    shown = plain_table((first, *(f">{name}" for name in others)), map(report.replay_cells, found.lines))
+        report.write_between(asked.docs, SECTION, report.replay_markdown(found, who, asked.share, origins))
+    (first, *others), *rows = report.replay_table(found)
+    shown = plain_table((first, *(f">{name}" for name in others)), rows)
     errors = "errors: median / p95 of |interpolated / measured - 1|, in %"
     written = [] if asked.docs is None else [f"written into {asked.docs}"]
     lines: list[StyledLine | Table] = [f"{origins[0]}, interpolated by {who}", errors, shown, *written]
-    print_result(as_json, lambda: report.replay_to_json(found, who), lines)
+    print_result(as_json, lambda: report.replay_to_json(found, who, asked.share, len(table.m)), lines)

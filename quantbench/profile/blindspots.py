@@ -24,13 +24,12 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.errors import InputError, require_choice
+from quantbench.errors import InputError
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-_WHO = "blindspots"
 TARGETS = ("p95", "max")
 #: most edges considered between two neighbouring rows; each adds a place on both sides
 _EDGES_PER_GAP = 32
@@ -45,7 +44,7 @@ class Site:
 
     m: (places,) sizes, ascending.
     expected_us: (places,) expected times; measured if in_table, else predicted.
-    in_table: (places,) True if the table has a row of this size.
+    in_table: (places,) True if the table has a row of this size, as of the first and the last.
     """
 
     n: int
@@ -53,15 +52,6 @@ class Site:
     m: IntArray
     expected_us: FloatArray
     in_table: BoolArray
-
-    def __post_init__(self) -> None:
-        who = f"{_WHO} n = {self.n}, k = {self.k}"
-        if not len(self.m) == len(self.expected_us) == len(self.in_table):
-            raise InputError(who, "arrays of different lengths", "one value per place")
-        if len(self.m) < 2 or not (self.in_table[0] and self.in_table[-1]) or (np.diff(self.m) < 1).any():
-            raise InputError(who, f"{len(self.m)} places", "places ascending, the first and the last in the table")
-        if not (np.isfinite(self.expected_us) & (self.expected_us > 0)).all():
-            raise InputError(who, "a time that is not finite or not above 0", "finite times above 0")
 
     def errors(self, in_table: BoolArray | None = None) -> FloatArray:
         """Returns interpolated / expected - 1, (places,). in_table: rows to interpolate from, if not the table's."""
@@ -126,9 +116,6 @@ def through_rows(m: IntArray, model_us: FloatArray, in_table: BoolArray, rows_us
 def choose(sites: Sequence[Site], bound: float, target: str = "p95") -> Choice:
     """Selects rows to add until the 95th percentile ("p95") or the maximum ("max") of the expected |error| is at most
     `bound`, a ratio such as 0.05."""
-    require_choice(_WHO, "target", target, TARGETS)
-    if not 0.0 < bound < 1.0:
-        raise InputError(_WHO, f"bound = {bound!r}", "an error between 0 and 1, as in 0.05")
 
     def errors(tables: Sequence[BoolArray]) -> FloatArray:
         """Returns |error| at all places without a row, interpolated from the rows in `tables` (one mask per site)."""
@@ -254,13 +241,12 @@ class Replay:
     """Result of `replay`.
 
     lines: errors of the thin table; with random rows added; with chosen rows, measured; with chosen rows, modelled.
+    added: number of rows added to the thin table.
     model_rows: number of rows that the model was fitted to.
     """
 
     lines: tuple[ReplayLine, ...]
     added: int
-    bound: float
-    total_rows: int
     model_rows: int
 
 
@@ -321,32 +307,29 @@ def replay(
     steps = (np.diff(n) == 0) & (np.diff(k) == 0) & (np.diff(m) == 1) & (latency_us[1:] > _CLIFF * latency_us[:-1])
     at_cliffs = (np.append(False, steps) | np.append(steps, False)) & large & ~thin & inside
 
-    def scores(rows: BoolArray, times_us: FloatArray = latency_us) -> list[Errors]:
-        """Returns errors at unseen rows, large unseen rows and cliffs, for a table with these rows and times."""
-        error = np.abs(consumer((m[rows], n[rows], k[rows], times_us[rows]), (m, n, k)) / latency_us - 1.0)
-        return [_summary(error[part]) for part in (unseen, unseen & large, at_cliffs)]
+    def line(name: str, tables: Sequence[BoolArray], times_us: FloatArray = latency_us) -> ReplayLine:
+        """Returns the mean errors of tables with these rows and times."""
+        parts = []
+        for rows in tables:
+            error = np.abs(consumer((m[rows], n[rows], k[rows], times_us[rows]), (m, n, k)) / latency_us - 1.0)
+            parts.append([_summary(error[part]) for part in (unseen, unseen & large, at_cliffs)])
+        mean = np.mean(parts, axis=0).tolist()
+        return ReplayLine(name, int(tables[0].sum()), *(Errors(int(count), *percent) for count, *percent in mean))
 
-    at_random = [_mean(of) for of in zip(*(scores(rows) for rows in drawn), strict=True)]
     name = f"and {extra:,} rows"
     lines = (
-        ReplayLine("powers of two in m", int(thin.sum()), *scores(thin)),
-        ReplayLine(f"{name} at random", int(drawn[0].sum()), *at_random),
-        ReplayLine(f"{name} chosen", int(chosen.sum()), *scores(chosen)),
-        ReplayLine(f"{name} chosen, modelled, not measured", int(chosen.sum()), *scores(chosen, modelled_us)),
+        line("powers of two in m", [thin]),
+        line(f"{name} at random", drawn),
+        line(f"{name} chosen", [chosen]),
+        line(f"{name} chosen, modelled, not measured", [chosen], modelled_us),
     )
-    return Replay(lines, extra, bound, len(thin), fitted_rows)
+    return Replay(lines, extra, fitted_rows)
 
 
-def _summary(errors: FloatArray) -> Errors:
-    if not len(errors):
-        return Errors(0, np.nan, np.nan, np.nan)
-    middle, p95 = np.percentile(errors, [50, 95])
-    return Errors(len(errors), float(100 * middle), float(100 * p95), float(100 * errors.max()))
-
-
-def _mean(of: Sequence[Errors]) -> Errors:
-    middle, p95, most = (float(np.mean([getattr(e, n) for e in of])) for n in ("median_pct", "p95_pct", "max_pct"))
-    return Errors(of[0].rows, middle, p95, most)
+def _summary(errors: FloatArray) -> FloatArray:
+    """Returns the number, median, 95th percentile and maximum of errors, the last three in percent; nan of none."""
+    found = np.percentile(errors, [50, 95, 100]) if len(errors) else np.full(3, np.nan)
+    return np.array([len(errors), *(100 * found)])
 
 
 def straight_lines(

@@ -2,8 +2,8 @@
 
 Entry points: `find`, which returns `Blindspots`; `measured_products`, `thin_model` and `consumer_of` (one of
 `CONSUMERS`), which prepare a replay; the formats `summary`, `spot_line`, `found_to_json`, `replay_to_json`,
-`replay_columns`, `replay_cells` and `replay_markdown`; `write_between`, which replaces the part of a document between
-`around_markers`. Used by the command `profile`; `tools.accuracy` and `tools.evidence` use `write_between`.
+`replay_table` and `replay_markdown`; `write_between`, which replaces the part of a document between `around_markers`.
+Used by the command `profile`; `tools.accuracy` and `tools.evidence` use `write_between`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,10 @@ from quantbench.profile.blindspots import (
     Ask,
     Choice,
     Consumer,
-    Errors,
     FloatArray,
     IntArray,
     MeasuredProducts,
     Replay,
-    ReplayLine,
     Site,
     choose,
     sites_between,
@@ -171,10 +169,6 @@ def _spots(site: Site) -> list[Spot]:
     return found
 
 
-_COLUMNS = ("rows of the table", "rows", "rows in none of the tables", "of them m ≥ 128 and n, k ≥ 1024",
-            "both sides of measured cliffs")  # fmt: skip
-
-
 def summary(errors: FloatArray) -> dict[str, float]:
     """Returns the median, 95th percentile and maximum of |error|, as ratios; zeros if there are no places."""
     if not len(errors):
@@ -209,12 +203,12 @@ def spot_line(spot: Spot) -> str:
     return f"m = {spot.m}, n = {spot.n}, k = {spot.k}: {said}, expected {latency(spot.expected_us)}: {off}"
 
 
-def replay_to_json(found: Replay, consumer: str) -> dict[str, Any]:
-    """Returns the result of `replay` as a JSON object, with errors in percent."""
+def replay_to_json(found: Replay, consumer: str, bound: float, num_rows: int) -> dict[str, Any]:
+    """Returns the result of `replay` of a table of `num_rows` as a JSON object, with errors in percent."""
     return {
         "consumer": consumer,
-        "bound_pct": 100 * found.bound,
-        "rows": found.total_rows,
+        "bound_pct": 100 * bound,
+        "rows": num_rows,
         "added": found.added,
         "model_rows": found.model_rows,
         "tables": [
@@ -225,30 +219,26 @@ def replay_to_json(found: Replay, consumer: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def replay_cells(line: ReplayLine) -> tuple[str, ...]:
-    """Formats a row of the printed table; errors are median / p95 in percent."""
-    return (line.name, f"{line.rows:,}", _errors(line.unseen), _errors(line.large), _errors(line.at_cliffs))
+def replay_table(found: Replay) -> list[tuple[str, ...]]:
+    """Formats the result of `replay` as a header and rows; errors are median / p95 in percent, with the number of rows
+    behind them in the header."""
+    columns = ("rows in none of the tables", "of them m ≥ 128 and n, k ≥ 1024", "both sides of measured cliffs")
+    parts = [(line.unseen, line.large, line.at_cliffs) for line in found.lines]
+    counts = (f"{name} ({part.rows:,})" for name, part in zip(columns, parts[0], strict=True))
+    table = [("rows of the table", "rows", *counts)]
+    for line, own in zip(found.lines, parts, strict=True):
+        shown = (f"{part.median_pct:.1f} / {part.p95_pct:.1f}" if part.rows else "–" for part in own)
+        table.append((line.name, f"{line.rows:,}", *shown))
+    return table
 
 
-def replay_columns(line: ReplayLine) -> tuple[str, ...]:
-    """Returns the printed table's column names, with the number of rows behind each error."""
-    counts = ("", "", f" ({line.unseen.rows:,})", f" ({line.large.rows:,})", f" ({line.at_cliffs.rows:,})")
-    return tuple(name + count for name, count in zip(_COLUMNS, counts, strict=True))
-
-
-def replay_markdown(found: Replay, consumer: str, origins: Sequence[str]) -> str:
+def replay_markdown(found: Replay, consumer: str, bound: float, origins: Sequence[str]) -> str:
     """Formats the result of `replay` as a Markdown table, followed by its sources."""
-    names = replay_columns(found.lines[0])
-    lines = ["| " + " | ".join(names) + " |", "|---|" + "---:|" * (len(names) - 1)]
-    lines += ["| " + " | ".join(replay_cells(line)) + " |" for line in found.lines]
+    header, *rows = (f"| {' | '.join(cells)} |" for cells in replay_table(found))
     fitted = f"model fitted to {found.model_rows:,} rows of the powers of two, started from other GPU families"
-    sources = (f"Interpolated by {consumer}", f"Bound for the expected error: {percent(found.bound)}; {fitted}")
-    lines += ["", *(f"- {source}." for source in (*sources, *origins))]
-    return "\n".join(lines) + "\n"
-
-
-def _errors(errors: Errors) -> str:
-    return "–" if not errors.rows else f"{errors.median_pct:.1f} / {errors.p95_pct:.1f}"
+    sources = (f"Interpolated by {consumer}", f"Bound for the expected error: {percent(bound)}; {fitted}")
+    listed = (f"- {source}." for source in (*sources, *origins))
+    return "\n".join((header, "|---|---:|---:|---:|---:|", *rows, "", *listed, ""))
 
 
 def write_between(path: Path, name: str, text: str) -> None:
