@@ -15,7 +15,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from io import FileIO
 from pathlib import Path
@@ -48,79 +48,69 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Reads a run. Raises StoreError that names the file, and for a broken record the line."""
-    info = read_run_info(folder)
-    found = _read_records(folder / "records.jsonl", origin=info.origin)
-    said = _warnings(folder, info, found)
-    return Run(folder, info, tuple(found.records), said, frozenset(found.retried), found.torn)
+    """Reads a run; skips a line that repeats another or measures again a point that did not fail.
 
-
-@dataclass
-class _Found:
-    """Contents of records.jsonl. torn: bytes in an incomplete last line. repeats: numbers of the lines that repeat an
-    earlier one. retried: keys of the points whose first record, a failure, was replaced."""
-
-    records: list[Record]
-    torn: int = 0
-    repeats: list[int] = field(default_factory=list)
-    retried: set[str] = field(default_factory=set)
-
-
-def _read_records(path: Path, *, origin: str) -> _Found:
-    """Reads all records; skips a line that repeats another or measures again a point that did not fail."""
-    found = _Found([])
-    lines: set[bytes] = set()
+    Raises StoreError that names the file, and for a broken record the line.
+    """
+    info, path = read_run_info(folder), folder / "records.jsonl"
+    records: list[Record] = []
     points: dict[str, int] = {}  # index of each point's record
+    digests: set[bytes] = set()
+    retried: set[str] = set()
+    repeats, torn_bytes = [], 0
+    for number, (line, record) in enumerate(_lines(path), start=1):
+        if record is None:
+            torn_bytes = len(line)
+            break
+        digest = sha256(line.strip()).digest()
+        # Foreign tables hold several kernels for one workload, each with the same key.
+        is_point = info.origin == "measured" and record.role == "point"
+        before = points.get(record.key) if is_point else None
+        failed = before is not None and isinstance(records[before].outcome, Failed) and record.key not in retried
+        if digest in digests or (before is not None and not failed):
+            repeats.append(number)
+            continue
+        digests.add(digest)
+        if before is not None:
+            records[before] = record
+            retried.add(record.key)
+            continue
+        if is_point:
+            points[record.key] = len(records)
+        records.append(record)
+    said = []
+    absent = not os.path.lexists(path)
+    if absent:
+        said.append(f"{path} is missing, and with it every record")
+    if torn_bytes:
+        said.append(f"{path}: the last line is torn ({torn_bytes} bytes); its point was not kept")
+    if repeats:
+        named = ", ".join(map(str, repeats[:_MOST_NAMED])) + (", …" if len(repeats) > _MOST_NAMED else "")
+        said.append(f"{path}: records that repeat another count once (lines {named})")
+    missing = (info.num_records or 0) - len(records) - len(retried)
+    if missing > 0 and not absent:
+        said.append(f"{path}: {missing} of {info.num_records} records missing")
+    if info.origin == "measured" and (absent or torn_bytes or missing > 0):
+        said[-1] += f"; measure what is missing: quantbench sweep --resume {folder}"
+    return Run(folder, info, tuple(records), tuple(said), frozenset(retried), torn_bytes)
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, Record | None]]:
+    """Yields each line with its record, None for an incomplete last line."""
     if not os.path.lexists(path):
-        return found
+        return
     try:
         with open_binary(path, most_bytes=_LARGEST_RECORDS_BYTES) as file:
             for number, line in enumerate(file, start=1):
                 try:
                     record = record_from_json(json.loads(line))
                 except (InputError, ValueError, RecursionError) as error:
-                    if not line.endswith(b"\n"):
-                        found.torn = len(line)
-                        return found
-                    raise StoreError("read run", f"{path}:{number} ({error})", "one record a line") from None
-                digest = sha256(line.strip()).digest()
-                # Foreign tables hold several kernels for one workload, each with the same key.
-                is_point = origin == "measured" and record.role == "point"
-                before = points.get(record.key) if is_point else None
-                failed = before is not None and isinstance(found.records[before].outcome, Failed)
-                if digest in lines or (before is not None and (not failed or record.key in found.retried)):
-                    found.repeats.append(number)
-                    continue
-                lines.add(digest)
-                if before is not None:
-                    found.records[before] = record
-                    found.retried.add(record.key)
-                    continue
-                if is_point:
-                    points[record.key] = len(found.records)
-                found.records.append(record)
+                    if line.endswith(b"\n"):
+                        raise StoreError("read run", f"{path}:{number} ({error})", "one record a line") from None
+                    record = None
+                yield line, record
     except OSError as error:
         raise StoreError("read run", f"{path} ({reason(error)})", "a readable file") from None
-    return found
-
-
-def _warnings(folder: Path, info: RunInfo, found: _Found) -> tuple[str, ...]:
-    path = folder / "records.jsonl"
-    said = []
-    absent = not os.path.lexists(path)
-    if absent:
-        said.append(f"{path} is missing, and with it every record")
-    if found.torn:
-        said.append(f"{path}: the last line is torn ({found.torn} bytes); its point was not kept")
-    if found.repeats:
-        named = ", ".join(map(str, found.repeats[:_MOST_NAMED])) + (", …" if len(found.repeats) > _MOST_NAMED else "")
-        said.append(f"{path}: records that repeat another count once (lines {named})")
-    missing = (info.num_records or 0) - len(found.records) - len(found.retried)
-    if missing > 0 and not absent:
-        said.append(f"{path}: {missing} of {info.num_records} records missing")
-    if said and info.origin == "measured" and not (len(said) == 1 and found.repeats):
-        said[-1] += f"; measure what is missing: quantbench sweep --resume {folder}"
-    return tuple(said)
 
 
 class RunWriter:

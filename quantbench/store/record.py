@@ -14,7 +14,7 @@ History of the format:
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from sys import intern
 from typing import TypeVar, cast
@@ -140,9 +140,9 @@ def _launch_to_json(launch: Launch | None) -> Json | None:
     """Encodes a launch as one flat JSON object: the tile's fields next to the grid, null if unknown."""
     if launch is None:
         return None
-    flat = encode(replace(launch, tile=None)) | {name: getattr(launch.tile, name, None) for name in _TILE_FIELDS}
-    del flat["tile"]
-    return cast(Json, flat)
+    flat: Json = encode(launch)
+    tile = flat.pop("tile")
+    return flat | (tile or dict.fromkeys(_TILE_FIELDS))
 
 
 def _launch_from_json(data: object) -> Launch | None:
