@@ -1,17 +1,17 @@
 """Finds sizes with a lower rate than a nearby size.
 
-Entry points: `bad_sizes_on` (against smaller sizes within 10 %) and `against_doubles` (against sizes within a factor of
-two), which return `BadSize` objects; `curves_of_rows`, `rows_by_dtype` and the constant `NEAR`. Used by `report.lead`,
-the first screen of a report, and `report.page`.
+Entry points: `bad_sizes_on` (against smaller sizes within 10 %, or sizes within a factor of two), which returns
+`BadSize` objects; `curves_of_rows`, `rows_by_dtype` and the constant `NEAR`. Used by `report.lead`, the first screen of
+a report, and `report.page`.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby
 
 import numpy as np
 
@@ -29,7 +29,7 @@ _FOR_NOTHING = 0.01
 
 @dataclass(frozen=True)
 class BadSize:
-    """A size with a lower rate than a better one nearby: smaller within NEAR, or from `against_doubles` within DOUBLE.
+    """A size with a lower rate than a better one nearby: smaller within NEAR, or within DOUBLE.
 
     row, better: rows of both sizes.
     loss: throughput lost against the better size, as a share.
@@ -87,28 +87,31 @@ def _of_usual_ops(curve: Sequence[Row]) -> tuple[Row, ...]:
     return tuple(row for row, own in zip(curve, ops, strict=True) if own == usual)
 
 
-def bad_sizes_on(curves: Iterable[Sequence[Row]], axis: str) -> tuple[BadSize, ...]:
-    """Finds bad sizes on curves from `curves_of_rows`, largest loss first."""
-    found = [bad for curve in curves for bad in _of_curve(curve, axis)]
+def bad_sizes_on(curves: Iterable[Sequence[Row]], axis: str, *, doubles: bool = False) -> tuple[BadSize, ...]:
+    """Finds bad sizes on curves from `curves_of_rows`, largest loss first.
+
+    doubles: whether to compare with sizes within a factor of DOUBLE (tp = 1, 2, 4, 8) instead of smaller ones within
+        NEAR; `up_to` is then None.
+    """
+    found = [bad for curve in curves if len(curve) > 1 for bad in _of_curve(curve, axis, doubles=doubles)]
     return tuple(sorted(found, key=lambda bad: -bad.loss))
 
 
-def _of_curve(curve: Sequence[Row], axis: str) -> Iterable[BadSize]:
+def _of_curve(curve: Sequence[Row], axis: str, *, doubles: bool) -> Iterable[BadSize]:
     sizes = [row.axes[axis] for row in curve]
-    if not any(smaller >= size * (1 - NEAR) for smaller, size in pairwise(sizes)):
-        return
-    first_near = np.searchsorted(sizes, np.array(sizes) * (1 - NEAR))
-    with_smaller = np.flatnonzero(first_near < np.arange(len(curve)))
     times_us = np.array([row.latency_us for row in curve])
     rates = np.array([row.work for row in curve]) / times_us
-    for i in with_smaller.tolist():
-        row, first = curve[i], first_near[i]
-        best = int(first + np.argmax(rates[first:i]))
-        if rates[best] <= rates[i]:
+    for i, (row, size) in enumerate(zip(curve, sizes, strict=True)):
+        first = bisect_left(sizes, size / DOUBLE if doubles else size * (1 - NEAR))
+        others = rates[first : bisect_right(sizes, DOUBLE * size) if doubles else i]
+        if not len(others) or others.max() <= rates[i]:
             continue
-        above = times_us[i + 1 : bisect_right(sizes, sizes[i] * (1 + NEAR))]
-        free = np.flatnonzero(above <= row.latency_us * (1 + _FOR_NOTHING))
-        bad = _against(row, curve[best], axis, sizes[i + 1 + int(free[-1])] if free.size else None)
+        better, up_to = curve[first + int(np.argmax(others))], None
+        if not doubles:
+            above = times_us[i + 1 : bisect_right(sizes, size * (1 + NEAR))]
+            free = np.flatnonzero(above <= row.latency_us * (1 + _FOR_NOTHING))
+            up_to = sizes[i + 1 + int(free[-1])] if free.size else None
+        bad = _against(row, better, axis, up_to)
         if bad is not None:
             yield bad
 
@@ -126,22 +129,6 @@ def _against(row: Row, better: Row, axis: str, up_to: int | None) -> BadSize | N
         axis, row, better, loss, smallest if measured else None, loss + ratio * width if measured else None, up_to,
         culprit, counterpart,
     )  # fmt: skip
-
-
-def against_doubles(rows: Iterable[Row], axis: str) -> tuple[BadSize, ...]:
-    """Finds sizes with a lower rate than one within a factor of DOUBLE (tp = 1, 2, 4, 8), largest loss first.
-
-    `up_to` is None in all results.
-    """
-    found = []
-    for curve in curves_of_rows(rows, axis):
-        for row in curve:
-            size = row.axes[axis]
-            around = [other for other in curve if size <= DOUBLE * other.axes[axis] <= DOUBLE**2 * size]
-            best = max(around, key=lambda other: other.work / other.latency_us)
-            if best is not row and (bad := _against(row, best, axis, None)) is not None:
-                found.append(bad)
-    return tuple(sorted(found, key=lambda bad: -bad.loss))
 
 
 def has_spread(row: Row) -> bool:

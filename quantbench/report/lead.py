@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from quantbench.analysis.blocks import IdleReason, idle_reasons
 from quantbench.analysis.check import Check
 from quantbench.analysis.cliffs import Cause, Cliff
-from quantbench.analysis.neighbours import NEAR, BadSize, against_doubles, bad_sizes_on, curves_of_rows
+from quantbench.analysis.neighbours import NEAR, BadSize, bad_sizes_on, curves_of_rows
 from quantbench.analysis.summary import Point, Row
 from quantbench.errors import printable
 from quantbench.quantization import kernel_change_words
@@ -92,7 +92,7 @@ def lead_of(rows: Sequence[Row], axes: Sequence[str], why: Causes) -> Lead:
     if not near and len(sizes) == 1:
         return Lead(axis, f"{name}: only {sizes[0]} was measured; a comparison needs a second size")
     if not near:
-        bad = against_doubles(rows, axis)
+        bad = bad_sizes_on(curves_of_rows(rows, axis), axis, doubles=True)
     if not bad and not near:
         return Lead(axis, f"{name}: the {len(sizes)} sizes do not differ by more than their intervals")
     if not bad:
