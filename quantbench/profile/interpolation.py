@@ -83,10 +83,11 @@ WIDEST_GAP = 2.0
 
 @dataclass(frozen=True)
 class _Family:
-    """Lines along which the sizes at `moving` grow in proportion while the others stay fixed.
+    """Lines of several rows along which the sizes at `moving` grow in proportion while the others stay fixed.
 
     lines: index of lines by identifier.
     first: (lines + 1,) row offsets.
+    rows: (rows,) index of each row in the order of lines and positions.
     scale: (rows,) position on the line, ascending.
     value: (rows,) interpolated quantity.
     """
@@ -94,8 +95,30 @@ class _Family:
     moving: tuple[int, ...]
     lines: RowIndex
     first: IntpArray
+    rows: IntpArray
     scale: FloatArray
     value: FloatArray
+
+    @classmethod
+    def of(cls, sizes: Sizes, value: FloatArray, moving: tuple[int, ...]) -> _Family | None:
+        """Sorts the rows by line and position; None if every line has only one row."""
+        names, scale = line_of(sizes, moving)
+        order = np.lexsort([scale, *reversed(names)])
+        new = np.ones(len(order), dtype=bool)
+        new[1:] = np.logical_or.reduce([name[order][1:] != name[order][:-1] for name in names])
+        lengths = np.diff(np.flatnonzero(np.append(new, True)))
+        if not (lengths > 1).any():
+            return None
+        rows = order[np.repeat(lengths > 1, lengths)]
+        first = np.concatenate([[0], np.cumsum(lengths[lengths > 1])])
+        index = RowIndex(tuple(name[rows[first[:-1]]] for name in names))
+        return cls(moving, index, first, rows, scale[rows].astype(np.float64), value[rows])
+
+    def between(self, low: IntpArray, at: FloatArray, high: IntpArray) -> tuple[FloatArray, BoolArray]:
+        """Returns (value at positions `at` between the rows low and high, True if these are near), (shapes,) each."""
+        near = self.scale[high] <= WIDEST_GAP * self.scale[low]
+        share = np.log(at / self.scale[low]) / np.log(self.scale[high] / self.scale[low])
+        return self.value[low] * (1.0 - share) + self.value[high] * share, near
 
     def bracket(self, sizes: Sizes) -> tuple[BoolArray, FloatArray]:
         """Returns (True if a shape lies between two rows, interpolated value), (shapes,) each."""
@@ -109,15 +132,10 @@ class _Family:
         # Scales restart on each line; adding a multiple of the line's index makes them ascend over all lines.
         above = np.searchsorted(self._shifted, line * self._span + at)
         inside = (above > self.first[line]) & (above < self.first[line + 1])
-        found, above, at = found[inside], above[inside], at[inside]
-        low, high = self.scale[above - 1], self.scale[above]
-        near = high <= WIDEST_GAP * low
-        found, above, at, low, high = found[near], above[near], at[near], low[near], high[near]
-        share = np.log(at / low) / np.log(high / low)
-        value[found] = self.value[above - 1] * (1.0 - share) + self.value[above] * share
-        between = np.zeros(len(value), dtype=bool)
-        between[found] = True
-        return between, value
+        known = np.zeros(len(value), dtype=bool)
+        found, above = found[inside], above[inside]
+        value[found], known[found] = self.between(above - 1, at[inside], above)
+        return known, value
 
     @cached_property
     def _span(self) -> float:
@@ -170,44 +188,20 @@ class Lines:
     def left_out(self) -> tuple[BoolArray, FloatArray]:
         """Interpolates each row from its neighbours, without itself; returns arrays like `between`, (rows,) each."""
         known, value = np.zeros(len(self.value), dtype=bool), np.zeros(len(self.value))
-        for moving in self.families:
-            order, first, scale = _sorted(self.sizes, moving)
-            inner = np.ones(len(order), dtype=bool)
-            inner[first[:-1]] = inner[first[1:] - 1] = False
+        for family in self._built:
+            inner = np.ones(len(family.rows), dtype=bool)
+            inner[family.first[:-1]] = inner[family.first[1:] - 1] = False
             at = np.flatnonzero(inner)
-            low, high = scale[at - 1], scale[at + 1]
-            kept = (high <= WIDEST_GAP * low) & ~known[order[at]]
-            at, low, high = at[kept], low[kept], high[kept]
-            share = np.log(scale[at] / low) / np.log(high / low)
-            rows = order[at]
-            value[rows] = self.value[order[at - 1]] * (1.0 - share) + self.value[order[at + 1]] * share
-            known[rows] = True
+            at = at[~known[family.rows[at]]]
+            of_family, near = family.between(at - 1, family.scale[at], at + 1)
+            rows = family.rows[at[near]]
+            known[rows], value[rows] = True, of_family[near]
         return known, value
 
     @cached_property
     def _built(self) -> tuple[_Family, ...]:
-        found = []
-        for moving in self.families:
-            order, first, scale = _sorted(self.sizes, moving)
-            long = np.diff(first) > 1
-            if not long.any():
-                continue
-            kept = np.repeat(long, np.diff(first))
-            order, scale, ends = order[kept], scale[kept], np.concatenate([[0], np.cumsum(np.diff(first)[long])])
-            names, _ = line_of(tuple(size[order[ends[:-1]]] for size in self.sizes), moving)
-            found.append(_Family(moving, RowIndex(names), ends, scale, self.value[order]))
-        return tuple(found)
-
-
-def _sorted(sizes: Sizes, moving: tuple[int, ...]) -> tuple[IntpArray, IntpArray, FloatArray]:
-    """Returns (row order by line and position, (lines + 1,) row offsets, position of each sorted row)."""
-    names, scale = line_of(sizes, moving)
-    order = np.lexsort([scale, *reversed(names)])
-    new = np.ones(len(order), dtype=bool)
-    if len(order) > 1:
-        new[1:] = np.logical_or.reduce([name[order][1:] != name[order][:-1] for name in names])
-    first = np.concatenate([np.flatnonzero(new), [len(order)]])
-    return order, first, scale[order].astype(np.float64)
+        made = (_Family.of(self.sizes, self.value, moving) for moving in self.families)
+        return tuple(family for family in made if family is not None)
 
 
 _COVERED = 0.9
