@@ -115,24 +115,13 @@ def plan_sweep(options: SweepOptions, spec: DeviceSpec, done: Collection[str] = 
     if options.points:
         # With `points` every place is its own group (`whole_plan`), in random order.
         plan = replace(plan, groups=tuple(fitting(plan.groups, options.points, lambda point: 1)))
-    budget_s = options.budget_s
-    if not options.shard:
-        return axes, plan.without(done).within(budget_s)
-    part, parts = options.shard
-    if part > len(plan.groups):
-        raise InputError("--shard", f"{part}/{parts}", f"at most {len(plan.groups)} parts: sizes that stay together")
-    # All parts are measured at the same time, so the whole plan may take `parts` budgets. Parts do not depend on the
-    # budget, so that a resumed part has the same groups.
-    in_budget = {id(group) for group in plan.within(budget_s and budget_s * parts).groups}
-    own, sizes = [], [0] * parts  # the groups of this part, and the number of points of each part so far
-    for group in plan.groups:
-        smallest = sizes.index(min(sizes))
-        sizes[smallest] += len(group.points)
-        if smallest == part - 1:
-            own.append(group)
-    fit = tuple(group for group in own if id(group) in in_budget)
-    rest = tuple(group for group in own if id(group) not in in_budget)
-    return axes, replace(plan, groups=fit, left_out=rest).without(done)
+    if options.shard:
+        part, parts = options.shard
+        if part > len(plan.groups):
+            raise InputError("--shard", f"{part}/{parts}", f"at most {len(plan.groups)} parts: sizes that stay together")
+        # Whatever the budget, so that a resumed part has the same groups.
+        plan = replace(plan, groups=plan.groups[part - 1 :: parts])
+    return axes, plan.without(done).within(options.budget_s)
 
 
 def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Plan]:
