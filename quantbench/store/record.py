@@ -116,23 +116,6 @@ class Record:
             raise InputError("Record", "origin = 'imported' without a source", "where it comes from")
 
 
-# Records of an imported table share one device state and a few grades; each is kept once to save memory.
-_MOST_SHARED = 1024
-_shared: dict[tuple[type, str], object] = {}
-
-
-def _decode_shared(kind: type[_T], data: object) -> _T:
-    """Decodes `data`, with one shared object for equal data."""
-    key = (kind, repr(data))
-    found = _shared.get(key)
-    if not isinstance(found, kind):
-        found = decode(kind, data)
-        if len(_shared) >= _MOST_SHARED:
-            _shared.clear()
-        _shared[key] = found
-    return found
-
-
 _TILE_FIELDS = tuple(one.name for one in fields(Tile))
 
 
@@ -176,10 +159,16 @@ def _measurement_from_json(data: object) -> tuple[Measurement, Grade]:
     if not isinstance(data, dict):
         raise InputError("measurement", repr(data)[:80], "a JSON object")
     values = dict(data)
-    grade = _decode_shared(Grade, values.pop("grade", None))
+    grade = _decode_once(Grade, json.dumps(values.pop("grade", None)))
     for name in ("state_before", "state_after"):
-        values[name] = _decode_shared(DeviceState, values.get(name))
+        values[name] = _decode_once(DeviceState, json.dumps(values.get(name)))
     return decode(Measurement, values), grade
+
+
+@lru_cache(maxsize=1024)
+def _decode_once(kind: type[_T], text: str) -> _T:
+    """Decodes JSON. Records of an imported table share one device state and a few grades, which saves memory."""
+    return decode(kind, json.loads(text))
 
 
 def record_key(workload: Workload, provider: str, timing: TimingOptions) -> str:

@@ -118,7 +118,9 @@ def plan_sweep(options: SweepOptions, spec: DeviceSpec, done: Collection[str] = 
     if options.shard:
         part, parts = options.shard
         if part > len(plan.groups):
-            raise InputError("--shard", f"{part}/{parts}", f"at most {len(plan.groups)} parts: sizes that stay together")
+            raise InputError(
+                "--shard", f"{part}/{parts}", f"at most {len(plan.groups)} parts: sizes that stay together"
+            )
         # Whatever the budget, so that a resumed part has the same groups.
         plan = replace(plan, groups=plan.groups[part - 1 :: parts])
     return axes, plan.without(done).within(options.budget_s)
