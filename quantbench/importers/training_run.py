@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from quantbench.errors import InputError, StoreError
 from quantbench.files import folders_with, open_binary, read_json, reason, write_file
-from quantbench.importers.megatron_log import COLUMNS, LARGEST_LOG_BYTES, Iterations
+from quantbench.importers.megatron_log import LARGEST_LOG_BYTES, Iterations
 from quantbench.stats import median_interval
 from quantbench.store.environment import installed_versions, relevant_environment
 from quantbench.store.run import require_name
@@ -31,9 +31,6 @@ from quantbench.store.typed import decode
 TRAINING_FORMAT = "quantbench-training"
 TRAINING_VERSION = 1
 _WHO = "import training log"
-_ROWS_AT_ONCE = 2**14
-# Whole numbers below this are exact as float64.
-_EXACT = 2**53
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -176,22 +173,13 @@ def _load(folder: Path) -> dict[str, Any]:
 
 
 def _write_iterations(path: Path, found: Iterations) -> None:
-    columns = {"segment": found.segment, "final": found.final, **found.values, "seq": found.seq}
+    import pyarrow as pa
+    from pyarrow import csv
+
+    columns = {"segment": found.segment, "final": found.final.astype(np.int64), **found.values, "seq": found.seq}
     columns["tokens_per_s"] = found.tokens_per_s
-    names = ["segment", "final", *COLUMNS, "tokens_per_s"]
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        stream.write(",".join(names) + "\r\n")
-        for begin in range(0, len(found), _ROWS_AT_ONCE):
-            cells = [_cells(columns[name][begin : begin + _ROWS_AT_ONCE]) for name in names]
-            stream.write("\r\n".join(map(",".join, zip(*cells, strict=True))) + "\r\n")
-
-
-def _cells(values: npt.NDArray[Any]) -> list[str]:
-    """Formats a column of numbers; whole columns are formatted at once because that is fast for a long log."""
-    known = values[np.isfinite(values)]
-    if len(known) == len(values) and not (values % 1).any() and np.abs(values).max(initial=0) < _EXACT:
-        return list(map(str, values.astype(np.int64).tolist()))
-    return ["" if value != value else f"{value:.10g}" for value in values.tolist()]
+    # nan becomes an empty cell
+    csv.write_csv(pa.table({name: pa.array(values, from_pandas=True) for name, values in columns.items()}), path)
 
 
 def default_run_id(path: Path) -> str:
