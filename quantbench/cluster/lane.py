@@ -23,7 +23,7 @@ from quantbench.store.folder import RunWriter
 from quantbench.store.record import Failed, Record
 from quantbench.sweep.child import Asked
 from quantbench.sweep.options import SweepOptions
-from quantbench.sweep.plan import Plan, PlanPoint
+from quantbench.sweep.plan import Plan, PlanPoint, reference_every
 from quantbench.sweep.runner import Finished, More, Progress, Sweep
 from quantbench.sweep.session import first_reference_us
 
@@ -66,10 +66,10 @@ class Host(Protocol):
 
 @dataclass
 class _Waiting:
-    """A point without a final record. tried: devices on which it failed. failed: record of the last failure."""
+    """A point without a final record. failed: record of its failure on the device `tried`; another tries it again."""
 
     point: PlanPoint
-    tried: set[str] = field(default_factory=set)
+    tried: str = ""
     failed: Record | None = None
     devices_lost: int = 0
 
@@ -115,7 +115,7 @@ class PointQueue:
                 self._seen |= {point.key for point in fresh}
                 self._waiting = [_Waiting(point) for point in fresh]
                 self.total += len(fresh)
-            found = next((one for one in self._waiting if member not in one.tried), None)
+            found = next((one for one in self._waiting if one.tried != member), None)
             if found is None:
                 return None
             self._waiting.remove(found)
@@ -125,14 +125,13 @@ class PointQueue:
     def settle(self, member: str, record: Record, *, elsewhere: bool = False) -> None:
         """Stores the record of the device's current point.
 
-        elsewhere: if true, the point failed in a way that the device may have caused; the record is final only if no
-            other device is left to try it.
+        elsewhere: if true, the point failed in a way that the device may have caused; another device, if there is one,
+            tries it once more.
         """
         with self._lock:
             point = self._in_flight.pop(member)
-            point.failed = record
-            point.tried.add(member)
-            if elsewhere and self._members - point.tried:
+            if elsewhere and not point.tried and self._members - {member}:
+                point.tried, point.failed = member, record
                 self._waiting.insert(0, point)
             else:
                 self._settle(record)
@@ -153,11 +152,11 @@ class PointQueue:
             self.leave(member)
 
     def leave(self, member: str) -> None:
-        """Removes a device. Points that have failed on all remaining devices keep their last record."""
+        """Removes a device. Points that failed on the only remaining device keep their record."""
         with self._lock:
             self._members.discard(member)
             for point in list(self._waiting):
-                if point.failed is not None and not self._members - point.tried:
+                if point.failed is not None and self._members <= {point.tried}:
                     self._waiting.remove(point)
                     self._settle(point.failed)
 
@@ -251,6 +250,7 @@ class Lane:
 
         sweep = Sweep(
             plan=Plan((), self.plan.reference), run_id=self.writer.info.run_id, spec=self.spec,
+            reference_every=reference_every(len(self.plan.points) // self.expected_members),
             timing=self.options.timing, done=frozenset(), connect=lambda: connected,
             append=partial(self.keep, label=label), clock=self.clock, on_progress=lambda progress: tick(),
             budget_s=None if self.budget_s is None else self.budget_s - (self.clock() - self._start_s),

@@ -1,8 +1,8 @@
 """Selects the points of a sweep, their order, and those that fit into a budget.
 
 Entry points: `build_plan` (grid of axes) and `lay_out` (list of `Placed` ops), which return a `Plan`: `Group` objects
-of `PlanPoint` objects; `fitting`, which selects groups for a budget; `Pace` (time estimates). Used by `options`,
-`refine`, `runner`, `session`, `compiling`, `cluster` and the command `sweep`.
+of `PlanPoint` objects; `fitting`, which selects groups for a budget; `reference_every`; `Pace` (time estimates). Used
+by `options`, `refine`, `runner`, `session`, `compiling`, `cluster` and the command `sweep`.
 
 A place is one combination of axis values; a workload at several places is measured once. Points are planned in groups:
 all ops of one direction of a place by all providers and, along the longest axis, both sides of a predicted edge. A
@@ -180,7 +180,7 @@ class Plan:
     @property
     def reference_every(self) -> int:
         """Returns the number of points between two repetitions of the reference."""
-        return min(max(len(self.points) // 3, _REFERENCE_EVERY[0]), _REFERENCE_EVERY[-1])
+        return reference_every(len(self.points))
 
     @property
     def estimate_s(self) -> float:
@@ -206,6 +206,11 @@ class Plan:
             groups=tuple(group for group in every if id(group) in kept),
             left_out=tuple(group for group in every if id(group) not in kept),
         )
+
+
+def reference_every(points: int) -> int:
+    """Returns the number of points between two repetitions of the reference if there are so many points."""
+    return min(max(points // 3, _REFERENCE_EVERY[0]), _REFERENCE_EVERY[-1])
 
 
 def _points_in(groups: Iterable[Group]) -> tuple[PlanPoint, ...]:

@@ -91,6 +91,7 @@ class Sweep:
     records: records of the run so far, passed to `more`; extended by this pass.
     interpreter: whether Triton's kernels run in its interpreter, which makes their times meaningless.
     more_references: points measured with the plan's reference at the beginning and end, to compare devices.
+    reference_every: number of points between two repetitions of the reference; 0 for the plan's.
     """
 
     plan: Plan
@@ -109,9 +110,11 @@ class Sweep:
     records: list[Record] = field(default_factory=list)
     interpreter: bool = False
     more_references: tuple[PlanPoint, ...] = ()
+    reference_every: int = 0
     phases_s: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
+        self.reference_every = self.reference_every or self.plan.reference_every
         self._start_s = self.clock()
         self._ready = False
         self._pace = Pace(self.timing, self.spec)
@@ -185,7 +188,7 @@ class Sweep:
         """Returns the ids of the groups that fit into the rest of a share of the budget."""
         seconds = self._pace.estimate()
         reference = self.plan.reference
-        reference_s = 0.0 if reference is None else seconds(reference.workload) / self.plan.reference_every
+        reference_s = 0.0 if reference is None else seconds(reference.workload) / self.reference_every
 
         def cost_s(point: PlanPoint) -> float:
             return 0.0 if point.key in self._seen else seconds(point.workload) + reference_s
@@ -222,7 +225,7 @@ class Sweep:
 
     def _measure(self, point: PlanPoint) -> None:
         done = self._progress.done
-        if self.plan.reference is not None and done and done % self.plan.reference_every == 0:
+        if self.plan.reference is not None and done and done % self.reference_every == 0:
             self._measure_reference(self.plan.reference)
         self._progress.current = f"{point.provider} {point.workload}"
         self._tick()

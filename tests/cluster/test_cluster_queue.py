@@ -93,6 +93,16 @@ def test_a_crash_is_tried_once_more_on_another_device() -> None:
     assert queue.left == 0
 
 
+def test_a_crash_on_a_second_device_is_final_if_there_are_more() -> None:
+    kept = Kept()
+    queue = kept.queue(POINTS[:1], "a", "b", "c")
+    for member in ("a", "b"):
+        assert queue.take(member) == POINTS[0]
+        queue.settle(member, record_of(POINTS[0], CRASH), elsewhere=True)
+    assert [record.outcome for record in kept.records] == [CRASH]
+    assert queue.take("c") is None
+
+
 def test_a_crash_on_the_only_device_is_the_points_outcome() -> None:
     kept = Kept()
     queue = kept.queue(POINTS[:1], "a")

@@ -123,6 +123,12 @@ def test_each_device_measures_the_same_references(bench: Bench) -> None:
     assert len(of_host["GPU 0 on node1"]) == 3
 
 
+def test_the_reference_is_repeated_as_often_as_in_a_sweep_of_one_device(bench: Bench) -> None:
+    (run,) = bench.run(hosts_of(1))
+    repeats = sum(r.role == "reference" for r in run.records)
+    assert repeats == 2 * 3 + POINTS // 10  # three references at the beginning and end, one of them every ten points
+
+
 def test_a_slow_card_is_named_and_its_points_are_trusted_less(bench: Bench) -> None:
     hosts = hosts_of(4)
     hosts[2].answer = lambda host, request: measured(107.0)
