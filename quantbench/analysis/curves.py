@@ -12,7 +12,7 @@ If the fits of a family scatter more than expected, its standard errors are scal
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from itertools import pairwise
@@ -266,26 +266,24 @@ _Grids = list[tuple[list[int], Pieces]]
 
 # A longer curve is fitted in parts of at most _PART points, because time grows with the square of the points.
 _LONGEST, _PART = 1024, 256
-# At least _MANY_ALIKE curves over the same sizes form a batch; so do curves over the same more than _LONG sizes.
-_MANY_ALIKE, _LONG = 8, 256
-# Other curves of equal length are batched up to this many curves × points², to bound the memory.
+# Curves of equal length are fitted together up to this many curves × points², to bound the memory.
 _MOST_TOGETHER = 1_000_000
 
 
 def _find(curves: Sequence[Curve], sigmas: Sequence[Floats]) -> _Grids:
-    spans = []  # (curve, first point, end) of the parts in which curves are fitted; usually one part each
+    # (curve, first point, end) of the parts in which curves are fitted; usually one part each
+    spans: list[tuple[int, int, int]] = []
     for i, curve in enumerate(curves):
         points = len(curve.points)
         number = 1 if points <= _LONGEST else cdiv(points, _PART)
         spans += [(i, *ends) for ends in pairwise(points * part // number for part in range(number + 1))]
     found: _Grids = []
     parts: dict[int, list[tuple[int, Pieces, int]]] = {}
-    for members in _batches([curves[i].log_size[start:stop] for i, start, stop in spans]):
-        own = [spans[s] for s in members]
+    for own in _batches(spans):
         sizes = np.stack([curves[i].log_size[start:stop] for i, start, stop in own])
         times = np.stack([curves[i].log_time[start:stop] for i, start, stop in own])
         errors = np.stack([sigmas[i][start:stop] for i, start, stop in own])
-        pieces = find_pieces(sizes[0] if (sizes == sizes[0]).all() else sizes, times, errors)
+        pieces = find_pieces(sizes, times, errors)
         if all(stop - start == len(curves[i].points) for i, start, stop in own):
             found.append(([i for i, _, _ in own], pieces))
         else:
@@ -297,26 +295,14 @@ def _find(curves: Sequence[Curve], sigmas: Sequence[Floats]) -> _Grids:
     return found
 
 
-def _batches(grids: Sequence[Floats]) -> list[list[int]]:
-    """Groups the curves to fit together: by equal sizes, or if few share their sizes, by equal length.
-
-    grids: log sizes of each curve, (points,) each.
-    """
-    by_grid: dict[bytes, list[int]] = defaultdict(list)
-    for i, grid in enumerate(grids):
-        by_grid[grid.tobytes()].append(i)
-    batches: list[list[int]] = []
-    rest: dict[int, list[int]] = defaultdict(list)
-    for members in by_grid.values():
-        points = len(grids[members[0]])
-        if len(members) >= _MANY_ALIKE or points > _LONG:
-            batches.append(members)
-        else:
-            rest[points] += members
-    for points, members in rest.items():
-        step = _MOST_TOGETHER // points**2
-        batches += [members[i : i + step] for i in range(0, len(members), step)]
-    return batches
+def _batches(spans: Sequence[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
+    """Yields parts of equal length. spans: (curve, first point, end) of each part."""
+    by_length: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for span in spans:
+        by_length[span[2] - span[1]].append(span)
+    for points, members in by_length.items():
+        step = max(1, _MOST_TOGETHER // points**2)
+        yield from (members[i : i + step] for i in range(0, len(members), step))
 
 
 def _best_of_figures(curves: Sequence[Curve], sigmas: list[Floats], between: float) -> _Grids:

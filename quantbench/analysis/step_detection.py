@@ -65,8 +65,7 @@ class PiecewiseFit:
 class Pieces:
     """Optimal pieces of several curves.
 
-    log_size: log sizes (points,), or (curves, points) if the sizes differ between curves.
-    log_time, sigma: log times and their standard errors (curves, points).
+    log_size, log_time, sigma: log sizes, log times and their standard errors (curves, points).
     starts: for each curve, the index of the first point of each piece.
     trend: elasticity over each gap (curves, points − 1).
     cost: squared residuals over variance, plus the penalties (curves,).
@@ -85,19 +84,19 @@ class Pieces:
 
 
 def find_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
-    """Finds the optimal pieces of each curve.
+    """Finds the optimal pieces of each curve. Takes memory for curves × points² numbers.
 
-    log_size: ascending log sizes (points,); if they differ between curves (curves, points), which takes memory for
-        curves × points² numbers.
+    log_size: ascending log sizes (curves, points), or (points,) if all curves have the same.
     log_time, sigma: log times and their standard errors (curves, points).
     """
     curves, points = log_time.shape
+    log_size = np.broadcast_to(log_size, log_time.shape)
     cost = np.full(curves, np.inf)
     starts: list[Ints] = [np.zeros(1, dtype=np.intp)] * curves
     trends = np.zeros((curves, max(0, points - 1)))
-    # The weight of each gap for the trend at each other gap: (gaps, gaps) or (curves, gaps, gaps).
-    gaps = (log_size[..., 1:] + log_size[..., :-1]) / 2
-    near = np.exp(-0.5 * ((gaps[..., :, None] - gaps[..., None, :]) / _TREND_WIDTH) ** 2)
+    # The weight of each gap for the trend at each other gap (curves, gaps, gaps).
+    gaps = (log_size[:, 1:] + log_size[:, :-1]) / 2
+    near = np.exp(-0.5 * ((gaps[:, :, None] - gaps[:, None, :]) / _TREND_WIDTH) ** 2)
     for elasticity in _FIRST_TRENDS if points > 1 else ():
         trend = np.full((curves, points - 1), elasticity)
         for _ in range(_ROUNDS):
@@ -127,7 +126,7 @@ def join(parts: Sequence[tuple[Pieces, int]], log_size: Floats, log_time: Floats
         trends += [trend[:1], trend] if first else [trend]  # the gap at the cut takes the trend of the next gap
         first += pieces.log_time.shape[1]
     return Pieces(
-        log_size, log_time[None], sigma[None], (np.concatenate(starts),), np.concatenate(trends)[None],
+        log_size[None], log_time[None], sigma[None], (np.concatenate(starts),), np.concatenate(trends)[None],
         cost=np.array([sum(pieces.cost[row] for pieces, row in parts)]),
         freedom=np.array([sum(pieces.freedom[row] for pieces, row in parts)]),
         chi2=np.array([sum(pieces.chi2[row] for pieces, row in parts)]),
@@ -151,8 +150,7 @@ def describe(pieces: Pieces) -> tuple[PiecewiseFit, ...]:
     levels = fitted + sums.offset[:, None] + _integral(pieces.trend, pieces.log_size)
     (second,) = np.nonzero(flat.start > 0)  # pieces that follow a break
     curve, split = flat.curve[second], flat.start[second]
-    u = np.broadcast_to(sums.u, sums.shape)
-    edge = (u[curve, split - 1] + u[curve, split]) / 2
+    edge = (sums.u[curve, split - 1] + sums.u[curve, split]) / 2
     (before, before_variance), (after, after_variance) = (
         (
             mean_z[side] + slope[side] * (edge - mean_u[side]),
@@ -172,7 +170,7 @@ def describe(pieces: Pieces) -> tuple[PiecewiseFit, ...]:
 class _Sums:
     """Cumulative weighted sums over each curve, which give the fit of any piece in constant time.
 
-    u: centred log sizes, in the shape of log_size.
+    u: centred log sizes (curves, points).
     offset: mean of the log times without the trend (curves,).
     """
 
@@ -180,11 +178,10 @@ class _Sums:
 
     def __init__(self, u: Floats, y: Floats, sigma: Floats, trend: Floats) -> None:
         z = y - _integral(trend, u)
-        self.u = u - u.mean(axis=-1, keepdims=True)
+        self.u = u - u.mean(axis=1, keepdims=True)
         self.offset = z.mean(axis=1)
         z = z - self.offset[:, None]
-        weight, wide = sigma**-2.0, np.broadcast_to(self.u, z.shape)
-        columns = weight * np.stack([np.ones_like(z), wide, z, wide**2, wide * z, z**2])
+        columns = sigma**-2.0 * np.stack([np.ones_like(z), self.u, z, self.u**2, self.u * z, z**2])
         self._sums = np.concatenate([np.zeros((6, len(z), 1)), np.cumsum(columns, axis=2)], axis=2)
         self.shape = z.shape
 
@@ -235,8 +232,8 @@ class _Flat:
 
 def _integral(trend: Floats, u: Floats) -> Floats:
     """Returns the log time due to the trend (curves, points), 0 at the first point."""
-    steps = np.cumsum(trend * np.diff(u), axis=-1)
-    return np.concatenate([np.zeros((*steps.shape[:-1], 1)), steps], axis=-1)
+    steps = np.cumsum(trend * np.diff(u), axis=1)
+    return np.concatenate([np.zeros((len(steps), 1)), steps], axis=1)
 
 
 def _partition(sums: _Sums) -> tuple[Floats, list[Ints]]:
@@ -269,24 +266,17 @@ def _partition(sums: _Sums) -> tuple[Floats, list[Ints]]:
 def _trend(sums: _Sums, pieces: _Flat, trend: Floats, near: Floats) -> Floats:
     """Estimates the elasticity over each gap from the slopes of the pieces around it (curves, points − 1)."""
     _, mean_u, _, suu, suz, _ = sums.moments(pieces.curve, pieces.start, pieces.stop)
-    gaps = (sums.u[..., 1:] + sums.u[..., :-1]) / 2
-    shared = gaps.ndim == 1
-    at = np.searchsorted(gaps, mean_u) if shared else (gaps[pieces.curve] < mean_u[:, None]).sum(axis=1)
-    at = np.clip(at, 0, gaps.shape[-1] - 1)
+    gaps = (sums.u[:, 1:] + sums.u[:, :-1]) / 2
+    at = np.clip((gaps[pieces.curve] < mean_u[:, None]).sum(axis=1), 0, gaps.shape[1] - 1)
     # Fitted slopes are relative to the previous trend, so it is added back.
     weight, weighted_slope = np.zeros_like(trend), np.zeros_like(trend)
     np.add.at(weight, (pieces.curve, at), suu)
     np.add.at(weighted_slope, (pieces.curve, at), suz + suu * trend[pieces.curve, at])
-
-    def blur(values: Floats) -> Floats:
-        """Returns weighted sums over the gaps around each gap (curves, points − 1)."""
-        blurred: Floats = values @ near if shared else (values[:, None, :] @ near)[:, 0]
-        return blurred
-
     # A prior at the mean slope stabilises gaps without a long piece nearby.
     total = weight.sum(axis=1, keepdims=True)
     mean_slope = np.divide(weighted_slope.sum(axis=1, keepdims=True), total, out=trend.copy(), where=total > 0)
-    blend = (blur(weighted_slope) + sums.ridge * mean_slope) / (blur(weight) + sums.ridge)
+    around, slope_around = ((values[:, None, :] @ near)[:, 0] for values in (weight, weighted_slope))
+    blend = (slope_around + sums.ridge * mean_slope) / (around + sums.ridge)
     clipped: Floats = np.clip(blend, *_TREND_RANGE)
     return clipped
 
