@@ -49,26 +49,21 @@ def _with_libraries(data: Json) -> Json:
 MIGRATIONS: Mapping[int, Callable[[Json], Json]] = {1: _with_libraries}
 
 
-def upgrade(
-    data: Json,
-    who: str,
-    *,
-    migrations: Mapping[int, Callable[[Json], Json]] = MIGRATIONS,
-    current: int = PROFILE_VERSION,
-) -> Json:
-    """Migrates a document to version `current`. Raises InputError for an unknown version."""
-    version = data.get("version")
-    if isinstance(version, bool) or not isinstance(version, int):
-        raise InputError(who, f"version = {version!r}"[:80], f"an integer up to {current}")
-    if version > current:
-        raise InputError(who, f"version {version}", f"at most {current}; a newer quantbench wrote it")
-    while version < current:
-        if version not in migrations:
-            known = ", ".join(str(v) for v in sorted({*migrations, current}))
-            raise InputError(who, f"version {version}", f"one of {known}")
-        data = {**migrations[version](data), "version": version + 1}
-        version += 1
+def upgrade(data: Json, who: str) -> Json:
+    """Migrates a document to the current version. Raises InputError for an unknown version."""
+    require_version(data, who)
+    while data["version"] != PROFILE_VERSION:
+        version = data["version"]
+        data = {**MIGRATIONS[version](data), "version": version + 1}
     return data
+
+
+def require_version(data: Json, who: str) -> None:
+    """Raises InputError for a document of an unknown version."""
+    version, known = data.get("version"), (*MIGRATIONS, PROFILE_VERSION)
+    if type(version) is not int or version not in known:
+        expected = f"one of {', '.join(map(str, known))} (a newer quantbench may have written it)"
+        raise InputError(who, f"version = {version!r}"[:80], expected)
 
 
 #: larger tables are written to a Parquet file beside the JSON
@@ -201,7 +196,7 @@ def parse(raw: bytes, shown: str) -> Json:
         raise InputError(f"profile {shown}", "a number that is not finite", "finite numbers") from None
     if data.get("sha256") != right:
         # A newer version may compute its digest differently: report the version, not damage.
-        upgrade({"version": data.get("version")}, f"profile {shown}", migrations={})
+        require_version(data, f"profile {shown}")
         raise StoreError("read profile", f"{shown} was changed or damaged: its sha256 is not that of its content",
                          "the file as it was exported")  # fmt: skip
     return data

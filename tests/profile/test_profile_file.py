@@ -16,6 +16,7 @@ from quantbench.device import lookup
 from quantbench.errors import InputError, StoreError
 from quantbench.latency.attention import AttentionModel
 from quantbench.profile import Profile
+from quantbench.profile import file as profile_file
 from quantbench.profile.file import digest, schema, upgrade
 from quantbench.profile.models import Models, models_from_json, models_to_json
 
@@ -102,7 +103,7 @@ def test_it_holds_to_its_published_schema(tmp_path: Path) -> None:
         jsonschema.validate(data, schema())
 
 
-def test_older_versions_are_brought_up_step_by_step() -> None:
+def test_older_versions_are_brought_up_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     def milliseconds(data: dict[str, Any]) -> dict[str, Any]:
         """Version 0, for this test: times were in ms."""
         return {**{k: v for k, v in data.items() if k != "latency_ms"}, "latency_us": data["latency_ms"] * 1e3}
@@ -111,21 +112,39 @@ def test_older_versions_are_brought_up_step_by_step() -> None:
         return {("gpu" if k == "card" else k): v for k, v in data.items()}
 
     old = {"version": 0, "latency_ms": 1.5, "card": "a100"}
-    steps = {0: milliseconds, 1: renamed}
-    assert upgrade(old, "profile", migrations=steps, current=2) == {"version": 2, "latency_us": 1500.0, "gpu": "a100"}
-    assert upgrade({"version": 2, "gpu": "a100"}, "profile", migrations=steps, current=2)["gpu"] == "a100"
-    with pytest.raises(InputError, match=r"profile: version -1; expected one of 0, 1, 2"):
-        upgrade({"version": -1}, "profile", migrations=steps, current=2)
+    monkeypatch.setattr(profile_file, "MIGRATIONS", {0: milliseconds, 1: renamed})
+    assert upgrade(old, "profile") == {"version": 2, "latency_us": 1500.0, "gpu": "a100"}
+    assert upgrade({"version": 2, "gpu": "a100"}, "profile")["gpu"] == "a100"
+    with pytest.raises(InputError, match=r"profile: version = -1; expected one of 0, 1, 2 \(a newer"):
+        upgrade({"version": -1}, "profile")
+
+
+def test_a_profile_of_version_1_is_read_and_a_damaged_one_is_called_damaged(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+
+    def version_1(data: dict[str, Any]) -> None:
+        data["version"] = 1
+        del data["tables"]["moe"]
+        for model in data["models"]["gemm"]:
+            del model["library"]
+
+    change(path, version_1, sign=True)
+    found = Profile.load(path)
+    assert {model.library for model in found.models.gemm} == {"torch"}
+    assert len(found.tables["moe"]) == 0
+    change(path, lambda data: data["software"].update(torch="0"), sign=False)
+    with pytest.raises(StoreError, match="was changed or damaged"):
+        Profile.load(path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        (3, "version 3; expected at most 2; a newer quantbench wrote it"),
-        ("1", "version = '1'; expected an integer up to 2"),
-        (True, "version = True; expected an integer up to 2"),
-        (None, "version = None; expected an integer up to 2"),
+        (3, "version = 3; expected one of 1, 2 (a newer quantbench may have written it)"),
+        ("1", "version = '1'; expected one of 1, 2 (a newer quantbench may have written it)"),
+        (True, "version = True; expected one of 1, 2 (a newer quantbench may have written it)"),
+        (None, "version = None; expected one of 1, 2 (a newer quantbench may have written it)"),
     ],
 )
 @pytest.mark.parametrize("sign", [True, False])
