@@ -23,7 +23,7 @@ from quantbench.device import default_attention, default_dtype
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.files import read_json, reason
-from quantbench.sweep.axes import DIMS, EXPERT_OPS, GEMM_DIMS, MODEL_DIMS, UNFUSED_OPS, Held
+from quantbench.sweep.axes import DIMS, EXPERT_OPS, GEMM_DIMS, MODEL_DIMS, MOE_DIMS, UNFUSED_OPS, Held
 from quantbench.workload import Gemm, GroupedGemm, TransformerShape
 from quantbench.workload.dtypes import GEMM_DTYPES
 from quantbench.workload.huggingface import Described, describe
@@ -247,6 +247,8 @@ def chosen_model(
         if "hidden" in typed:
             changes.setdefault("ffn", round(base.ffn / base.hidden * typed["hidden"]))
     how, assumed = attention_of(who, options, named, device)
+    if options.softmax and how["attention"] == "flash":
+        raise InputError(who, f"--softmax {options.softmax} with flash attention", "--attention unfused")
     if named is not None:
         follows = (name for name in ("kv_heads", "head_dim", "ffn") if name in changes and name not in typed)
         assumed += [f"{name} = {changes[name] or 'heads'}" for name in follows if changes[name] or name != "head_dim"]
@@ -347,6 +349,8 @@ def held_and_dims(arguments: GridOptions, who: str = "sweep", *, listed: bool = 
         values["kv_heads"] = arguments.kv_heads
     held = _free_what_follows(held, as_axis | set(values))
     held = replace(held, **values, gated=held.gated or arguments.gated, dtype=arguments.dtype)
+    if arguments.routing and not (held.experts or typed & set(MOE_DIMS)):
+        raise InputError(who, f"--routing {arguments.routing} without experts", "--experts, or a model with experts")
     return held, tuple(dims)
 
 

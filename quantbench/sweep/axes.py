@@ -261,6 +261,8 @@ def with_defaults(held: Held, spec: DeviceSpec, dims: Collection[str] = ()) -> H
         defaults |= _EXPERT_DEFAULTS[spec.torch_kind]
     missing: Mapping[str, Any] = {name: v for name, v in defaults.items() if getattr(held, name) == 0}
     dtype, attention = held.dtype or default_dtype(spec), held.attention or default_attention(spec)
+    if held.softmax != Held.softmax and attention == "flash" and not set(held.ops) & set(UNFUSED_OPS):
+        raise InputError("--softmax", f"{held.softmax} with flash attention", "--attention unfused")
     return replace(held, **missing, dtype=dtype, attention=attention)
 
 

@@ -241,3 +241,12 @@ def test_models_lists_every_preset(capsys: pytest.CaptureFixture[str]) -> None:
     llama = found["llama-3-8b"]
     assert (llama["layers"], llama["kv_heads"], llama["ffn"], llama["vocab"]) == (32, 8, 14336, 128256)
     assert "config.json" in llama["source"]
+
+
+@pytest.mark.parametrize("command", ["advise", "predict"])
+def test_a_softmax_is_refused_with_flash_attention_and_a_routing_without_experts(command: str) -> None:
+    with pytest.raises(InputError, match=r"--softmax.*torch with flash attention; expected --attention unfused"):
+        run(command, "--model", "llama-3-8b", "--softmax", "torch")
+    with pytest.raises(InputError, match="--routing balanced without experts; expected --experts"):
+        run(command, "--model", "llama-3-8b", "--routing", "balanced")
+    assert "experts" in run("predict", "--dim", "experts=8", "--hidden", "4096", "--routing", "balanced")
