@@ -14,8 +14,8 @@ from rich.table import Table
 
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, json_option, option, percentage
-from quantbench.cli.output import StyledLine, check_file, check_folder, print_result
-from quantbench.errors import printable
+from quantbench.cli.output import StyledLine, check_file, check_folder, print_result, warning
+from quantbench.errors import StoreError, printable
 
 if TYPE_CHECKING:
     from quantbench.analysis.compare import Comparison
@@ -45,23 +45,31 @@ def compare(
         noise=percentage("--noise", noise) if noise else None, force=force,
     )  # fmt: skip
     a, b = read_one_run(run_a), read_one_run(run_b)
-    check_folder("write picture", folder or run_b)
+    if folder is not None:
+        check_folder("write picture", folder)
     if junit is not None:
         check_file("write JUnit", junit)
     comparison = compare_runs(a, b, options)
-    picture = None
+    picture: Path | None = None
+    unwritten: StyledLine | None = None
     if comparison.points:
         picture = (folder or run_b) / f"compare-with-{comparison.a.info.run_id}.png"
-        draw_comparison(comparison, picture)
+        try:
+            draw_comparison(comparison, picture)
+        except StoreError as error:
+            if folder is not None:
+                raise
+            # Run B may only be read: the verdict is printed all the same.
+            picture, unwritten = None, warning(f"no picture: {error}; -o names another folder")
     if junit is not None:
         write_junit(comparison, junit)
-    lines = _lines(comparison, picture, junit)
+    lines = _lines(comparison, f"picture: {picture}" if picture is not None else unwritten, junit)
     print_result(as_json, lambda: {**comparison_to_json(comparison), "picture": picture}, lines)
     if comparison.regressions:
         raise typer.Exit(1)
 
 
-def _lines(comparison: Comparison, picture: Path | None, junit: Path | None) -> Iterator[StyledLine | Table]:
+def _lines(comparison: Comparison, picture: StyledLine | None, junit: Path | None) -> Iterator[StyledLine | Table]:
     from quantbench.report.comparison import comparison_table, differences_lines, method_lines, result_lines
 
     yield device_line(comparison.b.info.device)
@@ -74,8 +82,7 @@ def _lines(comparison: Comparison, picture: Path | None, junit: Path | None) -> 
     yield from ("", table) if table is not None else ()
     yield ""
     yield from result_lines(comparison)
-    if picture is not None:
-        yield f"picture: {picture}"
+    yield from () if picture is None else (picture,)
     if junit is not None:
         yield f"JUnit: {junit}"
     yield f"Next: quantbench report {comparison.b.folder}"

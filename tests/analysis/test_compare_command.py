@@ -53,6 +53,17 @@ def test_a_run_that_was_killed_is_said_to_be(runs: Path) -> None:
     assert lines.count("not complete") == 1
 
 
+def test_the_verdict_of_a_run_that_takes_no_picture_is_printed(runs: Path) -> None:
+    (runs / "slower" / "compare-with-a.png").mkdir()
+    done = compare(runs, "a", "slower")
+    assert done.returncode == 1
+    assert "1 slower" in done.stdout
+    assert "no picture: write picture: slower/compare-with-a.png" in done.stdout
+    refused = compare(runs, "a", "slower", "-o", "slower")
+    assert refused.returncode == 2
+    assert "slower" not in refused.stdout
+
+
 @pytest.mark.slow
 def test_no_regression_is_exit_code_0(runs: Path) -> None:
     done = compare(runs, "a", "same")
