@@ -22,7 +22,6 @@ from quantbench.report.shape_comparison import (
     comparison_lines,
     comparison_sentence,
     comparison_table,
-    comparison_to_json,
 )
 from quantbench.report.sweep_result import cliff_to_json, draw_run, ops_line, rows_to_json, sweep_table, trust_lines
 from quantbench.store.folder import Run
@@ -164,7 +163,7 @@ def result(
         ],
         "picture": picture,
         "wall_s": wall_s, "overhead_share": overhead_share, "phases_s": run.info.phases_s,
-        **({} if comparison is None else {"shapes": comparison_to_json(comparison)}),
+        **({} if comparison is None else {"shapes": [asdict(one) for one in comparison]}),
     }  # fmt: skip
     return lines, answer
 

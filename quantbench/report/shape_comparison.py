@@ -1,17 +1,16 @@
 """Compares the named transformer shapes of a run: time per layer, and tokens per second over the first's.
 
-Entry points: `compare_shapes` and `comparison_sentence`; `comparison_section` for `page`; `comparison_table`,
-`comparison_lines` and `comparison_to_json` for the command `sweep` (`--shapes`). (`comparison` compares
-two runs.)
+Entry points: `compare_shapes`, which returns `MeasuredShape` objects, and `comparison_sentence`; `comparison_section`
+for `page`; `comparison_table` and `comparison_lines` for the command `sweep` (`--shapes`). (`comparison` compares two
+runs.)
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import exp, log, sqrt
-from typing import Any
 
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -26,8 +25,6 @@ from quantbench.units import latency
 from quantbench.workload import TransformerShape
 
 _LOGITS = "logits"
-# Columns of text; those of numbers are aligned at the right.
-_TEXTS = ("shape", "library", "")
 
 
 @dataclass(frozen=True)
@@ -40,6 +37,7 @@ class MeasuredShape:
     missing: ops that were measured for the first shape but not for this one.
     gain: tokens per second over the first shape's, at equal parameters; None if an op is missing.
     verdict: whether the measured gain agrees with the prediction; "" if either is unknown.
+    left_out: planned ops that the library did not measure for the first shape; they are excluded from all times.
     """
 
     number: int
@@ -51,20 +49,10 @@ class MeasuredShape:
     gain: Gain | None
     predicted: Gain | None
     verdict: str
+    left_out: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class ShapeComparison:
-    """All shapes of a run, one entry per shape and library.
-
-    left_out: by library, planned ops that were not measured for the first shape and are excluded from all times.
-    """
-
-    shapes: tuple[MeasuredShape, ...]
-    left_out: dict[str, tuple[str, ...]]
-
-
-def compare_shapes(points: Sequence[Point], models: Sequence[NamedShape]) -> ShapeComparison:
+def compare_shapes(points: Sequence[Point], models: Sequence[NamedShape]) -> tuple[MeasuredShape, ...]:
     """Compares each shape with the first, per library (torch, triton, …).
 
     If several kernels of a library ran an op, the fastest counts. An op with the same workload in both shapes was
@@ -79,12 +67,9 @@ def compare_shapes(points: Sequence[Point], models: Sequence[NamedShape]) -> Sha
             ops[point.op] = point
     planned = {op.label for op in models[0].shape.ops()}
     shapes: list[MeasuredShape] = []
-    left_out: dict[str, tuple[str, ...]] = {}
     for library, by_number in found.items():
         first = by_number.get(1, {})
-        unmeasured = tuple(sorted(planned - first.keys(), key=op_order))
-        if unmeasured:
-            left_out[library] = unmeasured
+        left_out = tuple(sorted(planned - first.keys(), key=op_order))
         for number, model in enumerate(models, start=1):
             ops = by_number.get(number, {})
             missing = tuple(sorted(first.keys() - ops.keys(), key=op_order))
@@ -95,13 +80,15 @@ def compare_shapes(points: Sequence[Point], models: Sequence[NamedShape]) -> Sha
                 logits_us = sum(point.latency_us for point in own if point.op.startswith(_LOGITS))
                 gain = _gain(list(first.values()), own, models[0].shape, model.shape)
                 # A prediction covers all ops, so it is not compared with a subset of them.
-                if model.predicted is not None and number > 1 and not unmeasured:
+                if model.predicted is not None and number > 1 and not left_out:
                     apart = gain.high < model.predicted.low or gain.low > model.predicted.high
                     verdict = "outside the predicted interval" if apart else "as predicted"
             shapes.append(
-                MeasuredShape(number, model.name, library, layer_us, logits_us, missing, gain, model.predicted, verdict)
+                MeasuredShape(
+                    number, model.name, library, layer_us, logits_us, missing, gain, model.predicted, verdict, left_out
+                )
             )
-    return ShapeComparison(tuple(shapes), left_out)
+    return tuple(shapes)
 
 
 def _gain(first: Sequence[Point], own: Sequence[Point], asked: TransformerShape, shape: TransformerShape) -> Gain:
@@ -121,44 +108,43 @@ def _gain(first: Sequence[Point], own: Sequence[Point], asked: TransformerShape,
     return Gain(faster - 1, faster * exp(-half_width) - 1, faster * exp(half_width) - 1)
 
 
-def _columns(comparison: ShapeComparison) -> dict[str, list[str]]:
-    shapes = comparison.shapes
-    several = len({one.library for one in shapes}) > 1
-    predicted = any(one.predicted is not None for one in shapes)
-    return {
+def _columns(shapes: Sequence[MeasuredShape]) -> dict[str, list[str]]:
+    """Returns the cells of the table by column name, as of `plain_table`."""
+    columns = {
         "shape": [one.name for one in shapes],
-        **({"library": [one.library for one in shapes]} if several else {}),
-        "one layer": ["" if one.layer_us is None else latency(one.layer_us) for one in shapes],
-        "logits": ["" if not one.logits_us else latency(one.logits_us) for one in shapes],
-        "gain": ["" if one.gain is None or one.number == 1 else one.gain.words for one in shapes],
-        **({"predicted": ["" if o.predicted is None else o.predicted.words for o in shapes]} if predicted else {}),
+        "library": [one.library for one in shapes],
+        ">one layer": ["" if one.layer_us is None else latency(one.layer_us) for one in shapes],
+        ">logits": ["" if not one.logits_us else latency(one.logits_us) for one in shapes],
+        ">gain": ["" if one.gain is None or one.number == 1 else one.gain.words for one in shapes],
+        ">predicted": ["" if one.predicted is None else one.predicted.words for one in shapes],
         "": [f"not measured: {', '.join(one.missing)}" if one.missing else one.verdict for one in shapes],
     }
+    if len(set(columns["library"])) == 1:
+        del columns["library"]
+    if not any(columns[">predicted"]):
+        del columns[">predicted"]
+    return columns
 
 
-def _head(columns: Iterable[str]) -> tuple[str, ...]:
-    return tuple(name if name in _TEXTS else f">{name}" for name in columns)
-
-
-def comparison_table(comparison: ShapeComparison) -> RichTable:
+def comparison_table(shapes: Sequence[MeasuredShape]) -> RichTable:
     """Builds the table for the terminal; significant gains are green, significant losses red."""
-    columns = {name: [Text(cell) for cell in cells] for name, cells in _columns(comparison).items()}
-    for cell, one in zip(columns["gain"], comparison.shapes, strict=True):
+    columns = {name: [Text(cell) for cell in cells] for name, cells in _columns(shapes).items()}
+    for cell, one in zip(columns[">gain"], shapes, strict=True):
         if one.gain is not None and (one.gain.low > 0 or one.gain.high < 0):
             cell.stylize("bold green" if one.gain.low > 0 else "bold red")
-    return plain_table(dict(zip(_head(columns), columns.values(), strict=True)), fold=_TEXTS)
+    return plain_table(columns, fold=("shape", "library"))
 
 
-def comparison_section(comparison: ShapeComparison) -> Section:
-    columns = _columns(comparison)
-    table = Table(_head(columns), tuple(zip(*columns.values(), strict=True)))
-    return Section("shapes", "Shapes side by side", table=table, lines=tuple(comparison_lines(comparison)))
+def comparison_section(shapes: Sequence[MeasuredShape]) -> Section:
+    columns = _columns(shapes)
+    table = Table(tuple(columns), tuple(zip(*columns.values(), strict=True)))
+    return Section("shapes", "Shapes side by side", table=table, lines=tuple(comparison_lines(shapes)))
 
 
-def comparison_sentence(comparison: ShapeComparison) -> str:
+def comparison_sentence(shapes: Sequence[MeasuredShape]) -> str:
     """Returns a message naming the shape that is most significantly faster than the first, if there is one."""
-    gains = [(one.gain, one.name) for one in comparison.shapes if one.number > 1 and one.gain is not None]
-    first = comparison.shapes[0].name
+    gains = [(one.gain, one.name) for one in shapes if one.number > 1 and one.gain is not None]
+    first = shapes[0].name
     if not gains:
         return f"no other shape was measured whole beside {first}"
     gain, name = max(gains, key=lambda pair: pair[0].low)
@@ -167,19 +153,14 @@ def comparison_sentence(comparison: ShapeComparison) -> str:
     return f"{name} is faster than {first} by {gain.words}"
 
 
-def comparison_lines(comparison: ShapeComparison) -> list[str]:
+def comparison_lines(shapes: Sequence[MeasuredShape]) -> list[str]:
     """Returns the legend of the table and the ops that are left out."""
     said = [
         "one layer: its ops forward and backward; logits: of the model. gain: measured tokens per second at equal "
         "parameters against the first shape, with the 95 % interval."
     ]
-    for library, ops in comparison.left_out.items():
+    for library, ops in {one.library: one.left_out for one in shapes if one.left_out}.items():
         said.append(
             f"{library}: {', '.join(ops)} of the first shape not measured: left out everywhere, predictions not judged"
         )
     return said
-
-
-def comparison_to_json(comparison: ShapeComparison) -> list[dict[str, Any]]:
-    """Converts the comparison to one JSON object per shape and library."""
-    return [{**asdict(one), "left_out": list(comparison.left_out.get(one.library, ()))} for one in comparison.shapes]
