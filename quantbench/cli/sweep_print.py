@@ -7,7 +7,7 @@ and for each run on Ray.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Skipped
 from quantbench.store.run import RunInfo
 from quantbench.sweep.options import options_from_json
-from quantbench.sweep.plan import Group, Plan
+from quantbench.sweep.plan import Plan
 from quantbench.sweep.refine import Edge, PlacedGap
 from quantbench.sweep.runner import Finished, Progress
 from quantbench.units import counted, duration, percent
@@ -78,27 +78,20 @@ class LeftOut:
 
 def left_out(plan: Plan) -> list[LeftOut]:
     """Returns what the budget leaves out, along the axis with the most values."""
-    kept, missing = _places_by_op(plan.groups), _places_by_op(plan.left_out)
+    missing, kept = (
+        [(place.op, place.axes) for group in groups for point in group.points for place in point.places]
+        for groups in (plan.left_out, plan.groups)
+    )
     if not missing:
         return []
-    every = [axes for places in missing.values() for axes in places.values()]
-    axis = max(every[0], key=lambda name: len({axes[name] for axes in every}))
+    axis = max(missing[0][1], key=lambda name: len({axes[name] for _, axes in missing}))
     ops_of: dict[tuple[int, int, int, bool], list[str]] = {}
-    for op, places in sorted(missing.items()):
-        values = {axes[axis] for axes in places.values()}
-        low, high = min(values), max(values)
-        whole = not any(low <= axes[axis] <= high for axes in kept.get(op, {}).values())
+    for op in sorted({op for op, _ in missing}):
+        places = {tuple(axes.items()): axes[axis] for other, axes in missing if other == op}
+        low, high = min(places.values()), max(places.values())
+        whole = not any(other == op and low <= axes[axis] <= high for other, axes in kept)
         ops_of.setdefault((low, high, len(places), whole), []).append(op)
     return [LeftOut(axis.replace("_", "-"), *range_, tuple(ops)) for range_, ops in ops_of.items()]
-
-
-def _places_by_op(groups: Sequence[Group]) -> dict[str, dict[tuple[int, ...], dict[str, int]]]:
-    """Returns the distinct axes of the places of each op."""
-    found: dict[str, dict[tuple[int, ...], dict[str, int]]] = {}
-    for group in groups:
-        for place in (place for point in group.points for place in point.places):
-            found.setdefault(place.op, {})[tuple(place.axes.values())] = place.axes
-    return found
 
 
 def show_progress(show: Callable[..., None], progress: Progress) -> None:

@@ -162,7 +162,6 @@ _COLOURS = {"slower": CLIFF_COLOUR, "faster": PALETTE[0], "same": "#7a7a7a", "un
 _MARKERS = {"slower": "^", "faster": "v", "same": "o", "unclear": "D"}
 # Ratios beyond this factor are drawn at the rim: one point that is 40 times slower would flatten all others.
 _RIM = 3.0
-_TICK_STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _MOST_TICKS = 9
 # More points than this are drawn smaller.
 _MANY = 300
@@ -173,6 +172,8 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
 
     If the points differ in one axis, it runs along x; otherwise the points are sorted by ratio.
     """
+    from matplotlib.ticker import MaxNLocator, NullLocator
+
     points = comparison.points
     axis = _axis(points)
     a, b = (
@@ -186,7 +187,9 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
         panel.axhline(1.0, color="0.4", linewidth=0.8)
         _draw_points(panel, points, axis)
         panel.set_yscale("log")
-        _ratio_ticks(panel)
+        panel.yaxis.set_major_locator(MaxNLocator(_MOST_TICKS, steps=[1, 2, 5, 10]))
+        panel.yaxis.set_major_formatter("{x:g}")
+        panel.yaxis.set_minor_locator(NullLocator())
         panel.set_ylabel("time of B / time of A   (above 1: slower)")
         panel.set_xlabel(dashed(axis) if axis else "points, from fastest to slowest")
 
@@ -217,15 +220,6 @@ def _draw_points(panel: Any, points: Sequence[Compared], axis: str) -> None:
         label = f"{len(own)} {verdict}"
         panel.plot(x, y, _MARKERS[verdict], markersize=size, color=colour, label=label, zorder=3)
         panel.vlines(x, low, high, color=colour, linewidth=0.9, zorder=2)
-
-
-def _ratio_ticks(panel: Any) -> None:
-    """Sets plain-number ticks on the logarithmic axis, at steps that suit its span."""
-    low, high = panel.get_ylim()
-    step = next((s for s in _TICK_STEPS if (high - low) / s <= _MOST_TICKS), _TICK_STEPS[-1])
-    ticks = [1 + i * step for i in range(-round(1 / step) + 1, round(_RIM / step)) if low <= 1 + i * step <= high]
-    panel.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    panel.set_yticks([], minor=True)
 
 
 def write_junit(comparison: Comparison, path: Path) -> None:

@@ -28,7 +28,7 @@ from quantbench.report.source import dashed
 from quantbench.report.sweep_result import row_figures, row_words
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Skipped
-from quantbench.units import duration, percent, signed_percent, size
+from quantbench.units import duration, percent, signed_percent
 
 # Maximum number of equivalent explanations named in one line, and of rows in the table of common steps.
 _MOST_ALIKE = 3
@@ -230,19 +230,10 @@ def how_section(run: Run) -> Section:
 
 
 def facts_of(run: Run) -> tuple[tuple[str, str], ...]:
-    """Returns (name, value) pairs for the foot of the page: points, duration, device, ending, start, versions."""
-    info = run.info
+    """Returns (name, value) pairs for the foot of the page: points and duration; `how_section` has all else."""
     points = [r for r in run.records if r.role == "point"]
     kinds = Counter(type(r.outcome).__name__.lower() for r in points)
-    facts = [("points", ", ".join(f"{kinds[k]} {k}" for k in ("measured", "skipped", "failed") if kinds[k]) or "none")]
+    counts = ", ".join(f"{kinds[k]} {k}" for k in ("measured", "skipped", "failed") if kinds[k])
     elapsed_s = max((r.elapsed_s for r in run.records), default=0.0)
-    if elapsed_s > 0:
-        facts.append(("took", duration(elapsed_s)))
-    device = info.device
-    units = "one core" if device.kind == "cpu" else f"{device.sm_count} SMs ({device.architecture})"
-    memory = f"{size(device.memory_bytes)} at {device.memory_gb_per_s:.0f} GB/s"
-    facts.append(("device", f"{units}, {memory}, {size(device.l2_bytes)} of last-level cache"))
-    facts.append(("ended", info.how_ended))
-    facts.append(("started", info.started))
-    facts += [(name, printable(version)) for name, version in info.software.items()]
-    return tuple(facts)
+    took = (("took", duration(elapsed_s)),) if elapsed_s > 0 else ()
+    return ("points", counts or "none"), *took
