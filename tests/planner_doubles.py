@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.estimate import Estimate
 from quantbench.latency.interconnect import cluster
-from quantbench.planner.calibration import Calibration, Calibrations, shipped
+from quantbench.planner.calibration import Calibration, shipped
 from quantbench.planner.layout import Job
 from quantbench.workload import Gemm, TransformerShape
 from quantbench.workload.kinds import Compute
@@ -17,7 +17,7 @@ from quantbench.workload.kinds import Compute
 A100 = lookup("a100-sxm4-80gb")
 #: no collective is slower than alone, nothing is launched, the network runs at its rate
 PLAIN = Calibration(1.0, 0.0, 1.0, 0.5, base_gib=0.0, activation_slack=0.0)
-EVERYWHERE = Calibrations({}, shipped().pooled, PLAIN)
+EVERYWHERE = replace(shipped(), sites={}, chosen=PLAIN)
 #: near what is shipped for the cluster that the tables come from
 LIKE_JEAN_ZAY = Calibration(2.4, 3.9, 0.22, 0.56, base_gib=9.0, activation_slack=0.21)
 

@@ -27,7 +27,7 @@ from quantbench.planner.rows import read_table
 from quantbench.planner.search import Space, search
 from tools.guide.markers import fill, table
 from tools.planner_bridge import PUBLISHED_LAYOUTS, RELEASE, STACK, bridge_runs
-from tools.planner_fit import BRIDGE, DOCUMENTS, LAST_DAY, PUBLISHED, SITE, documents, left_out, published
+from tools.planner_fit import BRIDGE, DOCUMENTS, LAST_DAY, PUBLISHED, SITE, documents, left_out, published, rest_of
 
 PAGE = "planning.md"
 # Layouts of one job that make a sweep, and the share by which a pick may be slower than the fastest.
@@ -69,14 +69,14 @@ def left_out_table(data: Path, times: TimesOf, calibrations: Calibrations) -> st
     by_file = {name: published(data, times, calibrations, (name,)) for name in PUBLISHED}
     observed = [one for runs in by_file.values() for one in runs]
     own = [(c, row.sec_per_it or 0.0, SITE) for row, c in documents(data / DOCUMENTS, LAST_DAY)]
-    pooled = calibrations.pooled
-    errors = left_out([*observed, *observe(own, times)], dict(pooled.rest), lambda one: one.table)[: len(observed)]
+    errors = left_out([*observed, *observe(own, times)], rest_of(calibrations), lambda one: one.table)[: len(observed)]
     stacks = {one.table: one.case.job.stack for one in observed} | {SITE: "deepspeed"}
     alike = Counter(stacks.values())
-    extra = [pooled.scatter if alike[one.case.job.stack] > 1 else pooled.unknown_scatter for one in observed]
+    known, unknown = (calibrations.of_stack(stack, "").scatter for stack in ("megatron", ""))
+    extra = [known if alike[one.case.job.stack] > 1 else unknown for one in observed]
     half = np.hypot(op_spreads(observed, errors), extra)
     shipped_errors = np.array(
-        [log_errors([o], calibrations.pooled.of(o.case.job.stack, o.group[1]))[0] for o in observed]
+        [log_errors([o], calibrations.of_stack(o.case.job.stack, o.group[1]))[0] for o in observed]
     )
     names = np.array([one.table for one in observed])
     groups = [(name, stacks[name], names == name) for name in dict.fromkeys(names.tolist())]
@@ -96,8 +96,8 @@ def bridge_table(path: Path, times: TimesOf, calibrations: Calibrations) -> str:
     """Formats the errors on Megatron-Bridge's runs, each model predicted with factors fitted without it, as a Markdown
     table, and says which runs cannot be expressed."""
     observed, refused = bridge_runs(path, times)
-    errors = left_out(observed, dict(calibrations.pooled.rest), lambda one: one.table)
-    half = np.hypot(op_spreads(observed, errors), calibrations.own[STACK].scatter)
+    errors = left_out(observed, rest_of(calibrations), lambda one: one.table)
+    half = np.hypot(op_spreads(observed, errors), calibrations.of_stack(STACK, "").scatter)
     off, names = np.expm1(errors), np.array([one.table for one in observed])
     experts = np.array([one.case.job.shape.experts > 0 for one in observed])
     measured = np.array([one.measured_s for one in observed])

@@ -1,6 +1,6 @@
 """Fits the planner's factors and writes quantbench/planner/planner.json: `python -m tools.planner_fit tests/data`.
 
-Stacks: `planner.fitting.fit_pooled` over all published tables; their intervals come from predicting each table, and
+Stacks: `planner_pooling.fit_pooled` over all published tables; their intervals come from predicting each table, and
 each stack, without itself. Site: the rows of Jean Zay dated before `LAST_DAY` fit the factors that BigScience's
 documents can tell apart; memory over the rows of those days with a stated memory that is not noted as wrong. Later rows
 are not used. docs/planning.md explains why GEMM times have no factor there.
@@ -24,13 +24,14 @@ import quantbench.planner
 from quantbench.latency.interconnect import same_site
 from quantbench.latency.model_times import BestTimes
 from quantbench.latency.op_times import TimesOf
-from quantbench.planner.calibration import MEMORY_RANGES, Calibration, Calibrations, Pooled, architecture
+from quantbench.planner.calibration import MEMORY_RANGES, STACKS, Calibration, Calibrations, architecture
 from quantbench.planner.constraints import is_possible
-from quantbench.planner.fitting import Observed, fit_pooled, log_errors, observe, scatter_beyond
+from quantbench.planner.fitting import Observed, log_errors, observe, scatter_beyond
 from quantbench.planner.memory import memory
 from quantbench.planner.row_results import predict_rows
 from quantbench.planner.rows import Case, TableRow, case_of, document_of, read_table, uncounted
 from tools.planner_bridge import RELEASE, STACK, bridge_runs
+from tools.planner_pooling import Pooled, fit_pooled
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -63,7 +64,7 @@ def published(data: Path, times: TimesOf, constants: Calibrations, names: Sequen
     rows = [row for name in names for row in read_table(data / name)]
     found = [r for r in predict_rows(rows, times, constants) if r.error is not None and r.case is not None]
     runs = [(r.case, r.row.sec_per_it or 0.0, table_of(r.row)) for r in found if r.case is not None]
-    return observe(runs, times, constants.pooled.of("", ""))
+    return observe(runs, times, constants.of_stack("", ""))
 
 
 def documents(path: Path, before: str) -> list[tuple[TableRow, Case]]:
@@ -166,7 +167,18 @@ def fit(data: Path, before: str, start: Calibrations, times: TimesOf) -> Calibra
     )  # fmt: skip
     rule = f"as at {SITE}: the same centre and software, nothing fitted to its own rows"
     kin = {name: replace(site, scatter=pooled.unknown_scatter, provenance={"rule": rule}) for name in same_site(SITE)}
-    return Calibrations({SITE: site, **kin}, pooled, own={STACK: fit_bridge(data / BRIDGE, times, rest)})
+    bridge = fit_bridge(data / BRIDGE, times, rest)
+    stacks = dict.fromkeys(("", *STACKS, *sorted(stack for stack, _ in pooled.groups)))
+    return Calibrations(
+        {SITE: site, **kin}, {**pooled.of_every(stacks), **bridge.of_every([STACK])},
+        {"": pooled.provenance, STACK: bridge.provenance},
+    )  # fmt: skip
+
+
+def rest_of(constants: Calibrations) -> dict[str, float]:
+    """Returns the constants that do not differ between stacks."""
+    names = ("unaligned_share", "base_gib", "activation_slack", "memory_scatter")
+    return {name: getattr(constants.of_stack("", ""), name) for name in names}
 
 
 def memory_of_others() -> dict[str, float]:

@@ -166,7 +166,8 @@ class PlanOptions(ShapeOptions):
         overlaps = "overlapping" if self.overlap else "not overlapping"
         stack += [f"data-parallel traffic {overlaps} with computation"] if self.dp_overlap is None else []
         models = self.profile is None
-        if (shape.experts or shape.fp8_recipe) and self.used_stack not in self.calibrations.own and self.site is None:
+        apart = self.used_stack and self.used_stack in self.calibrations.provenance
+        if (shape.experts or shape.fp8_recipe) and not apart and self.site is None:
             stack += ["nothing fitted to 8-bit products or experts of that software"]
         whose = [library_words(self.where().device.name, shape.dtype, self.library, _WHO)] if models else []
         return (

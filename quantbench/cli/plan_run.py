@@ -33,7 +33,7 @@ from quantbench.planner.formulas import parameters
 from quantbench.planner.layer_time import Span
 from quantbench.planner.layout import Job, Layout
 from quantbench.planner.memory import GIB, limit_bytes
-from quantbench.planner.predict import Planner, Prediction, job_to_json
+from quantbench.planner.predict import NOT_COUNTED, Planner, Prediction, job_to_json
 from quantbench.planner.row_checks import check_rows
 from quantbench.planner.row_results import WORTH_A_WORD, RowResult, Summary, misses, predict_rows, summarize
 from quantbench.planner.rows import read_table
@@ -253,7 +253,7 @@ def _bound_lines(p: Prediction) -> list[str]:
     hours = float(f"{p.gpu_hours_per_trillion_tokens:.3g}")
     return [
         f"10^12 tokens: {p.days_per_trillion_tokens:.3g} days, {hours:,.0f} GPU-hours, MFU {percent(p.mfu)}",
-        f"a lower bound on time (MFU: an upper bound), not counted: {', '.join(p.not_counted)}",
+        f"a lower bound on time (MFU: an upper bound), not counted: {', '.join(NOT_COUNTED)}",
     ]
 
 
@@ -387,7 +387,7 @@ def fit_table(arguments: PlanOptions, path: Path, output: Path) -> ModeResult:
     cases = [(r.case, r.row.sec_per_it or 0.0) for r in results if r.error is not None and r.case is not None]
     if len({(case.job.cluster.device.name, case.job.stack) for case, _ in cases}) > 1:
         raise InputError("plan --fit", f"{path.name} has rows of several GPUs or stacks", "one site with one stack")
-    prior = arguments.calibration(cases[0][0].job) if cases else arguments.calibrations.pooled.of("", "")
+    prior = arguments.calibration(cases[0][0].job) if cases else arguments.calibrations.of_stack("", "")
     fit = fit_site(observe([(case, s, path.name) for case, s in cases], arguments.times, prior), prior)
     before = 100 * sum(abs(r.error or 0.0) for r in results if r.case) / max(1, len(cases))
     write_file("plan --fit", output, json.dumps(site_json(fit.calibration), indent=1) + "\n")

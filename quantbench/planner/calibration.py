@@ -2,18 +2,17 @@
 
 Entry points: `shipped`, which reads planner.json and returns the `Calibrations`, whose `of` gives the `Calibration` of
 a job; `load_site` and `site_json`, a site's own file; `STACKS`, the known software; the limits `RANGES` and
-`MEMORY_RANGES`; `Pooled` with its `Term` effects, and what `fitting` shares with it: `architecture`, `kernels_of`,
-`terms`, `composed`; `with_measured_links`. Used by the other modules of this package, by the commands `plan` and
-`predict`, by `advice.advise`, by `advice.pad`, by `explore.page`, and by tools.
+`MEMORY_RANGES`; `architecture`; `with_measured_links`. Used by the other modules of this package, by the commands
+`plan` and `predict`, by `advice.advise`, by `advice.pad`, by `explore.page`, and by tools.
 
-A factor of a stack on a GPU is the product of effects: of all runs, of the stack's kind of kernels, of the stack, of
-the GPU's architecture and of both together. `fitting` fits them with partial pooling, so that a stack or GPU without
-runs gets the factors of its relatives. A site (its machines and software) has factors of its own.
+`tools.planner_fit` fits the factors of all stacks and GPUs together, so that a stack or GPU without runs gets the
+factors of its relatives. A site (its machines and software) has factors of its own.
 
 History of the format:
 1  first version.
 2  `tensor_factor` replaces `compute_factor` and `fault_tensor_factor`: GEMMs run as fast as in isolation.
 3  `effects` by stack and GPU replace `elsewhere`; factors of computation, elementwise passes and exposed gathers.
+4  `stacks` has the factors themselves in place of the effects that they are composed of.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from importlib.resources import files
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
@@ -37,7 +36,7 @@ from quantbench.units import percent
 from quantbench.workload import Collective, Workload
 
 _WHO = "planner.json"
-_FORMAT, _VERSION = "quantbench-planner", 3
+_FORMAT, _VERSION = "quantbench-planner", 4
 _SITE_FORMAT, _SITE_VERSION = "quantbench-planner-site", 1
 # A link is a curve of time over size; one size is not enough for it.
 _FEWEST_SIZES = 2
@@ -156,83 +155,25 @@ RANGES: dict[str, tuple[float, float]] = {f.name: f.metadata["range"] for f in f
 MEMORY_RANGES = {name: RANGES[name] for name in ("base_gib", "activation_slack")}
 
 
-class Term(NamedTuple):
-    """Effect on the logarithm of a factor. key: "" (all runs), a kind of kernels, a stack, an architecture, both as
-    `stack@architecture`, or a site."""
-
-    factor: str
-    key: str
-
-
-@dataclass(frozen=True)
-class Pooled:
-    """Factors by stack and GPU.
-
-    means: prior mean of a factor, by kind of kernels (or "" for all kinds).
-    effects: fitted effect on ln factor by `Term`.
-    scatter, unknown_scatter: `Calibration.scatter` of the known stacks, and of unknown ones.
-    rest: constants that do not differ between stacks.
-    """
-
-    means: Mapping[str, Mapping[str, float]]
-    effects: Mapping[Term, float]
-    scatter: float
-    unknown_scatter: float
-    rest: Mapping[str, float]
-    provenance: dict[str, Any] = field(default_factory=dict)
-
-    def of(self, stack: str, architecture: str) -> Calibration:
-        """Returns the factors of a stack ("": unknown) on a GPU architecture."""
-        values = {
-            factor: composed(
-                factor, means, (self.effects.get(t, 0.0) for t in terms(factor, stack, architecture)), stack
-            )
-            for factor, means in self.means.items()
-        }
-        seen = any(term.key == stack for term in self.effects) if stack else False
-        where = f"{stack or 'an unknown stack'} on {architecture}"
-        release = self.provenance.get("release")
-        rule = f"for {where}{f' {release}' if release else ''}, pooled over "
-        rule += f"{len(self.provenance.get('tables', ()))} published tables"
-        scatter = self.scatter if seen else self.unknown_scatter
-        return Calibration(**values, **self.rest, scatter=scatter, provenance={"rule": rule})
-
-
 def architecture(device: DeviceSpec) -> str:
-    """Returns the architecture name under which effects are pooled: the first part of the GPU's name."""
+    """Returns the architecture name under which factors are kept: the first part of the GPU's name."""
     return device.name.split("-")[0]
-
-
-def kernels_of(stack: str) -> str:
-    """Returns the kind of kernels of a stack; of unknown ones, PyTorch's own."""
-    return STACKS[stack].kernels if stack in STACKS else "eager"
-
-
-def terms(factor: str, stack: str, architecture: str) -> tuple[Term, ...]:
-    """Returns the effects that make up a factor."""
-    keys = ("", kernels_of(stack), stack, architecture, f"{stack}@{architecture}")
-    return tuple(Term(factor, key) for key in dict.fromkeys(keys))
-
-
-def composed(factor: str, means: Mapping[str, float], effects: Iterable[float], stack: str) -> float:
-    """Returns a factor: its prior mean times exp(sum of effects), within its limits."""
-    mean = means.get(kernels_of(stack), means.get("", 1.0))
-    low, high = RANGES[factor]
-    return min(max(mean * math.exp(sum(effects)), low), high)
 
 
 @dataclass(frozen=True)
 class Calibrations:
     """Planner constants by stack and GPU, and by site (name of a cluster).
 
+    stacks: constants by stack, then by GPU architecture; "" stands for every other one.
+    provenance: of the constants of a stack that was fitted on its own, because one release of it was measured; of all
+        others under "".
     chosen: overrides all others.
-    own: of stacks that are fitted on their own, because one release of them was measured.
     """
 
     sites: Mapping[str, Calibration]
-    pooled: Pooled
+    stacks: Mapping[str, Mapping[str, Calibration]]
+    provenance: Mapping[str, dict[str, Any]]
     chosen: Calibration | None = None
-    own: Mapping[str, Pooled] = field(default_factory=dict)
 
     def of(self, cluster: Cluster, stack: str = "") -> Calibration:
         """Returns the constants of a cluster's site, if it has any and no other stack is named; else those of the stack
@@ -242,21 +183,26 @@ class Calibrations:
         site = self.sites.get(cluster.name)
         if site is not None and stack in ("", site.provenance.get("stack", "deepspeed")):
             return site
-        return self.own.get(stack, self.pooled).of(stack, architecture(cluster.device))
+        return self.of_stack(stack, architecture(cluster.device))
+
+    def of_stack(self, stack: str, architecture: str) -> Calibration:
+        """Returns the constants of a stack ("": unknown) on a GPU architecture."""
+        by_gpu = self.stacks.get(stack, self.stacks[""])
+        fit = self.provenance.get(stack, self.provenance[""])
+        release = f" {fit['release']}" if "release" in fit else ""
+        rule = f"for {stack or 'an unknown stack'} on {architecture}{release}, pooled over "
+        rule += f"{len(fit['tables'])} published tables"
+        return replace(by_gpu.get(architecture, by_gpu[""]), provenance={"rule": rule})
 
     @property
     def unaligned_share(self) -> float:
-        return float(self.pooled.rest["unaligned_share"])
+        return self.stacks[""][""].unaligned_share
 
     def to_json(self) -> dict[str, Any]:
         """Returns the content of planner.json."""
-        return {
-            "format": _FORMAT,
-            "version": _VERSION,
-            "sites": {name: asdict(site) for name, site in self.sites.items()},
-            "pooled": _pooled_json(self.pooled),
-            "own": {stack: _pooled_json(pooled) for stack, pooled in self.own.items()},
-        }
+        data = asdict(self)
+        del data["chosen"]
+        return {"format": _FORMAT, "version": _VERSION, **data}
 
     @classmethod
     def from_json(cls, data: object) -> Calibrations:
@@ -265,24 +211,13 @@ class Calibrations:
             raise InputError(_WHO, repr(data)[:80], f"{_FORMAT} version {_VERSION}")
         try:
             sites = {name: Calibration(**values) for name, values in data["sites"].items()}
-            own = {stack: _pooled_of(pooled) for stack, pooled in data.get("own", {}).items()}
-            return cls(sites, _pooled_of(data["pooled"]), own=own)
+            stacks = {
+                stack: {gpu: Calibration(**values) for gpu, values in by_gpu.items()}
+                for stack, by_gpu in data["stacks"].items()
+            }
+            return cls(sites, stacks, data["provenance"])
         except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(_WHO, str(error), "sites and pooled effects with their constants") from None
-
-
-def _pooled_json(pooled: Pooled) -> dict[str, Any]:
-    effects: dict[str, dict[str, float]] = defaultdict(dict)
-    for term, value in pooled.effects.items():
-        effects[term.factor][term.key] = round(value, 4)
-    kept = {name: getattr(pooled, name) for name in ("means", "scatter", "unknown_scatter", "rest")}
-    return {**kept, "effects": effects, "provenance": pooled.provenance}
-
-
-def _pooled_of(data: Mapping[str, Any]) -> Pooled:
-    rest = dict(data)
-    effects = {Term(f, key): value for f, by in rest.pop("effects").items() for key, value in by.items()}
-    return Pooled(effects=effects, **rest)
+            raise InputError(_WHO, str(error), "sites and stacks with their constants") from None
 
 
 @cache

@@ -1,14 +1,11 @@
-"""Fits the planner's factors to measured iterations: of many stacks and GPUs with partial pooling, or of one site.
+"""Fits the planner's factors to measured iterations, of one site or by a model of effects.
 
-Entry points: `fit_pooled`, which returns a `Pooled`; `fit_site`, which returns a `Calibration` and what the rows could
-not tell apart; `observe`, which makes `Observed` rows; `predicted_s`, `log_errors`, `op_spreads`,
-`scatter_beyond`; `PRIORS`. Used by the command `plan` (`--fit`)
-and by `tools.planner_fit` and `tools.planner_accuracy`.
+Entry points: `fit_site`, which returns a `Calibration` and what the rows could not tell apart; `observe`, which makes
+`Observed` rows; `predicted_s`, `log_errors`, `op_spreads`, `scatter_beyond`; `solve`, which fits `Term` effects, with
+`PRIORS`, `TIME` and `start_from`. Used by the command `plan` (`--fit`) and by tools, which fit the shipped factors.
 
-Method: a factor of a run is a prior mean times effects (`calibration.terms`). Effects have normal priors on the log
-scale, so that little data moves them little. Each table of runs also has an effect on its times and on its network,
-because runs of one table share what is not modelled; those effects are estimated and dropped. Robust (soft L1)
-Gauss-Newton on log times. A table of many runs counts as eight: they repeat a few layouts.
+Method: robust (soft L1) Gauss-Newton on log times. Effects on factors have normal priors on the log scale, so that
+little data moves them little. A table of many runs counts as eight: they repeat a few layouts.
 """
 
 from __future__ import annotations
@@ -24,24 +21,15 @@ import numpy.typing as npt
 
 from quantbench.errors import InputError
 from quantbench.latency.op_times import TimesOf
-from quantbench.planner.calibration import (
-    RANGES,
-    Calibration,
-    Pooled,
-    Term,
-    architecture,
-    composed,
-    kernels_of,
-    terms,
-)
+from quantbench.planner.calibration import RANGES, Calibration, architecture
 from quantbench.planner.iteration import iteration
 from quantbench.planner.layer_time import LayerTimes
 from quantbench.planner.rows import Case
 
 FloatArray = npt.NDArray[np.float64]
 
-# Spread of ln time between repeated or similar runs of a table, and of what its runs have in common.
-_ROW_SPREAD, _TABLE_SPREAD = 0.03, 0.08
+# Spread of ln time between repeated or similar runs of a table.
+_ROW_SPREAD = 0.03
 _RUNS_THAT_COUNT = 8
 _STEP = 0.99
 _COVERED = 0.9
@@ -78,7 +66,15 @@ PRIORS = {
     "congestion": Prior({"": 0.02}, 0.5, site=0.7),
     "straggler_spread": Prior({"": 0.005}, 0.5, 0.5),
 }
-_TIME = "time"
+#: effect of a table on all of its times, in place of a factor
+TIME = "time"
+
+
+class Term(NamedTuple):
+    """Effect on the logarithm of a factor. key: the runs that it is common to; "" for all."""
+
+    factor: str
+    key: str
 
 
 @dataclass(frozen=True)
@@ -105,7 +101,7 @@ def observe(
     for case, seconds, table in runs:
         key = (case.job.shape, case.job.cluster.key)
         if key not in known:
-            known[key] = LayerTimes(case.job, times(case.job.cluster.device), constants or _start({}))
+            known[key] = LayerTimes(case.job, times(case.job.cluster.device), constants or start_from({}))
         found.append(Observed(case, known[key], seconds, table))
     return found
 
@@ -121,7 +117,7 @@ def log_errors(observed: Sequence[Observed], calibration: Calibration) -> FloatA
 
 def op_spreads(observed: Sequence[Observed], errors: FloatArray) -> FloatArray:
     """Returns the half-widths on ln time of the intervals that the ops alone give, on the side of each error."""
-    spans = [iteration(one.case.job, one.case.layout, one.layers, _start({})).sec for one in observed]
+    spans = [iteration(one.case.job, one.case.layout, one.layers, start_from({})).sec for one in observed]
     return np.abs(np.log([(s.high if e < 0 else s.low) / s.mid for s, e in zip(spans, errors, strict=True)]))
 
 
@@ -130,39 +126,10 @@ def scatter_beyond(observed: Sequence[Observed], errors: FloatArray) -> float:
     return float(np.quantile(np.sqrt(np.maximum(errors**2 - op_spreads(observed, errors) ** 2, 0.0)), _COVERED))
 
 
-def _start(rest: Mapping[str, float]) -> Calibration:
+def start_from(rest: Mapping[str, float]) -> Calibration:
+    """Returns constants before a fit: times of single ops, and what no fit of times determines."""
     usual: dict[str, Any] = {"unaligned_share": 0.5, "base_gib": 4.0, "activation_slack": 0.1}
     return Calibration(1.0, 0.0, 1.0, **{**usual, **rest})
-
-
-def fit_pooled(observed: Sequence[Observed], rest: Mapping[str, float]) -> Pooled:
-    """Fits effects by stack and GPU to runs of many tables. rest: constants that do not differ between stacks."""
-
-    def spreads(group: tuple[str, str, str]) -> dict[Term, float]:
-        stack, gpu, table = group
-        found = {Term(_TIME, table): _TABLE_SPREAD}
-        for factor, prior in PRIORS.items():
-            by_kernels = len(prior.means) > 1
-            of_keys = {
-                "": 0.0 if by_kernels else prior.common, kernels_of(stack): prior.common if by_kernels else 0.0,
-                stack: prior.stack, gpu: prior.gpu, f"{stack}@{gpu}": prior.both, f"site {table}": prior.site,
-            }  # fmt: skip
-            found.update({Term(factor, key): spread for key, spread in of_keys.items() if spread})
-        return found
-
-    start = _start(rest)
-
-    def constants(effects: dict[Term, float], group: tuple[str, str, str]) -> Calibration:
-        stack, gpu, table = group
-        values = {}
-        for factor, prior in PRIORS.items():
-            every = (*terms(factor, stack, gpu), Term(factor, f"site {table}"))
-            values[factor] = composed(factor, prior.means, (effects.get(t, 0.0) for t in every), stack)
-        return replace(start, **values)  # type: ignore[arg-type]
-
-    effects, _ = _solve(observed, spreads, constants)
-    kept = {t: v for t, v in effects.items() if t.factor != _TIME and not t.key.startswith("site ")}
-    return Pooled({name: prior.means for name, prior in PRIORS.items()}, kept, 0.0, 0.0, rest)
 
 
 @dataclass(frozen=True)
@@ -197,7 +164,7 @@ def fit_site(observed: Sequence[Observed], prior: Calibration) -> SiteFit:
             values[name] = min(max(value, low), high)
         return replace(prior, **values)
 
-    effects, jacobian = _solve(observed, spreads, constants)
+    effects, jacobian = solve(observed, spreads, constants)
     found = constants(effects, observed[0].group)
     names = list(PRIORS)
     # Posterior in units of the priors' spreads; the rows of the identity are the priors.
@@ -224,7 +191,7 @@ def fit_site(observed: Sequence[Observed], prior: Calibration) -> SiteFit:
     return SiteFit(replace(found, scatter=scatter, provenance=provenance), undetermined, pairs, left_out)
 
 
-def _solve(
+def solve(
     observed: Sequence[Observed],
     spreads: Callable[[tuple[str, str, str]], dict[Term, float]],
     constants: Callable[[dict[Term, float], tuple[str, str, str]], Calibration],
@@ -252,7 +219,7 @@ def _solve(
         errors, jacobian = np.empty(len(observed)), np.zeros((len(observed), len(sd)))
         for i, one in enumerate(observed):
             seconds = predicted_s(one, known[one.group])
-            errors[i] = math.log(seconds / one.measured_s) + effects.get(Term(_TIME, one.table), 0.0)
+            errors[i] = math.log(seconds / one.measured_s) + effects.get(Term(TIME, one.table), 0.0)
             if not slopes:
                 continue
             slope = {n: math.log(predicted_s(one, c) / seconds) / math.log(_STEP) for n, c in nudged[one.group].items()}

@@ -1,7 +1,8 @@
 """Predicts time, memory, TFLOPs and MFU for layouts of one job, and encodes them for `plan --json`.
 
-Entry points: `Planner`, which returns a `Prediction` per layout; `job_to_json` and `provenance`. Used by `search`,
-`row_results`, `row_checks`, `folklore`, `report.plan_page`, the command `plan` and tools.
+Entry points: `Planner`, which returns a `Prediction` per layout; `job_to_json` and `provenance`; the constant
+`NOT_COUNTED`. Used by `search`, `row_results`, `row_checks`, `folklore`, `report.plan_page`, the command `plan` and
+tools.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from quantbench.store.environment import installed_versions, relevant_environmen
 _FORMAT, _VERSION = "quantbench-plan", 1
 # A layout above this share of the memory limit may fail.
 _NEARLY_FULL = 0.95
+#: activities that take further time in a real run; predicted times are lower bounds
+NOT_COUNTED = ("data loading", "checkpoints", "evaluation", "restarts")
 _RATES = ("tflops", "mfu", "tokens_per_s", "days_per_trillion_tokens", "gpu_hours_per_trillion_tokens")
 
 
@@ -34,7 +37,6 @@ class Prediction:
     mfu: FLOPs without recomputation over the GPU's peak.
     fits: whether the memory is within the limit.
     tight: whether the memory is so close to the limit that the run may fail, if allocations happen in another order.
-    not_counted: activities that take further time in a real run; the times are lower bounds.
     """
 
     layout: Layout
@@ -45,7 +47,6 @@ class Prediction:
     tokens_per_s: float
     fits: bool
     tight: bool
-    not_counted: tuple[str, ...]
 
     @property
     def days_per_trillion_tokens(self) -> float:
@@ -69,7 +70,7 @@ class Prediction:
             "sec_per_it_low": self.iteration.sec.low,
             "sec_per_it_high": self.iteration.sec.high,
             **{name: getattr(self, name) for name in _RATES},
-            "not_counted": list(self.not_counted),
+            "not_counted": list(NOT_COUNTED),
             "mem_gb": self.memory.total_gib,
             "fits": self.fits,
             "tight": self.tight,
@@ -91,7 +92,6 @@ class Planner:
         self._model_flops = model_flops(job.shape, job.gbs)
         self._limit_bytes = limit_bytes(job)
         self._peak_flops = (job.cluster.device.peak(job.shape.dtype) or float("nan")) * 1e12
-        self._not_counted = ("data loading", "checkpoints", "evaluation", "restarts")
 
     def predict(self, layout: Layout, needed: Memory | None = None) -> Prediction:
         """Predicts a layout that breaks no strict rule. needed: memory of the layout, if already computed."""
@@ -107,7 +107,6 @@ class Planner:
             tokens_per_s=self.job.gbs * self.job.shape.seq / found.sec.mid,
             fits=needed.total <= self._limit_bytes,
             tight=needed.total > _NEARLY_FULL * self._limit_bytes,
-            not_counted=self._not_counted,
         )
 
 

@@ -1,0 +1,103 @@
+"""Fits the planner's factors to measured iterations of many stacks and GPUs with partial pooling.
+
+Entry points: `fit_pooled`, which returns a `Pooled`. Used by `planner_fit` and `planner_accuracy`.
+
+A factor of a stack on a GPU is the product of a prior mean and of effects: of all runs, of the stack's kind of kernels,
+of the stack, of the GPU's architecture and of both together. Effects have normal priors on the log scale, so that
+little data moves them little. Each table of runs also has an effect on its times and on its network, because runs of
+one table share what is not modelled; those effects are estimated and dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from quantbench.planner.calibration import RANGES, STACKS, Calibration
+from quantbench.planner.fitting import PRIORS, TIME, Observed, Term, solve, start_from
+
+_TABLE_SPREAD = 0.08
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """Factors by stack and GPU.
+
+    effects: fitted effect on ln factor by `Term`, whose key is "" (all runs), a kind of kernels, a stack, an
+        architecture, or both as `stack@architecture`.
+    groups: (stack, architecture) of the runs.
+    scatter, unknown_scatter: `Calibration.scatter` of the known stacks, and of unknown ones.
+    rest: constants that do not differ between stacks.
+    """
+
+    effects: Mapping[Term, float]
+    groups: frozenset[tuple[str, str]]
+    rest: Mapping[str, Any]
+    scatter: float = 0.0
+    unknown_scatter: float = 0.0
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def of(self, stack: str, architecture: str) -> Calibration:
+        """Returns the factors of a stack ("": unknown) on a GPU architecture ("": unknown)."""
+        values: dict[str, Any] = {
+            factor: _composed(factor, (self.effects.get(t, 0.0) for t in _terms(factor, stack, architecture)), stack)
+            for factor in PRIORS
+        }
+        seen = any(stack == known for known, _ in self.groups) if stack else False
+        return Calibration(**values, **self.rest, scatter=self.scatter if seen else self.unknown_scatter)
+
+    def of_every(self, stacks: Iterable[str]) -> dict[str, dict[str, Calibration]]:
+        """Returns the factors of stacks by architecture, as `Calibrations.stacks` holds them."""
+        architectures = ["", *sorted({architecture for _, architecture in self.groups})]
+        return {stack: {one: self.of(stack, one) for one in architectures} for stack in stacks}
+
+
+def fit_pooled(observed: Sequence[Observed], rest: Mapping[str, float]) -> Pooled:
+    """Fits effects by stack and GPU to runs of many tables. rest: constants that do not differ between stacks."""
+
+    def spreads(group: tuple[str, str, str]) -> dict[Term, float]:
+        stack, gpu, table = group
+        found = {Term(TIME, table): _TABLE_SPREAD}
+        for factor, prior in PRIORS.items():
+            by_kernels = len(prior.means) > 1
+            of_keys = {
+                "": 0.0 if by_kernels else prior.common, _kernels_of(stack): prior.common if by_kernels else 0.0,
+                stack: prior.stack, gpu: prior.gpu, f"{stack}@{gpu}": prior.both, f"site {table}": prior.site,
+            }  # fmt: skip
+            found.update({Term(factor, key): spread for key, spread in of_keys.items() if spread})
+        return found
+
+    start = start_from(rest)
+
+    def constants(effects: dict[Term, float], group: tuple[str, str, str]) -> Calibration:
+        stack, gpu, table = group
+        values = {}
+        for factor in PRIORS:
+            every = (*_terms(factor, stack, gpu), Term(factor, f"site {table}"))
+            values[factor] = _composed(factor, (effects.get(t, 0.0) for t in every), stack)
+        return replace(start, **values)  # type: ignore[arg-type]
+
+    effects, _ = solve(observed, spreads, constants)
+    kept = {t: v for t, v in effects.items() if t.factor != TIME and not t.key.startswith("site ")}
+    return Pooled(kept, frozenset(one.group[:2] for one in observed), rest)
+
+
+def _kernels_of(stack: str) -> str:
+    """Returns the kind of kernels of a stack; of unknown ones, PyTorch's own."""
+    return STACKS[stack].kernels if stack in STACKS else "eager"
+
+
+def _terms(factor: str, stack: str, architecture: str) -> tuple[Term, ...]:
+    """Returns the effects that make up a factor."""
+    keys = ("", _kernels_of(stack), stack, architecture, f"{stack}@{architecture}")
+    return tuple(Term(factor, key) for key in dict.fromkeys(keys))
+
+
+def _composed(factor: str, effects: Iterable[float], stack: str) -> float:
+    """Returns a factor: its prior mean times exp(sum of effects), within its limits."""
+    means = PRIORS[factor].means
+    mean = means.get(_kernels_of(stack), means.get("", 1.0))
+    low, high = RANGES[factor]
+    return min(max(mean * math.exp(sum(effects)), low), high)
