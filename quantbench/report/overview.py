@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
@@ -29,64 +28,53 @@ _MOST_MAPS = 4
 _MOST_LABELLED = 130
 
 
-@dataclass(frozen=True)
-class HeatMap:
-    """Share of peak of `rows` over two axes; all rows have the same provider and the `held` values of other axes."""
+def maps_section(rows: Sequence[Row], axes: Sequence[str], gallery: Gallery, caption: Caption) -> Section | None:
+    """Builds the section with up to four heat maps over pairs of axes that both vary, the usual pairs first; None if
+    there is none, as for a run of one axis.
 
-    x_axis: str
-    y_axis: str
-    provider: str
-    held: dict[str, int]
-    rows: tuple[Row, ...]
-
-
-def heat_maps(rows: Sequence[Row], axes: Sequence[str]) -> tuple[HeatMap, ...]:
-    """Selects up to four heat maps over pairs of axes that both vary, the usual pairs first."""
+    A map has the provider and the values of all other axes with which most places were measured.
+    """
     values = {axis: len({row.axes.get(axis) for row in rows}) for axis in axes}
     varied = [axis for axis in axes if values[axis] > 1]
     pairs = [pair for pair in _FIRST if set(pair) <= set(varied)]
     pairs += [pair for pair in combinations(varied, 2) if pair not in pairs and pair[::-1] not in pairs]
-    found = []
-    for x_axis, y_axis in pairs:
-        if values[y_axis] > values[x_axis]:  # the axis with more values is drawn along x
-            x_axis, y_axis = y_axis, x_axis
-        slices: dict[tuple[str, tuple[tuple[str, int], ...]], list[Row]] = defaultdict(list)
+    cards: list[PictureCard] = []
+    for pair in pairs:
+        x_axis, y_axis = sorted(pair, key=lambda axis: -values[axis])  # the axis with more values is drawn along x
+        slices: dict[tuple[str, ...], list[Row]] = defaultdict(list)
         for row in rows:
             if row.peak_share is not None and not row.missing and x_axis in row.axes and y_axis in row.axes:
-                held = tuple([(name, value) for name, value in row.axes.items() if name not in (x_axis, y_axis)])
-                slices[row.provider, held].append(row)
-        if not slices:
+                held = (f"{dashed(name)} = {size}" for name, size in row.axes.items() if name not in pair)
+                slices[row.provider, *held].append(row)
+        words, own = max(slices.items(), key=lambda found: (len(found[1]), _time_us(found[1])), default=((), []))
+        if len(cards) == _MOST_MAPS or any(len({row.axes[axis] for row in own}) < 2 for axis in pair):
             continue
-        # Among the fullest slices, take the provider with the largest total time, and its middle slice.
-        fullest = max(len(own) for own in slices.values())
-        full = {key: own for key, own in slices.items() if len(own) >= 0.9 * fullest}
-        spent: dict[str, float] = defaultdict(float)
-        for (provider, _), own in full.items():
-            spent[provider] += sum(row.latency_us for row in own)
-        provider = max(spent, key=lambda name: spent[name])
-        helds = sorted(held for name, held in full if name == provider)
-        held = helds[len(helds) // 2]
-        own = full[provider, held]
-        if len({r.axes[x_axis] for r in own}) > 1 and len({r.axes[y_axis] for r in own}) > 1:
-            found.append(HeatMap(x_axis, y_axis, provider, dict(held), tuple(own)))
-    return tuple(found[:_MOST_MAPS])
+        path = gallery.path("map", x_axis, y_axis)
+        points = [point for row in own for point in row.points]
+        draw_heat_map(own, x_axis, y_axis, path, title=", ".join(words), caption=caption(points))
+        over = f"over {dashed(x_axis)} and {dashed(y_axis)}"
+        cards.append(PictureCard(f"Share of peak {over}", gallery.picture(path, f"heat map {over}")))
+    return Section("maps", "Heat maps over two sizes", cards=tuple(cards)) if cards else None
 
 
-def draw_heat_map(heat: HeatMap, path: Path, caption: str) -> None:
+def _time_us(rows: Sequence[Row]) -> float:
+    return sum(row.latency_us for row in rows)
+
+
+def draw_heat_map(rows: Sequence[Row], x_axis: str, y_axis: str, path: Path, *, title: str, caption: str) -> None:
     """Writes a PNG: percent of peak, one cell per place; places that were not measured stay empty.
 
     caption: see `canvas.figure`.
     """
     import seaborn as sns
 
-    x = sorted({row.axes[heat.x_axis] for row in heat.rows})
-    y = sorted({row.axes[heat.y_axis] for row in heat.rows}, reverse=True)
+    x = sorted({row.axes[x_axis] for row in rows})
+    y = sorted({row.axes[y_axis] for row in rows}, reverse=True)
     cells = np.full((len(y), len(x)), np.nan)
     column_of, line_of = ({size: i for i, size in enumerate(sizes)} for sizes in (x, y))
-    for row in heat.rows:
+    for row in rows:
         assert row.peak_share is not None
-        cells[line_of[row.axes[heat.y_axis]], column_of[row.axes[heat.x_axis]]] = 100 * row.peak_share
-    title = ", ".join([heat.provider, *(f"{dashed(name)} = {value}" for name, value in heat.held.items())])
+        cells[line_of[row.axes[y_axis]], column_of[row.axes[x_axis]]] = 100 * row.peak_share
     height_in = min(6.5, 1.6 + 0.26 * len(y) + (0.6 if len(y) < 6 else 0.0))
     with figure(path, (6.8, height_in), title=title, caption=caption) as panels:
         panel = panels[0][0]
@@ -97,8 +85,8 @@ def draw_heat_map(heat: HeatMap, path: Path, caption: str) -> None:
         )  # fmt: skip
         panel.set_xticks(*_ticks(x, 14))
         panel.set_yticks(*_ticks(y, 20))
-        panel.set_xlabel(plain(dashed(heat.x_axis)))
-        panel.set_ylabel(plain(dashed(heat.y_axis)))
+        panel.set_xlabel(plain(dashed(x_axis)))
+        panel.set_ylabel(plain(dashed(y_axis)))
         panel.tick_params(axis="y", rotation=0)
         panel.tick_params(axis="x", rotation=45 if len(x) > 8 else 0)
 
@@ -107,17 +95,6 @@ def _ticks(values: Sequence[int], most: int) -> tuple[list[float], list[str]]:
     """Returns the centres of at most `most` evenly spaced cells, and their labels."""
     every = -(-len(values) // most)
     return [i + 0.5 for i in range(0, len(values), every)], [str(value) for value in values[::every]]
-
-
-def maps_section(rows: Sequence[Row], axes: Sequence[str], gallery: Gallery, caption: Caption) -> Section | None:
-    """Builds the section with all heat maps; None if there is none, as for a run of one axis."""
-    cards = []
-    for heat in heat_maps(rows, axes):
-        path = gallery.path("map", heat.x_axis, heat.y_axis)
-        draw_heat_map(heat, path, caption([point for row in heat.rows for point in row.points]))
-        over = f"over {dashed(heat.x_axis)} and {dashed(heat.y_axis)}"
-        cards.append(PictureCard(f"Share of peak {over}", gallery.picture(path, f"heat map {over}")))
-    return Section("maps", "Heat maps over two sizes", cards=tuple(cards)) if cards else None
 
 
 _REFERENCE = "reference point"

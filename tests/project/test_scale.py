@@ -20,7 +20,7 @@ from quantbench.latency.gemm.training import Effort
 from quantbench.launch import Tile
 from quantbench.profile import fit as profile_fit
 from quantbench.profile.table import Table
-from quantbench.report.overview import draw_heat_map, heat_maps
+from quantbench.report.overview import draw_heat_map
 from quantbench.store.record import record_from_json, record_to_json
 from quantbench.workload import Gemm
 
@@ -90,10 +90,10 @@ def test_equal_states_and_grades_of_a_file_are_kept_once(tmp_path: Path) -> None
 def test_a_heat_map_of_hundreds_of_sizes_has_few_ticks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shapes = [Gemm(m=32 * (i + 1), n=n, k=64) for i in range(300) for n in (1024, 4096)]
     records = records_of(GPU, [({"m": shape.m, "n": shape.n}, shape) for shape in shapes], noise=0.0, seed=0)
-    (heat,) = heat_maps(rows_of(points_of(records, GPU.spec())), ("m", "n"))
     drawn: list[Any] = []
     monkeypatch.setattr(Figure, "savefig", lambda drawing, *_, **__: drawn.extend(drawing.axes[0].get_xticklabels()))
-    draw_heat_map(heat, tmp_path / "map.png", "")
+    rows = rows_of(points_of(records, GPU.spec()))
+    draw_heat_map(rows, "m", "n", tmp_path / "map.png", title="", caption="")
     assert 10 <= len(drawn) <= 14
     assert [label.get_text() for label in drawn[:2]] == ["32", str(32 * 23)]
 
