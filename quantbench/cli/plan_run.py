@@ -49,10 +49,10 @@ _VERDICTS = {"holds": "green", "costs time": "yellow", "fails": "red", "note": "
 # Options that the suggested next command repeats, in this order.
 _SAID_AGAIN = (
     "model", "config", "hidden", "heads", "kv_heads", "ffn", "layers", "seq", "vocab", "dtype", "gpus", "gpu",
-    "profile", "stack", "site", "straggler_spread", "cluster", "gpus_per_node", "node_gbit_per_s", "link_gb_per_s",
-    "gbs", "optimizer",
-    "attention", "softmax", "rampup_step", "dp_overlap", "gated", "dropout", "untied", "head_dim",
-    "fp8_recipe", "expert_tp", "cp_gather", "cp_contiguous", "shards", "offload_activations", "offload_optimizer",
+    "profile", "library", "stack", "site", "straggler_spread", "cluster", "gpus_per_node", "node_gbit_per_s",
+    "link_gb_per_s", "gbs", "optimizer", "attention", "softmax", "rampup_step", "dp_overlap", "gated", "dropout",
+    "untied", "head_dim", "fp8_recipe", "expert_tp", "cp_gather", "cp_contiguous", "shards", "offload_activations",
+    "offload_optimizer",
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from quantbench.cli.plan import plan
+from quantbench.cli import plan_run
+from quantbench.cli.plan import PlanOptions, plan
 from quantbench.errors import InputError
 
 TABLE = Path(__file__).parents[1] / "data" / "bloom_tables.csv"
@@ -52,6 +54,14 @@ def test_a_search_says_model_machines_constants_layouts_and_rules(monkeypatch: p
     checked = run(*shlex.split(following)[1:])
     assert "keeps every rule" in checked
     assert re.search(r"\d\d\.\d\d \(\d+\.\d to \d+\.\d\) s per iteration, \d+ TFLOPs per GPU, \d\d,\d{3} ", checked)
+
+
+def test_the_next_command_has_every_option_but_those_of_a_layout_and_of_other_modes() -> None:
+    of_layout = {"dp", "tp", "pp", "mbs", "interleave", "zero", "recompute", "cp", "ep", "sequence_parallel"}
+    of_modes = {"allow_uneven", "params", "tolerance", "aspect", "as_typed"}
+    assert {*plan_run._SAID_AGAIN} == {field.name for field in fields(PlanOptions)} - of_layout - of_modes
+    said = run(*LLAMA, "--library", "vllm", "--top", "1", "--tp", "8", "--pp", "1")
+    assert " --library vllm " in said.partition("Next: ")[2]
 
 
 def test_a_search_as_json() -> None:
