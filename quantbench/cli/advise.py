@@ -110,10 +110,7 @@ def _times(arguments: AdviseOptions) -> tuple[OpTimes, OpTimes]:
     if file is None:
         if not gpu:
             raise InputError(_WHO, "no GPU", "--gpu (quantbench devices lists them) or --profile")
-        spec = lookup(gpu)
-        if spec.kind == "cpu":
-            raise InputError(_WHO, f"--gpu {gpu}", "a GPU: on processors waves are not modelled")
-        models = ModelTimes(spec, arguments.library)
+        models = ModelTimes(lookup(gpu), arguments.library)
         return models, models
     from quantbench.profile import Profile
 

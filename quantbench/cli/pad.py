@@ -55,8 +55,6 @@ def pad(arguments: PadOptions, as_json: bool = json_option()) -> None:
         raise InputError(_WHO, "no GPU", "--gpu (quantbench devices lists them)")
     spec = lookup(arguments.gpu)
     dtype = arguments.dtype or default_dtype(spec)
-    if spec.kind == "cpu":
-        raise InputError(_WHO, f"--gpu {arguments.gpu}", "a GPU: on processors waves are not modelled")
     if spec.peak(dtype) is None:
         raise InputError(_WHO, f"--dtype {dtype} on {spec.name}", f"one of {spec.dtypes}")
     sides = [side.strip() for side in arguments.at_run_time.split(",") if side.strip()]

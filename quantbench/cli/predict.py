@@ -49,8 +49,6 @@ def predict(
     )
 
     spec = lookup(gpu)
-    if spec.kind == "cpu":
-        raise InputError("predict", f"--gpu {gpu}", "a GPU: processors are measured, not predicted")
     if plot is not None:
         check_file("predict --plot", plot, suffix=".png")
     arguments = replace(arguments, ops=_whole_experts(arguments.ops))

@@ -55,7 +55,7 @@ _COLUMNS = {
 # columns that may be 0
 _SHARES = ("dp_overlap", "run_dp_overlap", "offload_activations", "offload_optimizer")
 _BITS_PER_BYTE = 8
-# Sizes of a model that are 0 if unknown: the usual ones, or no such part.
+# Sizes of a model whose default is the usual one, or no such part.
 _MODEL_PARTS = (
     "kv_heads", "head_dim", "ffn", "experts", "top_k", "moe_ffn", "shared_ffn", "dense_layers", "q_rank", "kv_rank",
     "rope_dim", "value_dim", "expert_groups", "top_groups",
@@ -262,6 +262,11 @@ class _Filling:
             return self.assume(name, self.given.cells[name], "option")
         return None
 
+    def stated(self, *names: str) -> dict[str, Any]:
+        """Returns the known values by name."""
+        found = {name: self.known(name) for name in names}
+        return {name: value for name, value in found.items() if value is not None}
+
     def usual(self, name: str, value: Any, why: str) -> Any:
         """Returns the known value, or assumes `value` if it is unknown or 0."""
         return self.known(name) or self.assume(name, value, why)
@@ -289,17 +294,12 @@ def case_of(row: TableRow, given: Given | None = None) -> Case:
         dp = filling.assume("dp", max(1, gpus // (tp * pp * cp)), "gpus / (tp · pp · cp)")
     if gpus is None:
         gpus = filling.assume("gpus", dp * tp * pp * cp, "dp · tp · pp · cp")
-    mbs = filling.usual("mbs", 1, NOT_TOLD)
-    interleave, zero = filling.known("interleave") or 1, filling.known("zero")
+    mbs, zero = filling.usual("mbs", 1, NOT_TOLD), filling.known("zero")
     layout = Layout(
-        dp=dp, tp=tp, pp=pp, mbs=mbs, interleave=interleave, cp=cp, ep=filling.known("ep") or 1,
-        expert_tp=filling.known("expert_tp") or 1,
+        dp=dp, tp=tp, pp=pp, mbs=mbs, cp=cp, **filling.stated("interleave", "ep", "expert_tp"),
         zero=filling.assume("zero", 1, "usual") if zero is None else zero,
         recompute=filling.usual("recompute", "full", "usual where nothing is said"),
-        recompute_layers=filling.known("recompute_layers") or 0,
-        sequence_parallel=bool(filling.known("sequence_parallel")),
-        offload_activations=filling.known("offload_activations") or 0.0,
-        offload_optimizer=filling.known("offload_optimizer") or 0.0,
+        **filling.stated("recompute_layers", "sequence_parallel", "offload_activations", "offload_optimizer"),
     )  # fmt: skip
     shape = _shape(filling, layout, where.device)
     # Runs with stages of different length exist, but not with a stage that is far longer than the mean.
@@ -373,15 +373,10 @@ def _shape(filling: _Filling, layout: Layout, device: DeviceSpec) -> Transformer
     dropout = filling.known("dropout")
     if dropout is None:
         dropout = filling.assume("dropout", False, "usual today")
-    tied = filling.known("tied")
-    parts: dict[str, Any] = {name: filling.known(name) or 0 for name in _MODEL_PARTS}
     return TransformerShape(
-        hidden=hidden, heads=heads,
-        gated=bool(filling.known("gated")), seq=seq,
-        vocab=padded_vocab(vocab, layout.tp), tied=TransformerShape.tied if tied is None else tied, layers=layers,
-        **parts,
-        dtype=dtype, fp8_recipe=recipe, attention=require_choice(_WHO, "attention", attention, ATTENTIONS),
-        dropout=dropout,
+        hidden=hidden, heads=heads, seq=seq, vocab=padded_vocab(vocab, layout.tp), layers=layers,
+        **filling.stated("tied", *_MODEL_PARTS, "gated"), dtype=dtype, fp8_recipe=recipe,
+        attention=require_choice(_WHO, "attention", attention, ATTENTIONS), dropout=dropout,
         softmax=require_choice(_WHO, "softmax", filling.known("softmax") or SOFTMAXES[0], SOFTMAXES),
     )  # fmt: skip
 
