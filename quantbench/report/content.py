@@ -1,7 +1,7 @@
 """Defines the parts of a report's page: tables, plots, sections.
 
-Entry points: `Section`, `PictureCard`, `Table`; `Gallery`, which names and embeds the plots, each a `Picture` with a
-`Caption`; `file_name`. Used by the modules of this package that build sections, and by `page`, which renders them.
+Entry points: `Section`, `PictureCard`, `Table`; `Gallery`, which names and embeds the plots; the type `Caption`;
+`file_name`. Used by the modules of this package that build sections, and by `page`, which renders them.
 Texts need no escaping: `page` does it.
 """
 
@@ -12,17 +12,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from quantbench.analysis.summary import Point
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A PNG embedded in the page: its file name in the page's folder, content as a `data:` URL, alternative text."""
-
-    file: str
-    data: str
-    alt: str
 
 
 @dataclass(frozen=True)
@@ -42,14 +34,17 @@ class Table:
 class PictureCard:
     """A plot with its explanations.
 
+    file, data, alt: the PNG: its file name in the page's folder, content as a `data:` URL, alternative text.
     note: message about what was left out, or "".
     cliffs: table with number, place, cost and cause of each numbered cliff.
     kernels: (colour, label, full name) for each kernel in the bands below the curves.
     chart: JSON of the interactive plot that a browser draws in place of the picture (`templates/charts.js`), or "".
     """
 
-    title: str
-    picture: Picture
+    file: str
+    data: str
+    alt: str
+    title: str = ""
     note: str = ""
     cliffs: Table | None = None
     kernels: tuple[tuple[str, str, str], ...] = ()
@@ -77,7 +72,7 @@ Caption = Callable[[Sequence[Point]], str]
 
 
 class Gallery:
-    """The plots of one report: `path` reserves a file name, `picture` embeds the file once it is written."""
+    """The plots of one report: `path` reserves a file name, `card` embeds the file once it is written."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -93,10 +88,10 @@ class Gallery:
         self.files.append(path)
         return path
 
-    def picture(self, path: Path, alt: str) -> Picture:
-        """Reads a written PNG for embedding. alt: alternative text."""
+    def card(self, path: Path, alt: str, **more: Any) -> PictureCard:
+        """Reads a written PNG for embedding. alt: alternative text. more: further fields of the card."""
         data = base64.b64encode(path.read_bytes()).decode("ascii")
-        return Picture(path.name, f"data:image/png;base64,{data}", alt)
+        return PictureCard(path.name, f"data:image/png;base64,{data}", alt, **more)
 
 
 def file_name(text: str) -> str:

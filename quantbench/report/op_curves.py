@@ -114,10 +114,10 @@ def _op_card(op: str, curves: Sequence[Curve], check: Check, gallery: Gallery, c
     if len(kernels) > _MOST_KERNELS:
         more = f"{len(kernels) - _MOST_KERNELS} more kernels"
         kernels[_MOST_KERNELS:] = [("transparent", more, more)]
-    picture = gallery.picture(path, f"share of peak of {op} over {axis}, measured, with {len(own)} cliffs")
-    return PictureCard(
-        "", picture, "; ".join(notes), _cliffs_table(numbered, axis), tuple(kernels), _chart(drawn, numbered)
-    )
+    return gallery.card(
+        path, f"share of peak of {op} over {axis}, measured, with {len(own)} cliffs", note="; ".join(notes),
+        cliffs=_cliffs_table(numbered, axis), kernels=tuple(kernels), chart=_chart(drawn, numbered),
+    )  # fmt: skip
 
 
 def _chart(curves: Sequence[Curve], numbered: Sequence[Cliff]) -> str:

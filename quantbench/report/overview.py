@@ -6,15 +6,13 @@ Entry points: `maps_section` and `state_section`. Used by `page`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from quantbench.analysis.summary import Row
-from quantbench.measurement import Measurement
 from quantbench.report.canvas import CLIFF_COLOUR, figure, plain
 from quantbench.report.content import Caption, Gallery, PictureCard, Section
 from quantbench.report.source import dashed
@@ -53,7 +51,7 @@ def maps_section(rows: Sequence[Row], axes: Sequence[str], gallery: Gallery, cap
         points = [point for row in own for point in row.points]
         draw_heat_map(own, x_axis, y_axis, path, title=", ".join(words), caption=caption(points))
         over = f"over {dashed(x_axis)} and {dashed(y_axis)}"
-        cards.append(PictureCard(f"Share of peak {over}", gallery.picture(path, f"heat map {over}")))
+        cards.append(gallery.card(path, f"heat map {over}", title=f"Share of peak {over}"))
     return Section("maps", "Heat maps over two sizes", cards=tuple(cards)) if cards else None
 
 
@@ -97,55 +95,40 @@ def _ticks(values: Sequence[int], most: int) -> tuple[list[float], list[str]]:
     return [i + 0.5 for i in range(0, len(values), every)], [str(value) for value in values[::every]]
 
 
-_REFERENCE = "reference point"
-
-
-class _Sample(NamedTuple):
-    """Median of one quantity at one time of the run. low, high: range of its samples."""
-
-    minute: float
-    value: float
-    low: float
-    high: float
-
-
-def _state(field: str) -> Callable[[Measurement], Sequence[float]]:
-    """Returns a reader of a field of the device's state after a measurement; it returns () if unknown."""
-    return lambda measurement: [v] if (v := getattr(measurement.state_after, field)) is not None else []
+_REFERENCE = ("reference point", "% against its first time")
+# Minute, median, smallest and largest value of a quantity in the samples of a record.
+_Sample = tuple[float, float, float, float]
 
 
 def _tracks(records: Sequence[Record]) -> dict[tuple[str, str], list[_Sample]]:
-    """Returns the recorded device quantities over time, by (name, unit); those without samples are omitted."""
-    timed = sorted((r for r in records if isinstance(r.outcome, Measured)), key=lambda r: r.elapsed_s)
-
-    def track(read: Callable[[Measurement], Sequence[float]]) -> list[_Sample]:
-        read_at = [(r.elapsed_s / 60, read(r.outcome.measurement)) for r in timed if isinstance(r.outcome, Measured)]
-        return [_Sample(minute, median(found), min(found), max(found)) for minute, found in read_at if found]
-
-    found = {
-        ("SM clock", "MHz"): track(lambda m: m.clocks_mhz) or track(_state("sm_clock_mhz")),
-        ("temperature", "°C"): track(_state("temperature_c")),
-        ("power", "W"): track(_state("power_w")),
-        (_REFERENCE, "% against its first time"): _drift(timed),
-    }
-    return {name: samples for name, samples in found.items() if samples}
-
-
-def _drift(records: Sequence[Record]) -> list[_Sample]:
-    """Returns the change of each reference's time against its first, in percent; empty for fewer than two samples."""
-    found = []
+    """Returns the recorded device quantities over time, by (name, unit); those without samples are omitted, and the
+    change of the reference's time, percent, for fewer than two samples."""
+    found: dict[tuple[str, str], list[_Sample]] = defaultdict(list)
     first_us: dict[str, float] = {}  # by key: a run over many devices has several references
-    for record in records:
-        if record.role == "reference" and isinstance(record.outcome, Measured):
-            us = typical_us(record.outcome.measurement.samples_us)
-            drift = 100 * (us / first_us.setdefault(record.key, us) - 1)
-            found.append(_Sample(record.elapsed_s / 60, drift, drift, drift))
-    return found if len(found) > 1 else []
+    for record in sorted(records, key=lambda r: r.elapsed_s):
+        if not isinstance(record.outcome, Measured):
+            continue
+        measurement = record.outcome.measurement
+        after = measurement.state_after
+        values: dict[tuple[str, str], Sequence[float | None]] = {
+            ("SM clock", "MHz"): measurement.clocks_mhz or [after.sm_clock_mhz],
+            ("temperature", "°C"): [after.temperature_c],
+            ("power", "W"): [after.power_w],
+        }
+        if record.role == "reference":
+            us = typical_us(measurement.samples_us)
+            values[_REFERENCE] = [100 * (us / first_us.setdefault(record.key, us) - 1)]
+        for name, every in values.items():
+            if known := [value for value in every if value is not None]:
+                found[name].append((record.elapsed_s / 60, median(known), min(known), max(known)))
+    if len(found[_REFERENCE]) < 2:
+        del found[_REFERENCE]
+    return dict(found)
 
 
 def _range_words(name: str, unit: str, samples: Sequence[_Sample]) -> str:
     """Formats `SM clock 1410 to 1980 MHz`."""
-    extremes = (min(sample.low for sample in samples), max(sample.high for sample in samples))
+    extremes = (min(low for _, _, low, _ in samples), max(high for *_, high in samples))
     least, most = (f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}" for value in extremes)
     return f"{name} {most} {unit}" if least == most else f"{name} {least} to {most} {unit}"
 
@@ -153,14 +136,14 @@ def _range_words(name: str, unit: str, samples: Sequence[_Sample]) -> str:
 def _draw_state(tracks: dict[tuple[str, str], list[_Sample]], path: Path, caption: str) -> None:
     size_in, title = (6.8, 1.0 + 1.15 * len(tracks)), "the device during the run"
     with figure(path, size_in, len(tracks), title=title, caption=caption, sharex=True) as panels:
-        for (panel,), ((name, unit), samples) in zip(panels, tracks.items(), strict=True):
+        for (panel,), (name, samples) in zip(panels, tracks.items(), strict=True):
             minutes, values, low, high = zip(*samples, strict=True)
             if low != high:
                 panel.vlines(minutes, low, high, color="0.7", linewidth=1)
             panel.plot(minutes, values, "o-" if name == _REFERENCE else "o", markersize=2.5, linewidth=0.9)
             if name == _REFERENCE:
                 panel.axhline(0, color=CLIFF_COLOUR, linewidth=0.7)
-            panel.set_title(f"{name}, {unit}", loc="left", fontsize=9)
+            panel.set_title(", ".join(name), loc="left", fontsize=9)
             panel.ticklabel_format(axis="y", useOffset=False)
         panels[-1][0].set_xlabel("minutes since the run began")
 
@@ -173,9 +156,9 @@ def state_section(records: Sequence[Record], gallery: Gallery, origin: str, capt
         why = "imported figures come without it" if origin == "imported" else "this device does not tell"
         return Section("state", title, f"Clock, temperature, power and drift are not known: {why}.")
     words = "; ".join(_range_words(*name, samples) for name, samples in tracks.items())
-    if len({sample.minute for samples in tracks.values() for sample in samples}) < 2:
+    if len({minute for samples in tracks.values() for minute, *_ in samples}) < 2:
         return Section("state", title, words)
     path = gallery.path("device-state")
     _draw_state(tracks, path, caption)
-    picture = gallery.picture(path, "clock, temperature, power and drift over the minutes of the run")
-    return Section("state", title, words, (PictureCard("", picture),))
+    card = gallery.card(path, "clock, temperature, power and drift over the minutes of the run")
+    return Section("state", title, words, (card,))

@@ -24,7 +24,7 @@ from quantbench.analysis.neighbours import curves_of_rows, rows_by_dtype
 from quantbench.analysis.summary import Point, Row, are_parts, floor_lines, layer_rows, points_of
 from quantbench.errors import StoreError, printable
 from quantbench.files import write_file
-from quantbench.report.content import Gallery, Picture, Section
+from quantbench.report.content import Gallery, PictureCard, Section
 from quantbench.report.lead import Causes, Lead, draw_lead, lead_of
 from quantbench.report.op_curves import axis_section
 from quantbench.report.overview import maps_section, state_section
@@ -66,7 +66,7 @@ class Page:
     facts: Sequence[tuple[str, str]]
     sections: Sequence[Section]
     lead: Lead | None = None
-    lead_picture: Picture | None = None
+    lead_picture: PictureCard | None = None
     explanation: str = ""
     origin: str = ""
 
@@ -161,13 +161,13 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
     )
 
 
-def _lead_picture(lead: Lead, rows: Sequence[Row], gallery: Gallery, caption: str) -> Picture | None:
+def _lead_picture(lead: Lead, rows: Sequence[Row], gallery: Gallery, caption: str) -> PictureCard | None:
     """Draws the curve of all ops with the bad sizes in red; None if no curve has two points."""
     if all(len(curve) == 1 for curve in curves_of_rows(rows, lead.axis)):
         return None
     path = gallery.path("sizes", lead.axis)
     draw_lead(rows, lead.bad, lead.axis, path, caption)
-    return gallery.picture(path, f"share of peak over {dashed(lead.axis)}, sizes that lose in red")
+    return gallery.card(path, f"share of peak over {dashed(lead.axis)}, sizes that lose in red")
 
 
 def _subtitle(run: Run, rows: Sequence[Row]) -> str:

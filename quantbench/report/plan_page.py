@@ -11,7 +11,7 @@ from pathlib import Path
 from quantbench.planner.memory import GIB
 from quantbench.planner.predict import Prediction
 from quantbench.report.canvas import PALETTE, figure, plain
-from quantbench.report.content import Gallery, PictureCard, Section, Table
+from quantbench.report.content import Gallery, Section, Table
 from quantbench.report.page import Page, Written, write_page
 
 _BEST = 5
@@ -45,8 +45,8 @@ def write_plan_page(
         _draw_parts(ranked[:_BEST], bars)
         best = frontier(ranked)
         cards = (
-            PictureCard("", gallery.picture(scatter, "seconds per iteration over memory, a point per layout")),
-            PictureCard("", gallery.picture(bars, "seconds of each part of an iteration, a bar per layout")),
+            gallery.card(scatter, "seconds per iteration over memory, a point per layout"),
+            gallery.card(bars, "seconds of each part of an iteration, a bar per layout"),
         )
         return Page(
             title="Layouts of a training job",

@@ -14,7 +14,7 @@ from rich.table import Table as RichTable
 from quantbench.errors import printable
 from quantbench.importers.training_run import TrainingSummary, read_training
 from quantbench.report.canvas import figure, plain
-from quantbench.report.content import Gallery, PictureCard, Section, Table
+from quantbench.report.content import Gallery, Section, Table
 from quantbench.report.page import Page, Written, write_page
 from quantbench.report.terminal import plain_table
 from quantbench.units import with_interval
@@ -101,11 +101,11 @@ def _page(summaries: Sequence[TrainingSummary], folders: Sequence[Path], gallery
     if any(s.gpus is not None and s.tokens_per_s is not None for s in summaries):
         path = gallery.path("throughput", "layout")
         draw_throughput(summaries, path)
-        picture = gallery.picture(path, "tokens per second over the number of GPUs, a bar per layout of TP and PP")
         note = (
             "Medians with their 95 % intervals, without the first iteration after each start; a panel per batch size."
         )
-        card = PictureCard("", picture, note)
+        alt = "tokens per second over the number of GPUs, a bar per layout of TP and PP"
+        card = gallery.card(path, alt, note=note)
         sections.append(Section("throughput", "Throughput by layout", fastest(summaries), (card,)))
     head, rows = _cells(summaries)
     table = Table(head, tuple(tuple(map(printable, row)) for row in rows), whole=frozenset({0}))
