@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quantbench.cli.model_options import GridOptions, assumed_words, held_and_dims
-from quantbench.cli.options import command, json_option, option, results_option
+from quantbench.cli.options import command, json_option, option, results_option, typed_words
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.sweep.axes import check_axes, parse_axis, with_defaults
@@ -31,8 +31,8 @@ _HALF_WIDTH = {"cuda": 0.005, "cpu": 0.01}
 _MAX_TIME = {"cuda": "2s", "cpu": "500ms"}
 # Options allowed with a file of transformer shapes: those that say how to measure, not what.
 _BESIDE_MODELS = (
-    "shapes", "provider", "cache", "mode", "half-width", "min-samples", "max-time", "distribution", "seed", "budget",
-    "point-limit", "points", "shard",
+    "shapes", "provider", "cache", "mode", "half_width", "min_samples", "max_time", "distribution", "seed", "budget",
+    "point_limit", "points", "shard",
 )  # fmt: skip
 _RUN = "Run"
 _timing, _run = partial(option, panel="Timing"), partial(option, panel=_RUN)
@@ -100,7 +100,7 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
     from quantbench.timing.options import TimingOptions
 
     of_models = arguments.shapes is not None and arguments.shapes.suffix == SUFFIX
-    about = [word for word in _given(arguments) if word.removeprefix("--") not in _BESIDE_MODELS]
+    about = _typed_but(arguments, "dim", *_BESIDE_MODELS)
     if of_models and about:  # a shape states its own sizes, ops and number formats
         raise InputError("sweep", f"--shapes {arguments.shapes} with {about[0]}", "shapes as the file describes them")
     held, dims = held_and_dims(arguments, listed=arguments.shapes is not None)
@@ -144,7 +144,7 @@ def check_words(arguments: SweepArguments, on: str, resume: Path | None, gpu: st
         if options.dims:
             check_axes(tuple(parse_axis(dim if "=" in dim else f"{dim}=1") for dim in options.dims))
         return
-    given = [*(["--dim"] if arguments.dims else []), *(word for word in _given(arguments) if word != "--budget")]
+    given = _typed_but(arguments, "budget")
     if given:
         expected = "the run's own options: --resume, with --budget at most"
         raise InputError("sweep", f"--resume {resume} with {given[0]}", expected)
@@ -156,13 +156,9 @@ def budget_of(arguments: SweepArguments) -> float | None:
     return None if arguments.budget in ("", "none") else parse_duration_s("--budget", arguments.budget)
 
 
-def _given(arguments: SweepArguments) -> list[str]:
-    """Lists the options that differ from their defaults, such as `--budget`."""
-    return [
-        f"--{field.name.replace('_', '-')}"
-        for field in fields(SweepArguments)
-        if field.name != "dim" and getattr(arguments, field.name) != field.default
-    ]
+def _typed_but(arguments: SweepArguments, *names: str) -> list[str]:
+    """Lists the options that differ from their defaults, as typed, except those named."""
+    return typed_words(arguments, [field.name for field in fields(arguments) if field.name not in names])
 
 
 def _shard(text: str) -> tuple[int, ...]:

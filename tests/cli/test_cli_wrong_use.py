@@ -126,9 +126,9 @@ EXPERTS = ("predict", "--gpu", "h100", "--model", "deepseek-v3")
         (("predict", "--gpu", "a100", "--dim", "hidden=1024", "--ops", ","), "--ops: ','; expected names of ops"),
         (
             ("sweep", "--resume", "run", "--provider", "triton"),
-            "sweep: --resume run with --provider; expected the run's own options: --resume, with --budget at most",
+            "sweep: --resume run with --provider triton; expected the run's own options: --resume, with --budget",
         ),
-        (("sweep", "--resume", "run", "--tp", "8"), "sweep: --resume run with --tp; expected the run's own options"),
+        (("sweep", "--resume", "run", "--tp", "8"), "sweep: --resume run with --tp 8; expected the run's own options"),
         (("check", "--experiment", "k-8", "--budget", "5"), "--budget: '5'; expected a time such as 90s"),
         (("check", "--experiment", "k-8", "--results", "empty.csv"), "--results: empty.csv (File exists); expected"),
         (("check", "run", "--budget", "8m"), "check: --budget 8m with a run; expected --budget with --experiment"),
