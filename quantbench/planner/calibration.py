@@ -31,6 +31,7 @@ from typing import Any
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
+from quantbench.files import read_json, reason
 from quantbench.latency.interconnect import Cluster, Link
 from quantbench.units import percent
 from quantbench.workload import Collective, Workload
@@ -38,6 +39,7 @@ from quantbench.workload import Collective, Workload
 _WHO = "planner.json"
 _FORMAT, _VERSION = "quantbench-planner", 4
 _SITE_FORMAT, _SITE_VERSION = "quantbench-planner-site", 1
+_LARGEST_SITE_BYTES = 2**20
 # A link is a curve of time over size; one size is not enough for it.
 _FEWEST_SIZES = 2
 
@@ -234,11 +236,11 @@ def site_json(site: Calibration) -> dict[str, Any]:
 def load_site(path: Path) -> Calibration:
     """Reads a site's file, as `plan --fit` writes it. Raises InputError for anything else."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path, most_bytes=_LARGEST_SITE_BYTES)
         if (data.pop("format", None), data.pop("version", None)) == (_SITE_FORMAT, _SITE_VERSION):
             return Calibration(**data)
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise InputError("--site", f"{path}: {error}", "a file that plan --fit wrote") from None
+        raise InputError("--site", f"{path}: {reason(error)}", "a file that plan --fit wrote") from None
     raise InputError("--site", str(path), f"{_SITE_FORMAT} version {_SITE_VERSION}, as plan --fit writes it")
 
 
