@@ -386,9 +386,11 @@ def plan(
     from quantbench.cli import plan_run
     from quantbench.planner.predict import provenance
 
-    if shape_search and (rows is not None or check):
-        raise InputError(_WHO, f"--shape-search with {'--check' if check else '--rows'}", "one of them")
-    searched = ("params", "tolerance", "aspect")
+    modes = (("--fit", fit is not None), ("--rows", rows is not None), ("--check", check))
+    asked = [word for word, typed in (*modes, ("--shape-search", shape_search)) if typed]
+    if len(asked) > 1 and asked != ["--rows", "--check"]:
+        raise InputError(_WHO, f"{asked[1]} with {asked[0]}", "one of them")
+    searched = ("params", "tolerance", "aspect", *(("head_dim",) if ":" in arguments.head_dim else ()))
     for needed, used, names in (
         ("--rows", rows is not None, ("as_typed",)),
         ("--shape-search", shape_search, searched),
@@ -400,8 +402,10 @@ def plan(
     around = [name for name in ("cp_gather", "cp_contiguous") if rows is None and arguments.cp in ("", "1")]
     if words := typed_words(arguments, around):
         raise InputError(_WHO, f"{words[0]} without context parallelism", "--cp above 1 with it")
-    if page is not None and (fit is not None or rows is not None or check or shape_search):
-        raise InputError(_WHO, "--page with another mode", "a search over layouts")
+    if page is not None and asked:
+        raise InputError(_WHO, f"--page with {asked[0]}", "a search over layouts")
+    if memory and asked not in ([], ["--check"]):
+        raise InputError(_WHO, f"--memory with {asked[0]}", "a search over layouts, or --check of one")
     if fit is not None:
         found, answer, lines = plan_run.fit_table(arguments, fit, output)
     elif rows is not None:

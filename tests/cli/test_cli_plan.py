@@ -295,5 +295,5 @@ def test_a_ranking_as_a_page(tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert text.count("data:image/png;base64,") == 2
     assert "Layouts on the frontier of time and memory" in text
-    with pytest.raises(InputError, match="--page with another mode"):
+    with pytest.raises(InputError, match="--page with --rows"):
         run("--rows", str(TABLE), "--page", str(page))
