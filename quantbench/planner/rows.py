@@ -67,15 +67,11 @@ _LONGEST_STAGE = 1.25
 class TableRow:
     """Row of a table of layouts, with cells as typed; None and "" stand for empty cells.
 
-    Every column is optional. tests/data/bloom_tables.csv lacks ffn, kv_heads, head_dim, interleave, recompute,
-    optimizer, attention, softmax, cluster, gated, tied, sequence_parallel, dropout, stack, fp8_recipe, cp, ep,
-    expert_tp, experts, top_k, moe_ffn, shared_ffn, dense_layers, expert_groups, top_groups, q_rank, kv_rank, rope_dim,
-    value_dim, dp_overlap, node_gbit_per_s, offload_activations and offload_optimizer.
+    Every column is optional.
 
     mem_gb: memory as nvidia-smi shows it, GiB.
     status: ok, oom, fail, …
     calculator: formula of `tflops`.
-    async_launch: yes (CUDA_LAUNCH_BLOCKING unset), no (set) or empty.
     attention: flash or unfused.
     softmax: megatron or torch.
     fp8_recipe: key of `workload.recipes.RECIPES`.
