@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 from quantbench.analysis.blocks import IdleReason, idle_reasons
 from quantbench.analysis.check import Check
@@ -23,6 +24,9 @@ from quantbench.quantization import kernel_change_words
 from quantbench.report import canvas
 from quantbench.report.source import dashed
 from quantbench.units import latency, percent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Maximum number of rows in the table of the first screen; the table of all sizes has the rest.
 _MOST_ROWS = 12
@@ -251,6 +255,10 @@ class Causes:
 
 
 _MOST_CURVES = 4
+# Minimum distance of two labels, as a share of the x axis.
+_LABEL_GAP = 0.1
+# Points below this share of the y axis are labelled above, not below.
+_NEAR_THE_FOOT = 0.1
 
 
 def draw_lead(rows: Sequence[Row], bad: Sequence[BadSize], axis: str, path: Path, caption: str) -> None:
@@ -280,7 +288,30 @@ def draw_lead(rows: Sequence[Row], bad: Sequence[BadSize], axis: str, path: Path
             in_red = [(at, h) for at, h, row in zip(x, y, curve, strict=True) if id(row) in losses]
             if in_red:
                 panel.plot(*zip(*in_red, strict=True), "o", color=canvas.CLIFF_COLOUR, markersize=4, zorder=4)
-        canvas.label_sizes(panel, axis, sorted({row.axes[axis] for curve in curves for row in curve}))
+        sizes = sorted({row.axes[axis] for curve in curves for row in curve})
+        canvas.label_sizes(panel, axis, sizes)
         canvas.limit_heights(panel, heights)
+        _label_worst(panel, [b for b in bad if any(b.row in curve for curve in curves)], sizes)
         panel.plot([], [], "o", color=canvas.CLIFF_COLOUR, markersize=4, label="loses against a size near it")
         panel.set_ylabel(canvas.rate_unit(curves[0][0]))
+
+
+def _label_worst(panel: Axes, bad: Sequence[BadSize], sizes: Sequence[int]) -> None:
+    from matplotlib.patheffects import withStroke
+
+    placed: list[float] = []
+    bottom, top = panel.get_ylim()
+    floor = bottom + _NEAR_THE_FOOT * (top - bottom)
+    better: set[int] = set()  # only the worst of the sizes that lose against the same one is labelled
+    for one in sorted(bad, key=lambda b: -b.loss):
+        if id(one.better) in better:
+            continue
+        better.add(id(one.better))
+        at, height = canvas.position(one.size, sizes), canvas.rate(one.row)
+        if all(abs(at - other) > _LABEL_GAP for other in placed):
+            placed.append(at)
+            panel.annotate(
+                f"−{percent(one.loss)}", (one.size, height), xytext=(0, -11 if height > floor else 6),
+                textcoords="offset points", ha="center", fontsize=8, color=canvas.CLIFF_COLOUR, fontweight="bold",
+                zorder=5, path_effects=[withStroke(linewidth=2.5, foreground="white")],
+            )  # fmt: skip

@@ -1,17 +1,18 @@
-"""Plots a whole run: heat maps over two axes, and the device's state over time.
+"""Plots a whole run: heat maps over two axes, jumps between neighbouring sizes, and the device's state over time.
 
-Entry points: `maps_section` and `state_section`. Used by `page`.
+Entry points: `maps_section`, `spread_picture` and `state_section`. Used by `page`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
 
+from quantbench.analysis.curves import Curve
 from quantbench.analysis.summary import Row
 from quantbench.report.canvas import CLIFF_COLOUR, figure, plain
 from quantbench.report.content import Caption, Gallery, PictureCard, Section
@@ -93,6 +94,49 @@ def _ticks(values: Sequence[int], most: int) -> tuple[list[float], list[str]]:
     """Returns the centres of at most `most` evenly spaced cells, and their labels."""
     every = -(-len(values) // most)
     return [i + 0.5 for i in range(0, len(values), every)], [str(value) for value in values[::every]]
+
+
+# Sizes further apart than this factor are not compared.
+_NEIGHBOURS = 1.1
+# Pairs of sizes on fewer curves than this are left out.
+_FEWEST_CURVES = 8
+# Maximum number of pairs; those with the largest median jump are plotted.
+_MOST_PAIRS = 28
+
+
+def spread_picture(curves: Sequence[Curve], axis: str, gallery: Gallery, caption: str) -> PictureCard | None:
+    """Plots the change in time per unit of work between neighbouring sizes: median and 10 to 90 % range over shapes.
+
+    Returns None if no pair of close sizes is on at least eight curves.
+    """
+    ratios: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for curve in curves:
+        for a, b in pairwise(curve.points):
+            before, after = a.axes[curve.axis], b.axes[curve.axis]
+            if after <= _NEIGHBOURS * before:
+                work = b.workload.flops / a.workload.flops if a.workload.flops else 1.0
+                ratios[before, after].append(b.latency_us / a.latency_us / work)
+    changes = {
+        pair: [100 * (float(q) - 1) for q in np.quantile(own, (0.1, 0.5, 0.9))]
+        for pair, own in sorted(ratios.items())
+        if len(own) >= _FEWEST_CURVES
+    }
+    if not changes:
+        return None
+    chosen = sorted(sorted(changes, key=lambda pair: -changes[pair][1])[:_MOST_PAIRS], key=lambda pair: pair[0])
+    low, middle, high = zip(*(changes[pair] for pair in chosen), strict=True)
+    path = gallery.path("jumps", axis)
+    with figure(path, (6.8, 3.9), title=f"jumps of the time over {dashed(axis)}", caption=caption) as panels:
+        panel = panels[0][0]
+        places = range(len(chosen))
+        panel.axhline(0, color="0.4", linewidth=0.8)
+        panel.vlines(places, low, high, color="0.6", linewidth=5, label="10 % to 90 % of the shapes")
+        panel.plot(places, middle, "o", color=CLIFF_COLOUR, markersize=5, label="median")
+        panel.set_xticks(list(places), [f"{before}→{after}" for before, after in chosen], rotation=90, fontsize=7.5)
+        panel.set_ylabel("time per unit of work, change in %")
+        panel.set_xlabel(plain(dashed(axis)))
+        panel.grid(visible=False, axis="x")
+    return gallery.card(path, f"jump of the time per work at each step of {dashed(axis)}")
 
 
 _REFERENCE = ("reference point", "% against its first time")

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 
 from quantbench import __version__
 from quantbench.analysis.check import check_run
-from quantbench.analysis.curves import curves_of
+from quantbench.analysis.curves import Curve, curves_of
 from quantbench.analysis.neighbours import curves_of_rows, rows_by_dtype
 from quantbench.analysis.summary import Point, Row, are_parts, floor_lines, layer_rows, points_of
 from quantbench.errors import StoreError, printable
@@ -27,7 +27,7 @@ from quantbench.files import write_file
 from quantbench.report.content import Gallery, PictureCard, Section
 from quantbench.report.lead import Causes, Lead, draw_lead, lead_of
 from quantbench.report.op_curves import axis_section
-from quantbench.report.overview import maps_section, state_section
+from quantbench.report.overview import maps_section, spread_picture, state_section
 from quantbench.report.sections import (
     facts_of,
     how_section,
@@ -142,7 +142,7 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
             maps_section(layers, axes, gallery, caption),
             rules_section(check.rules, spec),
         ]
-        lead_picture = _lead_picture(lead, layers, gallery, caption(points))
+        lead_picture = _lead_picture(lead, layers, curves[lead.axis], gallery, caption(points))
         all_sizes = sizes_section(rows, check)
     sections += [state_section(run.records, gallery, info.origin, caption(points)), trust_section(run), all_sizes]
     sections.append(how_section(run))
@@ -161,10 +161,13 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
     )
 
 
-def _lead_picture(lead: Lead, rows: Sequence[Row], gallery: Gallery, caption: str) -> PictureCard | None:
-    """Draws the curve of all ops with the bad sizes in red; None if no curve has two points."""
-    if all(len(curve) == 1 for curve in curves_of_rows(rows, lead.axis)):
-        return None
+def _lead_picture(
+    lead: Lead, rows: Sequence[Row], curves: Sequence[Curve], gallery: Gallery, caption: str
+) -> PictureCard | None:
+    """Draws the jumps if the table is over many shapes, else the curve of all ops with the bad sizes in red."""
+    picture = spread_picture(curves, lead.axis, gallery, caption) if lead.several else None
+    if picture is not None or all(len(curve) == 1 for curve in curves_of_rows(rows, lead.axis)):
+        return picture
     path = gallery.path("sizes", lead.axis)
     draw_lead(rows, lead.bad, lead.axis, path, caption)
     return gallery.card(path, f"share of peak over {dashed(lead.axis)}, sizes that lose in red")

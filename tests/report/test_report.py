@@ -316,7 +316,7 @@ def test_two_axes_have_a_map_and_many_curves_are_told_together(tmp_path: Path) -
     assert written.lead is not None
     assert written.lead.sentence == ("m: the worst size is 257: 14 of 14 shapes lose there, median 28 %")
     names = {path.name for path in written.pictures}
-    assert {"report-sizes-m.png", "report-map-n-m.png"} <= names
+    assert {"report-jumps-m.png", "report-map-n-m.png"} <= names
 
 
 @pytest.mark.slow
