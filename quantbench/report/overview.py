@@ -23,6 +23,8 @@ from quantbench.store.record import Measured, Record
 # Pairs of axes (x, y) that are shown first if the run has them.
 _FIRST = (("hidden", "mbs"), ("heads", "tp"), ("n", "m"), ("k", "n"))
 _MOST_MAPS = 4
+# Share of the most measured places that a map has to have.
+_FULL = 0.9
 # Maximum number of cells that are labelled with their value.
 _MOST_LABELLED = 130
 
@@ -31,7 +33,8 @@ def maps_section(rows: Sequence[Row], axes: Sequence[str], gallery: Gallery, cap
     """Builds the section with up to four heat maps over pairs of axes that both vary, the usual pairs first; None if
     there is none, as for a run of one axis.
 
-    A map has the provider and the values of all other axes with which most places were measured.
+    A map has one provider and one value of each other axis: of the choices with which about as many places as possible
+    were measured, the one of median time.
     """
     values = {axis: len({row.axes.get(axis) for row in rows}) for axis in axes}
     varied = [axis for axis in axes if values[axis] > 1]
@@ -45,7 +48,12 @@ def maps_section(rows: Sequence[Row], axes: Sequence[str], gallery: Gallery, cap
             if row.peak_share is not None and not row.missing and x_axis in row.axes and y_axis in row.axes:
                 held = (f"{dashed(name)} = {size}" for name, size in row.axes.items() if name not in pair)
                 slices[row.provider, *held].append(row)
-        words, own = max(slices.items(), key=lambda found: (len(found[1]), _time_us(found[1])), default=((), []))
+        fullest = max(map(len, slices.values()), default=0)
+        full = sorted(
+            (sum(row.latency_us for row in own), words) for words, own in slices.items() if len(own) >= _FULL * fullest
+        )
+        words = full[len(full) // 2][1] if full else ()
+        own = slices[words]
         if len(cards) == _MOST_MAPS or any(len({row.axes[axis] for row in own}) < 2 for axis in pair):
             continue
         path = gallery.path("map", x_axis, y_axis)
@@ -54,10 +62,6 @@ def maps_section(rows: Sequence[Row], axes: Sequence[str], gallery: Gallery, cap
         over = f"over {dashed(x_axis)} and {dashed(y_axis)}"
         cards.append(gallery.card(path, f"heat map {over}", title=f"Share of peak {over}"))
     return Section("maps", "Heat maps over two sizes", cards=tuple(cards)) if cards else None
-
-
-def _time_us(rows: Sequence[Row]) -> float:
-    return sum(row.latency_us for row in rows)
 
 
 def draw_heat_map(rows: Sequence[Row], x_axis: str, y_axis: str, path: Path, *, title: str, caption: str) -> None:
