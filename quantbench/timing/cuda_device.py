@@ -1,6 +1,6 @@
 """Implements the samplers' CUDA calls with torch and the Triton kernels of `probes` (hold, SM clocks).
 
-Entry point: `TorchCuda`, used by `cuda`.
+Entry point: `TorchCuda`, used by `cuda` and `cuda_samplers`.
 """
 
 from __future__ import annotations
