@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 _WHO = "plan"
 _SITE = Path("site.json")
+# Number of results of a search that are printed unless said otherwise.
+_TOP = 20
 _BITS_PER_BYTE = 8
 _WHAT_IT_IS = {"gpus": "how many there are", "gbs": "the global batch size in sequences, such as 2048"}
 # Defaults that are not searched over, by option; those of one layout, which a search tries all values of, before them.
@@ -379,7 +381,7 @@ def plan(
     output: Path = option(_SITE, "File for --fit.", "--output", "-o"),
     memory: bool = option(False, "Show the memory of the best layouts by part."),
     page: Path | None = option(None, "Write the ranking as an HTML page: time against memory, parts of the best."),
-    top: int = option(20, "Number of results to print.", min=1),
+    top: int = option(_TOP, "Number of results to print.", min=1),
     as_json: bool = json_option(),
 ) -> None:
     """Rank all layouts (DP, TP, PP, MBS, interleaving, ZeRO, recomputation) of a job by predicted time."""
@@ -406,6 +408,8 @@ def plan(
         raise InputError(_WHO, f"--page with {asked[0]}", "a search over layouts")
     if memory and asked not in ([], ["--check"]):
         raise InputError(_WHO, f"--memory with {asked[0]}", "a search over layouts, or --check of one")
+    if top != _TOP and asked not in ([], ["--shape-search"]):
+        raise InputError(_WHO, f"--top {top} with {asked[0]}", "a search")
     if fit is not None:
         found, answer, lines = plan_run.fit_table(arguments, fit, output)
     elif rows is not None:

@@ -72,6 +72,7 @@ EXPERTS = ("predict", "--gpu", "h100", "--model", "deepseek-v3")
         ((*PLAN, "--check"), "plan --check: no --tp; expected one value of --tp"),
         (("plan", "--fit", "a.csv", "--check"), "plan: --check with --fit; expected one of them"),
         (("plan", "--rows", "a.csv", "--memory"), "plan: --memory with --rows; expected a search over layouts"),
+        (("plan", "--rows", "a.csv", "--top", "5"), "plan: --top 5 with --rows; expected a search"),
         ((*PLAN, "--head-dim", "64:128"), "plan: --head-dim 64:128 without --shape-search; expected"),
         ((*PLAN, "--params", "1e9"), "plan: --params 1000000000.0 without --shape-search; expected"),
         ((*PLAN, "--as-typed"), "plan: --as-typed without --rows; expected --rows"),
