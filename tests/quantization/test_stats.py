@@ -197,6 +197,10 @@ def test_outliers_are_what_lies_three_interquartile_ranges_away() -> None:
     assert stats.outlier_share([1.0, 2.0, 3.0, 4.0, 5.0]) == 0.0
     assert stats.outlier_share([2.0, 2.0, 3.0, 4.0, 4.0, 9.9, 2.0, 3.0]) == 0.0
     assert stats.outlier_share([2.0, 2.0, 3.0, 4.0, 4.0, 3.0, 2.0, 50.0]) == 0.125
+    usual = [10.0, 10.2, 10.4, 10.5, 10.6, 10.8, 11.0]  # with a small time: fences at 8.65 and 12.15
+    assert [stats.outlier_share([*usual, small]) for small in (8.7, 8.6)] == [0.0, 0.125]
+    # with a large one: at 8.85 and 12.35
+    assert [stats.outlier_share([*usual, large]) for large in (12.3, 12.4)] == [0.0, 0.125]
 
 
 def test_noise_of_normal_samples_is_their_standard_deviation() -> None:
