@@ -179,7 +179,10 @@ def _write_iterations(path: Path, found: Iterations) -> None:
     columns = {"segment": found.segment, "final": found.final.astype(np.int64), **found.values, "seq": found.seq}
     columns["tokens_per_s"] = found.tokens_per_s
     # nan becomes an empty cell
-    csv.write_csv(pa.table({name: pa.array(values, from_pandas=True) for name, values in columns.items()}), path)
+    table = pa.table({name: pa.array(values, from_pandas=True) for name, values in columns.items()})
+    with path.open("wb") as stream:
+        stream.write((",".join(columns) + "\n").encode())  # pyarrow would put the names in quotes
+        csv.write_csv(table, stream, csv.WriteOptions(include_header=False))
 
 
 def default_run_id(path: Path) -> str:

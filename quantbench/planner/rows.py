@@ -259,9 +259,9 @@ class _Filling:
         return None
 
     def stated(self, *names: str) -> dict[str, Any]:
-        """Returns the known values by name."""
+        """Returns the known values by name, without sizes of 0, which say that there is no such part."""
         found = {name: self.known(name) for name in names}
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in found.items() if value or value is False}
 
     def usual(self, name: str, value: Any, why: str) -> Any:
         """Returns the known value, or assumes `value` if it is unknown or 0."""

@@ -227,6 +227,8 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     folder = write_training(tmp_path / "results", "a100-sxm4-80gb", "a", log, found, summary)
     assert read_training(folder) == summary
     with (folder / "iterations.csv").open() as stream:
+        assert stream.readline().startswith("segment,final,iteration,elapsed_s,")
+        stream.seek(0)
         rows = list(csv.DictReader(stream))
     assert [r["iteration"] for r in rows] == ["1", "2", "2", "3"]
     assert [r["segment"] for r in rows] == ["0", "0", "1", "1"]

@@ -140,6 +140,13 @@ def test_what_nobody_knows_is_asked_for(changes: dict[str, object], text: str) -
         case_of(replace(row, **changes))  # type: ignore[arg-type]
 
 
+def test_sizes_of_zero_say_that_there_is_no_such_part() -> None:
+    row = TableRow("7", gpu="A100-80GB", gpus=64, hidden=4096, heads=32, layers=32, vocab=50304, tp=4, pp=2, gbs=512)
+    zeros = replace(row, interleave=0, ep=0, expert_tp=0, kv_heads=0, head_dim=0, ffn=0, experts=0)
+    assert (case_of(zeros).layout, case_of(zeros).job.shape) == (case_of(row).layout, case_of(row).job.shape)
+    assert case_of(replace(row, tied=False)).job.shape.tied is False
+
+
 def test_layers_and_heads_from_sizes() -> None:
     sizes = {(200, 8): 80, (191, 7): 77, (205, 9): 81, (195, 11): 77, (183, 12): 72}
     assert {(size, pp): layers_for(size, 14400, 250880, pp) for size, pp in sizes} == sizes
