@@ -204,6 +204,8 @@ class Calibrations:
         """Returns the content of planner.json."""
         data = asdict(self)
         del data["chosen"]
+        for constants in (one for by_gpu in data["stacks"].values() for one in by_gpu.values()):
+            del constants["provenance"]  # that of the whole fit is beside them
         return {"format": _FORMAT, "version": _VERSION, **data}
 
     @classmethod

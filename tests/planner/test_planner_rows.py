@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -343,7 +344,9 @@ def test_a_site_with_known_factors_is_found_again_from_thirty_rows() -> None:
 
 
 def test_calibrations_survive_a_round_trip_and_refuse_others(tmp_path: Path) -> None:
-    assert Calibrations.from_json(json.loads(json.dumps(shipped().to_json()))) == shipped()
+    stored = json.loads(json.dumps(shipped().to_json()))
+    assert Calibrations.from_json(stored) == shipped()
+    assert stored == json.loads((files("quantbench.planner") / "planner.json").read_text(encoding="utf-8"))
     with pytest.raises(InputError, match=r"planner\.json: .*; expected quantbench-planner version 4"):
         Calibrations.from_json({"format": "other"})
     data = shipped().to_json()
