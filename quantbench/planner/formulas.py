@@ -18,7 +18,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quantbench.errors import InputError
-from quantbench.planner.layout import modules_of
 from quantbench.workload import TransformerShape
 
 
@@ -111,12 +110,6 @@ def hardware_flops(shape: TransformerShape, gbs: int, recompute: str = "none") -
     none = 0.75 * _megatron_flops(shape, gbs) if _is_gpt(shape) else model_flops(shape, gbs)
     if recompute == "full":
         return none * 4 / 3
-    dense = shape.dense_layers if shape.experts else shape.layers
-    matrices = (3 if shape.gated else 2) * shape.hidden
-    again = {
-        "mlp": matrices * shape.ffn * dense,
-        "moe": matrices * (shape.top_k * shape.moe_ffn + shape.shared_ffn) * (shape.layers - dense),
-        "mla_up_proj": shape.latent_up_weights * shape.layers,
-        "core_attn": 2 * shape.seq * shape.heads * shape.core_dim * shape.layers,
-    }
-    return none + 2.0 * gbs * shape.seq * sum(again.get(name, 0) for name in modules_of(recompute))
+    if recompute == "selective":
+        return none + 4.0 * gbs * shape.seq**2 * shape.heads * shape.core_dim * shape.layers
+    return none
