@@ -1,10 +1,5 @@
 """Checks layouts against the divisibility and framework rules of Megatron-DeepSpeed.
 
-Entry points: `violations` and `strict_violations`, which return `Violation` objects; `is_possible`; `chunk_layers`;
-`OF_SOFTWARE`. Used
-by `search`, `row_checks`, `row_results`, the command `plan` and tools. A layout that breaks a strict rule cannot run;
-breaking another costs time.
-
 Sources: Megatron-LM (megatron/arguments.py, fused_softmax.py), DeepSpeed's pipeline engine, and the sanity checks in
 the BigScience documents.
 """

@@ -1,9 +1,5 @@
 """Counts parameters and FLOPs of a model, and computes TFLOPs per GPU by the formulas of three public calculators.
 
-Entry points: `parameters`, `gpt_layer_parameters`, `useful_parameters`, `model_flops`, `hardware_flops`,
-`tflops_by_calculator`. Used by the other modules of this package, by `advice`, by `report.shape_comparison` and by the
-commands `plan` and `advise`.
-
 The calculators differ by up to 16 % for the same run, so TFLOPs must be stated with their calculator. All count
 hardware FLOPs of training with activation recomputation: 8 FLOPs per parameter and token (2 forward, 2 for the
 recomputed forward, 4 backward). Without recomputation the work is 3/4 of that.

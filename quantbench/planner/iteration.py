@@ -1,7 +1,5 @@
 """Predicts the time of one training iteration from layer times, the pipeline schedule, traffic and the optimizer step.
 
-Entry points: `iteration`, which returns an `Iteration`; `ring_passes`. Used by `predict` and `fitting`.
-
 Schedule: 1F1B (Narayanan et al., 2019 and 2021). Each micro-batch takes one slot per stage, forward and backward. The
 slowest stage sets the pace. Filling and draining the pipeline costs one slot of each other stage, divided by the number
 of chunks if stages are interleaved.

@@ -1,8 +1,5 @@
 """Computes the time of one layer, embedding and logits per micro-batch, on one GPU of a tensor-parallel group.
 
-Entry points: `LayerTimes`, and the types `LayerTime` and `Span` (a time with its interval; `exactly` makes one
-without). Used by `iteration`, `predict`, `fitting` and the command `plan`.
-
 Times of GEMMs, softmax and attention come from an `OpTimes`. Bandwidth-bound kernels (norms, biases, activations,
 dropout, residuals) are counted in bytes. All-reduces use the cluster's links.
 """

@@ -1,9 +1,5 @@
 """Predicts the memory of the fullest GPU: weights, gradients, optimizer states, activations, logits, overheads.
 
-Entry points: `memory`, which returns a `Memory`; `limit_bytes`, what a GPU can hold; `embedding_parameters` and
-`stage_parameters`; `stage_activations`; the constants `GIB` and `MASK_BYTES`. Used by the other modules of this
-package, by `report.plan_page`, by the command `plan` and by `tools.planner_fit`.
-
 Activations follow Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022, sections 4
 and 5, extended to any MLP width, gate and number of key/value heads. Sizes are bytes and shown in GiB: a GPU sold with
 80 GB has 80 GiB, and nvidia-smi reports GiB too.

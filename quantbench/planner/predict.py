@@ -1,9 +1,4 @@
-"""Predicts time, memory, TFLOPs and MFU for layouts of one job, and encodes them for `plan --json`.
-
-Entry points: `Planner`, which returns a `Prediction` per layout; `job_to_json` and `provenance`; the constant
-`NOT_COUNTED`. Used by `search`, `row_results`, `row_checks`, `folklore`, `report.plan_page`, the command `plan` and
-tools.
-"""
+"""Predicts time, memory, TFLOPs and MFU for layouts of one job, and encodes them for `plan --json`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Finds mistakes in a table of layouts: impossible rows, contradictory cells, outliers.
 
-Entry point: `check_rows`, which returns a `RowFault` per mistake. Used by the command `plan` (`--rows FILE --check`).
-
 Checks each row against the rules of layouts, its TFLOPs against its time, batch and shape, its size against its layers,
 and rows that differ only in mbs and gbs against each other. If two rows contradict each other, the models of memory and
 time decide which is wrong.

@@ -1,9 +1,4 @@
-"""Predicts the rows of a table of layouts and compares the predictions with the measured values.
-
-Entry points: `predict_rows`, `predict_cases`, `summarize`, `misses`, the types `RowResult` and `Summary`, and
-`WORTH_A_WORD`. Used by the command `plan` (`--rows`), by `row_checks`, and by `tools.planner_accuracy` and
-`tools.planner_fit`.
-"""
+"""Predicts the rows of a table of layouts and compares the predictions with the measured values."""
 
 from __future__ import annotations
 
