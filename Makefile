@@ -92,11 +92,10 @@ evidence: install
 rehearsal: install
 	PYTHONPATH=.:tests $(BIN)/python tests/rehearsal/rehearse.py
 
-# 10,000 hostile files for every loader: by hypothesis and, where it is installed (Python 3.11), by atheris too.
+# 10,000 hostile files for every loader.
 FUZZ_FILES ?= 10000
 fuzz: install
 	QUANTBENCH_FUZZ_EXAMPLES=$(FUZZ_FILES) $(BIN)/python -m pytest tests/project/test_fuzz_loaders.py
-	$(BIN)/python tests/fuzz/run_atheris.py -runs=$(FUZZ_FILES)
 
 # The accuracy page, the pictures and the figures of docs/ and README, from measured tables and runs.
 docs: install

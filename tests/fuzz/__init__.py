@@ -1,1 +1,1 @@
-"""Hostile files for every loader: what is fuzzed (`targets`), how files are damaged (`damage`), and two engines."""
+"""Hostile files for every loader: what is fuzzed (`targets`) and how files are damaged (`damage`)."""
