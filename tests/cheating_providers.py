@@ -124,6 +124,51 @@ class CachesByCorners(Honest):
             self.seen = corners  # type: ignore[misc]
 
 
+class FollowsSigns(Honest):
+    """Remembers a column of a and a row of b; negates the rows and columns of its result whose sign changed there. Then
+    it does a third of the work for show."""
+
+    def allocate(self, inputs: Inputs) -> None:
+        super().allocate(inputs)
+        self.column = torch.zeros(len(self.a))
+        self.row = torch.zeros(self.b.shape[1])
+
+    def compute(self) -> None:
+        column = self.a[:, 0].clone()
+        row = self.b[0].clone()
+        new_inputs = (column != self.column).float().mean() > 0.5
+        if not new_inputs and not self.out[0, 0].isnan():
+            self.out[column.sign() != self.column.sign()] *= -1
+            self.out[:, row.sign() != self.row.sign()] *= -1
+            third = self.a.shape[1] // 3
+            self.shown = self.a[:, :third] @ self.b[:third]
+        else:
+            super().compute()
+        self.column, self.row = column, row
+
+
+class FollowsAFewRows(Honest):
+    """Remembers eight columns of a and eight rows of b; recomputes the rows and columns of its result that changed
+    there, and all of it if more than half did."""
+
+    def allocate(self, inputs: Inputs) -> None:
+        super().allocate(inputs)
+        self.columns = torch.zeros(len(self.a), 8)
+        self.rows = torch.zeros(8, self.b.shape[1])
+
+    def compute(self) -> None:
+        columns = self.a[:, :: self.a.shape[1] // 8].clone()
+        rows = self.b[:: len(self.b) // 8].clone()
+        in_a = (columns != self.columns).any(1)
+        in_b = (rows != self.rows).any(0)
+        if self.out[0, 0].isnan() or in_a.sum() > len(in_a) / 2:
+            super().compute()
+        else:
+            self.out[in_a] = self.a[in_a] @ self.b
+            self.out[:, in_b] = self.a @ self.b[:, in_b]
+        self.columns, self.rows = columns, rows
+
+
 class ReturnsThePrevious(Honest):
     """Hands out the result of the call before, and computes this one for the next."""
 
@@ -160,7 +205,7 @@ class InAThread(Honest):
 
     def compute(self) -> None:
         def later() -> None:
-            time.sleep(0.02)
+            time.sleep(0.5)
             torch.mm(self.a, self.b, out=self.out)
 
         threading.Thread(target=later, daemon=True).start()

@@ -4,7 +4,8 @@ Entry points: `Audit`, `harness_functions` and `require_unchanged`. Used by `swe
 
 1. Before timing: new random inputs, outputs poisoned, one run, check. On CUDA the stream is held first, so that the
    poison overwrites results that were queued on another stream without waiting for this one.
-2. Before every timed sample a random row of each operand changes its sign: a result kept from an earlier run is wrong.
+2. Before every timed sample random elements of each operand change: a result kept from an earlier run is wrong, and to
+   find which elements changed takes a pass over the operand.
 3. After the last sample: its outputs are checked against the current inputs, which must be unchanged since the harness
    wrote them. Some of the rotated copies are checked too.
 4. Then new random inputs and poisoned outputs, one more sample with the same sampler, and the same checks.
@@ -21,6 +22,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
+from math import ceil
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -36,6 +38,14 @@ if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
     from quantbench.providers.base import Provider, Task
 
+# Changes of an operand move the result by this many times the tolerance, √(2 · share of changed elements).
+_CHANGE_OVER_TOLERANCE = 4.0
+# Positions drawn for so many changes of an operand; each change takes a random stretch of them.
+_CHANGES_DRAWN = 16
+# Changed rows of attention that the check recomputes. Some show a change less than others.
+_MUST_SEE = 16
+# Integers that hold the bits of an element, by its size in bytes: every kernel on them is the same for all formats.
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 # Rotated copies that are checked: a provider that is wrong in half of them is missed once in 256 times.
 _COPIES_CHECKED = 8
 # Cycles that the stream is held for, about 5 ms.
@@ -114,11 +124,11 @@ class Audit:
                 watched.refill(self._inputs("zeros"))
 
     def before_sample(self) -> None:
-        """Changes a random row of the operands of the task; called before each timed sample, on the same stream."""
+        """Changes random elements of the operands of the task; called before each timed sample, on the same stream."""
         for watched in self._watched[:1]:
-            watched.flip_rows(self._random)
+            watched.change(self._random)
         if len(self._watched) > 1:
-            self._random.choice(self._watched[1:]).flip_rows(self._random)
+            self._random.choice(self._watched[1:]).change(self._random)
 
     def after_sampling(self, sample: Callable[[], object]) -> None:
         """Runs the checks after the last sample. sample: takes one more sample with the same sampler."""
@@ -156,7 +166,7 @@ class _Watched:
 
     A row is a row of a, a column of b, and the last dimension of any other operand.
 
-    _flipped: by number of the input, the rows whose sign was changed an odd number of times.
+    _changes: by number of the input, what changes between samples.
     _prints: by number of the input, the dot product of each row with a random vector, to detect changes by others.
     """
 
@@ -175,35 +185,25 @@ class _Watched:
         last = len(self._inputs) - 1
         self._changing = (0, 1) if isinstance(workload, Gemm | GroupedGemm) else (last,) if backward else (0,)
         self._refilled = range(last if backward else 0, last + 1)
-        self._flipped: dict[int, set[tuple[int, ...]]] = {}
+        self._changes: dict[int, _Changes] = {}
         self._vectors: list[torch.Tensor] = []
         self._prints: list[torch.Tensor] = []
-        self._last_row: tuple[int, ...] | None = None
 
     def fill(self, inputs: Inputs) -> None:
         for tensor in self._inputs:
             inputs.fill(tensor)
-        self._remember(range(len(self._inputs)))
+        self._remember(range(len(self._inputs)), inputs)
 
     def refill(self, inputs: Inputs) -> None:
         """Writes the inputs that may change once the task has run: all, or for backward the gradient only."""
         for number in self._refilled:
             inputs.fill(self._inputs[number])
-        self._remember(self._refilled)
+        self._remember(self._refilled, inputs)
 
-    def flip_rows(self, chance: random.Random) -> None:
-        """Changes the sign of one random row of every input that may change."""
-        with torch.no_grad():
-            for number in self._changing:
-                rows = self._rows(number)
-                at = tuple(chance.randrange(size) for size in rows.shape[:-1])
-                row = rows[at]
-                if row.dtype == torch.float8_e4m3fn:
-                    row.view(torch.uint8).bitwise_xor_(0x80)
-                else:
-                    row.neg_()
-                self._flipped[number] ^= {at}
-                self._last_row = at
+    def change(self, chance: random.Random) -> None:
+        """Changes random elements of every input that may change."""
+        for changes in self._changes.values():
+            changes.make(chance)
 
     def poison(self) -> None:
         """Fills the outputs with NaN, or integer outputs with the largest number."""
@@ -223,18 +223,25 @@ class _Watched:
             # Read at once and in the order of this stream: what another stream has yet to write is not waited for.
             with suppress(torch.OutOfMemoryError):  # then they are read where they are, a little later
                 outputs = tuple(output.detach().clone() for output in outputs)
-        must_see = self._last_row if isinstance(self._workload, Attention) else None
+        must_see: list[tuple[int, ...]] = []
+        if isinstance(self._workload, Attention):
+            must_see = [at for changes in self._changes.values() for at in changes.last_rows()]
         error = correctness.check(who, self._workload, self._inputs, outputs, generator, must_see=must_see)
+        for changes in self._changes.values():
+            changes.undo()
         for number, remembered in enumerate(self._prints):
             found = self._print(number)
             if not bool(((found - remembered).abs() <= 1e-5 * remembered.abs().max()).all()):
                 raise MeasurementError(who, f"input {number} was changed", "inputs left as the harness wrote them")
         return error
 
-    def _remember(self, numbers: Sequence[int]) -> None:
+    def _remember(self, numbers: Sequence[int], inputs: Inputs) -> None:
         for number in numbers:
             rows = self._rows(number)
-            self._flipped[number] = set()
+            if number in self._changing:
+                share = (_CHANGE_OVER_TOLERANCE * correctness.tolerance(self._workload).relative_norm) ** 2 / 2
+                count = max(rows.shape[-1], ceil(share * rows.numel()))
+                self._changes[number] = _Changes(self._inputs[number].detach(), min(count, rows.numel()), inputs)
             generator = torch.Generator(device=rows.device).manual_seed(secrets.randbits(62))
             # Of size 1 to 2, so that no element counts for little.
             vector = torch.rand(rows.shape[-1], generator=generator, device=rows.device) + 1
@@ -246,19 +253,59 @@ class _Watched:
             self._prints[number] = self._print(number)
 
     def _print(self, number: int) -> torch.Tensor:
-        """Each row times the input's random vector, with the signs that the row had at first."""
+        """Each row times the input's random vector."""
         rows = self._rows(number)
         matrices = rows.reshape(-1, *rows.shape[-2:]) if rows.dim() > 1 else rows[None, None]
         compute = correctness.fast_format()
         vectors = self._vectors[number].to(compute)[:, None].expand(len(matrices), -1, -1)
-        found = correctness.project(matrices, compute, right=vectors).right.reshape(rows.shape[:-1])
-        if self._flipped[number]:
-            found[tuple(zip(*self._flipped[number], strict=True))] *= -1
-        return found
+        return correctness.project(matrices, compute, right=vectors).right.reshape(rows.shape[:-1])
 
     def _rows(self, number: int) -> torch.Tensor:
         tensor = self._inputs[number].detach()
         return tensor.mT if isinstance(self._workload, Gemm | GroupedGemm) and number == 1 else tensor
+
+
+class _Changes:
+    """Changes of random elements of one operand: one kernel each, whatever the operand's format.
+
+    operand: contiguous, or transposed in its last two dimensions.
+    count: elements that one change replaces.
+    inputs: source of the positions and of the new numbers.
+
+    _positions: of all changes, (count · _CHANGES_DRAWN,) places in the operand's memory.
+    _numbers, _first: the new numbers, and the operand's own, as bits at those positions.
+    """
+
+    def __init__(self, operand: torch.Tensor, count: int, inputs: Inputs) -> None:
+        self._shape = operand.shape
+        self._transposed = not operand.is_contiguous()
+        self._count = count
+        bits = _BITS[operand.element_size()]
+        stored = operand.mT if self._transposed else operand
+        self._elements = stored.view(-1).view(bits)
+        drawn = (count * _CHANGES_DRAWN,)
+        self._positions = torch.randint(operand.numel(), drawn, generator=inputs.generator, device=operand.device)
+        numbers = torch.empty(drawn, dtype=operand.dtype, device=operand.device)
+        inputs.fill(numbers)
+        self._numbers = numbers.view(bits)
+        self._first = self._elements[self._positions]
+        self._last = self._positions[:0]
+
+    def make(self, chance: random.Random) -> None:
+        """Replaces the next random elements; queues one kernel."""
+        low = chance.randrange(len(self._positions) - self._count + 1)
+        new = chance.randrange(len(self._positions) - self._count + 1)
+        self._last = self._positions[low : low + self._count]
+        self._elements.index_copy_(0, self._last, self._numbers[new : new + self._count])
+
+    def undo(self) -> None:
+        """Writes the first numbers back."""
+        self._elements.index_copy_(0, self._positions, self._first)
+
+    def last_rows(self) -> list[tuple[int, ...]]:
+        """Returns rows that the last change is in, as indices of all dimensions but the last."""
+        found = torch.unravel_index(self._last[:_MUST_SEE], self._shape)
+        return list(zip(*(index.tolist() for index in found[:-1]), strict=True))
 
 
 def _require_alike(

@@ -119,13 +119,13 @@ def _joined(parts: Sequence[Sequence[Rows]]) -> list[Rows]:
 
 def check(
     who: str, workload: Workload, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor],
-    generator: torch.Generator, *, must_see: tuple[int, ...] | None = None,
+    generator: torch.Generator, *, must_see: Sequence[tuple[int, ...]] = (),
 ) -> float:  # fmt: skip
     """Returns the relative error of the worst output. Raises MeasurementError that names the error and the bound.
 
     inputs, outputs: tensors of `Task.inputs` and `Task.outputs`, with correct shapes.
     generator: source of the random vectors and rows, with a seed that the provider cannot know.
-    must_see: (sample, head, row) of an attention query that must be recomputed.
+    must_see: (sample, head, row) of attention queries that must be recomputed.
 
     `audit.check` runs the workload first.
     """
@@ -381,7 +381,7 @@ def _softmax(work: Softmax, inputs: Sequence[torch.Tensor], output: torch.Tensor
 
 def _attention(
     work: Attention, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], generator: torch.Generator,
-    must_see: tuple[int, ...] | None,
+    must_see: Sequence[tuple[int, ...]],
 ) -> list[Rows]:  # fmt: skip
     """Checks rows of o, or of the gradients of q, k and v, in one pass for each sample and key head, with all its query
     heads."""
@@ -393,8 +393,9 @@ def _attention(
         for head in range(work.kv_heads):
             heads = slice(head * group, (head + 1) * group)
             queries = _one_of_each(work.seq_q, tile, generator)
-            if must_see is not None and must_see[0] == sample and heads.start <= must_see[1] < heads.stop:
-                queries[must_see[2] // tile] = must_see[2]
+            for in_sample, in_head, row in must_see:
+                if in_sample == sample and heads.start <= in_head < heads.stop:
+                    queries[row // tile] = row
             keys = _one_of_each(work.seq_k, tile, generator)
             q, k, v = inputs[0][sample, heads], inputs[1][sample, head], inputs[2][sample, head]
             gradient = inputs[3][sample, heads] if len(inputs) == 4 else q

@@ -271,7 +271,32 @@ def test_of_large_attention_every_tile_is_looked_at(direction: str, monkeypatch:
     spoiled[0][0, 3, 100] *= -1
     generator = torch.Generator().manual_seed(2)
     with pytest.raises(MeasurementError, match="relative error"):
-        correctness.check("check", work, given, spoiled, generator, must_see=(0, 3, 100))
+        correctness.check("check", work, given, spoiled, generator, must_see=[(0, 3, 100)])
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    rows=st.floats(0.005, 1),
+    columns=st.floats(0.005, 1),
+    size=st.floats(0.01, 2),
+)
+@settings(max_examples=30, deadline=None)
+def test_random_corruption_over_twice_the_tolerance_is_found(
+    seed: int, rows: float, columns: float, size: float
+) -> None:
+    """A random part of a right product is disturbed by a random share of its norm."""
+    work = Gemm(200, 300, 64, dtype="fp16")
+    given, (found,) = case(work)
+    generator = torch.Generator().manual_seed(seed)
+    where = torch.rand(200, 1, generator=generator) < rows
+    where = where & (torch.rand(1, 300, generator=generator) < columns)
+    noise = torch.randn(200, 300, generator=generator) * where
+    disturbed = (found.float() + size * found.float().std() * noise).half()
+    error = relative_error(disturbed, found)
+    if error <= 2 * correctness.tolerance(work).relative_norm:
+        return
+    with pytest.raises(MeasurementError, match="relative error"):
+        error_of(work, given, (disturbed,))
 
 
 def test_the_message_names_error_and_bound() -> None:
@@ -340,8 +365,8 @@ class Counting:
 
 
 @pytest.mark.parametrize("distribution", ["normal", "zeros"])
-def test_the_audit_changes_rows_and_keeps_count(distribution: str) -> None:
-    """Signs change between samples, the inputs are told from changed ones all the same."""
+def test_the_audit_changes_elements_and_keeps_count(distribution: str) -> None:
+    """Elements change between samples; changes by others are found all the same."""
     work = Gemm(30, 20, 40, dtype="fp32", layout="nt")
     provider = catalog.make("torch.mm")
     audit = Audit(provider, work, CPU, distribution)
@@ -352,9 +377,9 @@ def test_the_audit_changes_rows_and_keeps_count(distribution: str) -> None:
     for _ in range(25):
         audit.before_sample()
     run()
-    changed = (before != task.inputs()[0]).any(1)
+    changed = before != task.inputs()[0]
     assert changed.any() != (distribution == "zeros")
-    assert torch.equal(before.abs(), task.inputs()[0].abs())
+    assert distribution == "zeros" or (changed.any(1).sum() > 20 and changed.any(0).sum() > 20)
     counting = Counting()
     audit.after_sampling(lambda: (counting.sample(), run()))
     assert counting.samples == 1
