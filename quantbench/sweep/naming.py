@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 
 from quantbench.errors import QuantbenchError, require_choice
 from quantbench.launch import Launch
+from quantbench.reasons import reason_line
 from quantbench.store.typed import decode, encode
-from quantbench.sweep.child import ChildProcess, WorkerLostError, context_lost, first_line, parent_pipe
+from quantbench.sweep.child import ChildProcess, WorkerLostError, context_lost, parent_pipe
 from quantbench.sweep.messages import Reply, Request
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def answer(request: Request, spec: DeviceSpec) -> Reply:
     try:
         return Reply(launch=launch_of(request, spec))
     except (QuantbenchError, MemoryError, RuntimeError) as error:
-        return Reply(failed=("error", first_line(error)), broken=context_lost(error))
+        return Reply(failed=("error", reason_line(error)), broken=context_lost(error))
 
 
 def main() -> None:
