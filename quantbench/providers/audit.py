@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 # Rotated copies that are checked: a provider that is wrong in half of them is missed once in 256 times.
 _COPIES_CHECKED = 8
+# Bytes: more than the width of any load or store, which torch's elementwise kernels are selected by.
+_ALIGNMENT = 64
 # Cycles that the stream is held for, about 5 ms.
 _HOLD_CYCLES = 10_000_000
 
@@ -103,7 +105,8 @@ class Audit:
             watched.fill(self._inputs("normal" if zeros else self._distribution))
             if watched.on_cuda or not watched.task.outputs():
                 watched.task.run()  # what it loads and allocates, it keeps
-            self.before_sample()  # loads what it launches, which must not happen behind a held stream
+            # Loads the kernels of all samples, which must not happen behind a held stream.
+            watched.flip_rows_of_each_alignment(self._random)
             if watched.on_cuda:
                 torch.cuda.synchronize()
                 torch.cuda._sleep(_HOLD_CYCLES)
@@ -193,17 +196,24 @@ class _Watched:
 
     def flip_rows(self, chance: random.Random) -> None:
         """Changes the sign of one random row of every input that may change."""
+        for number in self._changing:
+            self._flip(number, tuple(chance.randrange(size) for size in self._rows(number).shape[:-1]))
+
+    def flip_rows_of_each_alignment(self, chance: random.Random) -> None:
+        """Changes the sign of one random row of each alignment, of every input that may change."""
+        for number in self._changing:
+            for at in _one_row_of_each_alignment(self._rows(number), chance):
+                self._flip(number, at)
+
+    def _flip(self, number: int, at: tuple[int, ...]) -> None:
         with torch.no_grad():
-            for number in self._changing:
-                rows = self._rows(number)
-                at = tuple(chance.randrange(size) for size in rows.shape[:-1])
-                row = rows[at]
-                if row.dtype == torch.float8_e4m3fn:
-                    row.view(torch.uint8).bitwise_xor_(0x80)
-                else:
-                    row.neg_()
-                self._flipped[number] ^= {at}
-                self._last_row = at
+            row = self._rows(number)[at]
+            if row.dtype == torch.float8_e4m3fn:
+                row.view(torch.uint8).bitwise_xor_(0x80)
+            else:
+                row.neg_()
+        self._flipped[number] ^= {at}
+        self._last_row = at
 
     def poison(self) -> None:
         """Fills the outputs with NaN, or integer outputs with the largest number."""
@@ -259,6 +269,22 @@ class _Watched:
     def _rows(self, number: int) -> torch.Tensor:
         tensor = self._inputs[number].detach()
         return tensor.mT if isinstance(self._workload, Gemm | GroupedGemm) and number == 1 else tensor
+
+
+def _one_row_of_each_alignment(rows: torch.Tensor, chance: random.Random) -> list[tuple[int, ...]]:
+    """Returns the indices of random rows that start at different addresses modulo _ALIGNMENT bytes, one of each."""
+    found: dict[int, tuple[int, ...]] = {rows.data_ptr() % _ALIGNMENT: ()}
+    for size, stride in zip(rows.shape[:-1], rows.stride()[:-1], strict=True):
+        step = stride * rows.element_size()
+        # So many neighbours have every alignment.
+        first = chance.randrange(max(1, size - _ALIGNMENT + 1))
+        neighbours = range(first, min(size, first + _ALIGNMENT))
+        further: dict[int, tuple[int, ...]] = {}
+        for start, at in found.items():
+            for index in chance.sample(neighbours, len(neighbours)):
+                further.setdefault((start + index * step) % _ALIGNMENT, (*at, index))
+        found = further
+    return list(found.values())
 
 
 def _require_alike(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_devices import CPU
 from references import relative_error, results
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from quantbench.errors import InputError, MeasurementError
 from quantbench.providers import catalog, correctness
@@ -364,6 +366,44 @@ def test_the_audit_changes_rows_and_keeps_count(distribution: str) -> None:
     run()
     with pytest.raises(MeasurementError, match="input 1 was changed"):
         audit.after_sampling(run)
+
+
+class SignChanges(TorchDispatchMode):
+    """Collects what selects the kernel of each change of sign: dtype, step, and the address modulo 16 bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: set[tuple[torch.dtype, tuple[int, ...], int]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.neg_.default, torch.ops.aten.bitwise_xor_.Scalar):
+            row = args[0]
+            self.kernels.add((row.dtype, row.stride(), row.data_ptr() % 16))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        Gemm(130, 67, 33, dtype="bf16"),
+        Gemm(130, 67, 33, dtype="fp16", layout="tn", batch=3),
+        Gemm(5, 7, 66, dtype="fp32", layout="nt"),
+        GroupedGemm((33, 0, 7), 21, 35, dtype="bf16"),
+        Attention(3, 2, 70, 70, 36, dtype="fp32"),
+    ],
+    ids=str,
+)
+def test_behind_a_hold_rows_have_an_alignment_whose_kernel_is_loaded(work: Workload) -> None:
+    """CUDA loads a kernel at its first launch and waits for the device, which waits for the host behind a hold."""
+    provider = catalog.make({"gemm": "torch.mm", "attention": "torch.math"}.get(work.kind, "torch.grouped_loop"))
+    audit = Audit(provider, work, CPU, "normal")
+    audit.add(provider.prepare(work, CPU))
+    with SignChanges() as before:
+        audit.before_timing()
+    with SignChanges() as behind_a_hold:
+        for _ in range(300):
+            audit.before_sample()
+    assert behind_a_hold.kernels <= before.kernels
 
 
 def test_copies_that_are_timed_in_turn_are_checked() -> None:
