@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 # Elements: it needs strides of 16 bytes, in bf16; pytorch/torchtitan pads each expert's rows to as many
 # (TOKEN_GROUP_ALIGN_SIZE_M), since they are the reduction of the gradient of the weights.
 _GROUPED_MM_ALIGN = 8
-# Compute capabilities with a kernel for it (torch 2.13, ATen/native/cuda/GroupedBlas.cpp: `_grouped_mm_cuda`). On others
-# torch copies the offsets to the host and calls a product for each expert (GroupedMMUtils.h: `_grouped_mm_fallback`).
+# Compute capabilities with a kernel for it (torch 2.13, GroupedBlas.cpp: `_grouped_mm_cuda`). On others torch copies
+# the offsets to the host and calls a product for each expert (GroupedMMUtils.h: `_grouped_mm_fallback`).
 _GROUPED_MM_MAJORS = (9, 10)
 
 

@@ -141,12 +141,15 @@ def _count_operations(run: Run) -> int:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Counter(TorchDispatchMode):
-        count = 0
+        def __init__(self) -> None:
+            super().__init__()
+            self.count = 0
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             self.count += 1
             return func(*args, **(kwargs or {}))
 
-    with Counter() as counter:
+    counter = Counter()
+    with counter:
         run()
     return counter.count

@@ -1,7 +1,7 @@
 """Orders the launches in a batch of samples.
 
-Entry points: `EventSampler`, `replay_sampler`, `samples_that_fit` and `MAX_QUEUED`, used by `cuda`. The CUDA calls of `cuda_device` are
-injected. A batch has one synchronisation:
+Entry points: `EventSampler`, `replay_sampler`, `samples_that_fit` and `MAX_QUEUED`, used by `cuda`. The CUDA calls of
+`cuda_device` are injected. A batch has one synchronisation:
 
     hold the stream · stamp · [audit · flush · start event · run · stop event · stamp] × count · release · wait
 
