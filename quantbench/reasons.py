@@ -1,4 +1,8 @@
-"""Says in one line why an exception of another library, or the death of a process, happened."""
+"""Says in one line why an exception of another library, or the death of a process, happened.
+
+Entry points: `reason_line`, `reason_in_output`. Used by `sweep.child`, `sweep.naming`, `sweep.worker` and
+`timing.cuda_device`.
+"""
 
 from __future__ import annotations
 
