@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import torch
 
+from quantbench import device
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import UnsupportedError
 from quantbench.providers.inputs import Inputs
@@ -146,6 +147,16 @@ class NoKernelImage(Good):
             raise RuntimeError(NO_KERNEL_IMAGE)
 
         cpu.CpuTimer = broken  # type: ignore[assignment,misc]
+
+
+class NoContext(Good):
+    """Comes with a device that gives no context."""
+
+    def __init__(self) -> None:
+        def broken() -> None:
+            raise RuntimeError("CUDA error: out of memory\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1")
+
+        device.current = broken  # type: ignore[assignment]
 
 
 class Raises(_OnRun):

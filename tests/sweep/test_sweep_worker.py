@@ -122,6 +122,12 @@ def test_a_worker_that_can_make_no_timer_refuses_with_cudas_reason() -> None:
     )
 
 
+def test_a_worker_without_a_context_refuses_with_cudas_reason() -> None:
+    with pytest.raises(MeasurementError) as caught:
+        WorkerProcess(["tests.fake_providers:NoContext"])
+    assert str(caught.value) == "worker: CUDA error: out of memory; expected a device that can be measured"
+
+
 @pytest.mark.slow
 def test_a_lost_context_says_that_the_worker_is_of_no_more_use(doomed: WorkerProcess) -> None:
     reply = ask(doomed, "IllegalAccess", 63)
