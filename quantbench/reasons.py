@@ -1,8 +1,4 @@
-"""Says in one line why an exception of another library, or the death of a process, happened.
-
-Entry points: `reason_line`, `reason_in_output`. Used by `sweep.child`, `sweep.naming`, `sweep.worker` and
-`timing.cuda_device`.
-"""
+"""Says in one line why an exception of another library, or the death of a process, happened."""
 
 from __future__ import annotations
 
