@@ -42,7 +42,7 @@ class Grade:
 
     reasons: every problem found; may be empty only for A.
     letter: A (no problem), B (one minor problem), C (several, or one serious), D (use only together with its reasons),
-    `rejected` (impossible: faster than the hardware's peak, or not a valid time).
+    `rejected` (impossible: faster than the hardware's peak, or not the time of a kernel).
     """
 
     letter: str

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 from typing import ClassVar
 
 import torch
 
+from quantbench import device
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import UnsupportedError
 from quantbench.providers.inputs import Inputs
+from quantbench.timing import cpu
 from quantbench.workload import Gemm, Workload
 
 #: names the file that holds `Held` up; the sizes that it sees before that
@@ -127,9 +131,71 @@ class Exits(_OnRun):
         os._exit(7)
 
 
+#: what torch says on a GPU that it was not built for
+NO_KERNEL_IMAGE = """CUDA error: no kernel image is available for execution on the device
+CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
+For debugging consider passing CUDA_LAUNCH_BLOCKING=1
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+"""
+
+
+class NoKernelImage(Good):
+    """Comes with a device on which no timer can be made."""
+
+    def __init__(self) -> None:
+        def broken(*_: object) -> None:
+            raise RuntimeError(NO_KERNEL_IMAGE)
+
+        cpu.CpuTimer = broken  # type: ignore[assignment,misc]
+
+
+class NoContext(Good):
+    """Comes with a device that gives no context."""
+
+    def __init__(self) -> None:
+        def broken() -> None:
+            raise RuntimeError("CUDA error: out of memory\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1")
+
+        device.current = broken  # type: ignore[assignment]
+
+
 class Raises(_OnRun):
     def act(self) -> None:
         raise KeyError("a bug in the provider")
+
+
+class NoPython(_OnRun):
+    """Is compiled where Python.h is missing, as triton's launchers are: from another temporary file each time."""
+
+    def act(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            source = os.path.join(folder, "main.c")
+            words = f"{source}:1:10: fatal error: Python.h: No such file or directory"
+            subprocess.check_call(["/bin/sh", "-c", 'echo "$0" >&2; exit 1', words])
+
+
+class NoCompiler(_OnRun):
+    def act(self) -> None:
+        subprocess.check_call(["/nowhere/gcc"])
+
+
+class TritonErrors(_OnRun):
+    """Raises as triton's two compilers do, whose exceptions are no RuntimeErrors."""
+
+    def act(self) -> None:
+        raise type("PTXASError", (Exception,), {})(
+            "PTXAS error: Internal Triton PTX codegen error\n`ptxas` stderr:\n"
+            "ptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'\n\nRepro command: ptxas -v\n"
+        )
+
+
+class Exiting(_OnRun):
+    """Ends the worker with a traceback that torch's advice follows."""
+
+    def act(self) -> None:
+        traceback = "Traceback (most recent call last):\n  File x\ntorch.AcceleratorError: "
+        print(traceback + NO_KERNEL_IMAGE, file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 class OutOfMemory(_OnRun):

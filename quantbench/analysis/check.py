@@ -39,6 +39,7 @@ from quantbench.store.record import Measured, Record
 from quantbench.sweep.axes import grain_of
 from quantbench.sweep.options import SweepOptions, plan_sweep
 from quantbench.sweep.refine import Gap, PlacedGap, Refine
+from quantbench.timing.grade import INTERPRETED
 from quantbench.workload import Gemm
 from quantbench.workload.ops import LAYOUTS
 
@@ -160,6 +161,8 @@ def audit_run(run: Run) -> tuple[int, list[Audited]]:
     for record in run.records:
         outcome, work = record.outcome, record.workload
         if record.role == "point" and isinstance(outcome, Measured) and isinstance(work, Gemm):
+            if INTERPRETED in outcome.grade.reasons:
+                continue
             tables[record.provider, work.dtype].append((work, outcome.measurement))
     rows, found = 0, []
     for (provider, dtype), table in tables.items():

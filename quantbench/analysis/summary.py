@@ -2,17 +2,18 @@
 
 Entry points: `points_of` (one `Point` per record and place), `rows_of` (one `Row` sums the ops of a place and
 provider), `layer_rows` (sums with each op's fastest provider), `are_parts` (whether providers measured different ops),
-`counted` (ops of a layer), `floor_lines` (what an empty kernel takes), `op_order`. Used by the other modules of this
-package, by `report`, the commands `sweep` and `check`, and tools.
+`counted` (ops of a layer), `floor_lines` (what an empty kernel takes), `rejected_lines`, `op_order`. Used by the other
+modules of this package, by `report`, the commands `sweep`, `check` and `profile`, and tools.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
+from quantbench import units
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.op_times import peak_share
 from quantbench.launch import Launch
@@ -133,6 +134,16 @@ def points_of(records: Iterable[Record], spec: DeviceSpec) -> tuple[Point, ...]:
         if record.role == "point" and isinstance(outcome, Measured) and outcome.grade.letter != "rejected":
             found += list(_points(record, outcome, spec))
     return tuple(sorted(found, key=lambda p: (tuple(p.axes.values()), p.provider, op_order(p.op))))
+
+
+def rejected_lines(records: Iterable[Record]) -> list[str]:
+    """Returns how many times `points_of` leaves out because they were rejected, a line for each kind of reason."""
+    kinds = Counter(
+        record.outcome.grade.reasons[0].partition(":")[0]
+        for record in records
+        if record.role == "point" and isinstance(record.outcome, Measured) and record.outcome.grade.letter == "rejected"
+    )
+    return [f"{units.counted(number, 'time')} left out: {kind}" for kind, number in kinds.most_common()]
 
 
 def _points(record: Record, outcome: Measured, spec: DeviceSpec) -> Iterable[Point]:

@@ -172,15 +172,18 @@ def _lines(found: Check) -> Iterator[StyledLine | Table]:
 
 
 def _head_lines(found: Check) -> list[str]:
-    """Counts points, curves, cliffs and the causes of the cliffs."""
+    """Counts points, rejected times, curves, cliffs and the causes of the cliffs."""
+    from quantbench.analysis.summary import rejected_lines
+
     records = [record for record in found.run.records if record.role == "point"]
     missing = sum(not isinstance(record.outcome, Measured) for record in records)
     lines = [f"{counted(found.num_points, 'measured point')}" + (f", {missing} skipped or failed" if missing else "")]
+    left_out = rejected_lines(records)
     if not found.num_curves:
-        lines.append("no two neighbouring sizes are close enough to detect a step between them")
-        return lines
+        return [*lines, *left_out, "no two neighbouring sizes are close enough to detect a step between them"]
     noise = "" if found.noise is None else f"; standard error of a point ±{percent(found.noise)}"
     lines[0] += f", {counted(found.num_curves, 'curve')} with close neighbours{noise}"
+    lines += left_out
     if not found.cliffs:
         lines.append("no cliff: the time does not jump by 3 % or more above its trend and the noise anywhere")
     else:
@@ -207,6 +210,7 @@ def _broken_rules(found: Check) -> Counter[tuple[AlignmentRule, str]]:
 
 
 def check_to_json(found: Check) -> dict[str, Any]:
+    from quantbench.analysis.summary import rejected_lines
     from quantbench.report.sweep_result import cliff_to_json
 
     info = found.run.info
@@ -223,7 +227,8 @@ def check_to_json(found: Check) -> dict[str, Any]:
     return {
         "run": found.run.folder, "device": info.device.name, "origin": info.origin, "source": info.source,
         "how_ended": info.how_ended,
-        "points": found.num_points, "curves": found.num_curves, "noise": found.noise,
+        "points": found.num_points, "left_out": rejected_lines(found.run.records),
+        "curves": found.num_curves, "noise": found.noise,
         "cliffs": [cliff_to_json(cliff) for cliff in found.cliffs],
         "falls": [cliff_to_json(cliff) for cliff in found.falls],
         "common": common,

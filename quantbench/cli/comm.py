@@ -57,6 +57,7 @@ class CommOptions:
 @command
 def comm(arguments: CommOptions, results: Path = results_option(), as_json: bool = json_option()) -> None:
     """Measure collectives over message sizes: torchrun --nproc-per-node=8 -m quantbench comm."""
+    from quantbench import device
     from quantbench.comm.isolation import idle_traffic_mb_per_s
     from quantbench.timing.lockstep import Leader, follow
 
@@ -69,7 +70,7 @@ def comm(arguments: CommOptions, results: Path = results_option(), as_json: bool
     with TorchRanks(arguments.backend or backend_here()) as ranks:
         places = ranks.gather(topology(ranks))
         idle = ranks.gather(idle_traffic_mb_per_s() if ranks.local_rank == 0 else None)
-        work = TorchWork(ranks)
+        work = TorchWork(ranks, device.monitor(device.current())) if ranks.backend == "nccl" else TorchWork(ranks)
         if ranks.rank:
             follow(ranks, work)
             return

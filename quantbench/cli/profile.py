@@ -117,6 +117,7 @@ def export(
 
 def _export_profile(paths: list[Path], target_file: Path | None, fit: bool, library: str, as_json: bool) -> None:
     """Makes a profile of runs and writes it, by default to profile.json in the device's folder, else here."""
+    from quantbench.analysis.summary import rejected_lines
     from quantbench.cli import profile_print as view
     from quantbench.profile import Profile
     from quantbench.report.source import read_one_run
@@ -133,10 +134,11 @@ def _export_profile(paths: list[Path], target_file: Path | None, fit: bool, libr
     made.save(target)
     tables = json.loads(read_text(target))["tables"].values()
     beside = "".join(f", {table['file']}" for table in tables if "file" in table)
-    about = map(printable, (*view.origin_lines(made), view.rows_line(made), *view.model_lines(made)))
+    left_out = rejected_lines(record for run in runs for record in run.records)
+    about = map(printable, (*view.origin_lines(made), view.rows_line(made), *left_out, *view.model_lines(made)))
     written = (f"\nwritten: {target}{beside}", f"next: quantbench profile show {target}")
     lines = (device_line(made.device), *about, *written)
-    print_result(as_json, lambda: {"profile": target, **view.profile_to_json(made)}, lines)
+    print_result(as_json, lambda: {"profile": target, "left_out": left_out, **view.profile_to_json(made)}, lines)
 
 
 def _export_format(

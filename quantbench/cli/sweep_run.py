@@ -33,7 +33,7 @@ from quantbench.providers import catalog
 from quantbench.store.folder import read_run
 from quantbench.store.record import Measured
 from quantbench.store.run import read_run_info
-from quantbench.sweep.child import WorkerProcess
+from quantbench.sweep.child import WorkerProcess, refusal
 from quantbench.sweep.compiling import compile_kernels
 from quantbench.sweep.options import SweepOptions, plan_sweep
 from quantbench.sweep.plan import Plan
@@ -106,8 +106,6 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, *, as_jso
     with session:
         assumed = () if resume else assumed_of(arguments, session.options, session.plan, session.hello.device)
         finished = measure(console, session, assumed)
-    if not session.num_records:
-        raise MeasurementError("sweep", "the budget ended before the first point did", "a longer --budget")
     measured = read_run(session.folder)
     lines, answer = result(measured, finished, time.monotonic() - start_s, earlier_s=earlier_s)
     print_result(as_json, lambda: {**answer, "assumed": assumed}, lines)
@@ -122,7 +120,7 @@ def stop_on_sigterm() -> None:
 
 def measure(console: Console, session: SweepSession, assumed: Sequence[str] = ()) -> Finished:
     """Prints the run's folder on standard error, then device, assumptions and plan, and measures. When stopped, prints
-    how to continue."""
+    how to continue. Raises MeasurementError if nothing was measured."""
     say(output(stderr=True), f"run: {session.folder}")
     show(console, device_lines(session.hello.device, session.hello.state))
     if assumed:
@@ -135,13 +133,18 @@ def measure(console: Console, session: SweepSession, assumed: Sequence[str] = ()
             if compiled := compile_kernels(session.plan.points, session.hello.device, bar):
                 say(console, compiled)
             more = refine_of(session.options, session.hello.device) if session.options.refine else None
-            return session.run(partial(show_progress, bar), more=more)
+            finished = session.run(partial(show_progress, bar), more=more)
     except KeyboardInterrupt:
         say(console, f"\nstopped; {_kept(session)}")
         raise
     except StoreError:  # a full disk: the error names the file, this line the run
         say(console, _kept(session))
         raise
+    if session.num_records:
+        return finished
+    if finished.how == "failed":
+        raise refusal("sweep", finished.reason)
+    raise MeasurementError("sweep", "the budget ended before the first point did", "a longer --budget")
 
 
 def _kept(session: SweepSession) -> str:

@@ -100,6 +100,8 @@ _BATCH_LIMIT = 64
 # differ by some microseconds.
 _SAMPLE_US = {"nccl": 200.0, "gloo": 0.0}
 _MOST_RUNS = 100
+# Share of a time that launching must take for it to be the time of launching.
+_LAUNCH_BOUND = 0.8
 _TICK_US = {"nccl": 0.5, "gloo": 0.05}
 
 
@@ -172,8 +174,9 @@ class CommSession:
             if refused.kind == "unsupported":
                 return Skipped(refused.message)
             return Failed(refused.kind, refused.message)
+        sampler = LeaderSampler(self._leader)
         try:
-            measurement = self._sample()
+            measurement = self._sample(sampler)
         except MeasurementError as error:
             return Failed("error", str(error))
         drift = self.reference_us[-1] / self.reference_us[0] if self.reference_us else None
@@ -182,10 +185,13 @@ class CommSession:
             measurement, flops=0, min_bytes=0, spec=self._spec, dtype=collective.dtype, drift_ratio=drift,
             options=self._options,
         )  # fmt: skip
+        latency_us = typical_us(measurement.samples_us)
+        if sampler.launch_us > _LAUNCH_BOUND * latency_us:
+            note = f"launching takes the host {sampler.launch_us:.3g} µs of it: it is no time of the links"
+            graded = replace(graded, reasons=(*graded.reasons, note))
         return Measured(measurement, graded)
 
-    def _sample(self) -> Measurement:
-        sampler = LeaderSampler(self._leader)
+    def _sample(self, sampler: LeaderSampler) -> Measurement:
         before = self._state()
         warm = warm_up(
             sampler, window_s=_WARM_UP_WINDOW_S, limit_s=min(_WARM_UP_LIMIT_S, self._options.max_time_s),
@@ -196,4 +202,6 @@ class CommSession:
             sampler, self._options, warm, mode="events" if self._backend == "nccl" else "cpu", runs_per_sample=runs,
             batch_limit=_BATCH_LIMIT, tick_us=_TICK_US[self._backend] / runs, now=self._now, pause=self._pause,
         )  # fmt: skip
+        if self._backend == "nccl":  # each rank has sent its GPU's state with its samples
+            return measured
         return replace(measured, state_before=before, state_after=self._state())

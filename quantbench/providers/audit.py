@@ -278,10 +278,9 @@ class _Changes:
 
     def __init__(self, operand: torch.Tensor, count: int, inputs: Inputs) -> None:
         self._shape = operand.shape
-        self._transposed = not operand.is_contiguous()
         self._count = count
         bits = _BITS[operand.element_size()]
-        stored = operand.mT if self._transposed else operand
+        stored = operand if operand.is_contiguous() else operand.mT
         self._elements = stored.view(-1).view(bits)
         drawn = (count * _CHANGES_DRAWN,)
         self._positions = torch.randint(operand.numel(), drawn, generator=inputs.generator, device=operand.device)
@@ -303,7 +302,7 @@ class _Changes:
         self._elements.index_copy_(0, self._positions, self._first)
 
     def last_rows(self) -> list[tuple[int, ...]]:
-        """Returns rows that the last change is in, as indices of all dimensions but the last."""
+        """Returns rows of a contiguous operand that the last change is in: all indices but the last."""
         found = torch.unravel_index(self._last[:_MUST_SEE], self._shape)
         return list(zip(*(index.tolist() for index in found[:-1]), strict=True))
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from functools import reduce
 
 import torch
 import torch.distributed as dist
 
+from quantbench.device.spec import DeviceState
 from quantbench.errors import InputError, UnsupportedError
-from quantbench.timing.lockstep import OUT_OF_MEMORY, Command
+from quantbench.timing.lockstep import OUT_OF_MEMORY, Command, RankBatch
 from quantbench.workload import Collective
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "int8": torch.int8}
@@ -28,6 +28,8 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 # Values of the check are small whole numbers: their sums are exact in every format up to some hundred ranks.
 _PATTERN = 5
+# Elements that are filled or checked at a time, in 64 bits: a message of 1 GiB in bf16 would need 4 GiB for each step.
+_CHUNK_ELEMENTS = 2**22
 
 
 def backend_here() -> str:
@@ -87,17 +89,21 @@ class TorchRanks:
 
 
 class TorchWork:
-    """One rank's part of a collective (buffers, call, check, clock); implements `timing.lockstep.Work`."""
+    """One rank's part of a collective (buffers, call, check, clock); implements `timing.lockstep.Work`.
 
-    def __init__(self, ranks: TorchRanks) -> None:
+    state: function that reads the state of this rank's GPU.
+    """
+
+    def __init__(self, ranks: TorchRanks, state: Callable[[], DeviceState] = DeviceState) -> None:
         self._ranks = ranks
+        self._state = state
         self._release()
 
     def _release(self) -> None:
         self._output = torch.zeros(0)
         self._run: Callable[[], object] = lambda: None
         self._fill: Callable[[], object] = lambda: None
-        self._expected: Callable[[], torch.Tensor] = lambda: torch.zeros(0)
+        self._expected: Callable[[torch.Tensor], torch.Tensor] = lambda at: at
 
     def allocate(self, collective: Collective) -> str:
         self._release()
@@ -120,38 +126,43 @@ class TorchWork:
         share = count // world
         op = collective.op
 
-        def values(of: int, size: int) -> torch.Tensor:
-            return ((torch.arange(size, device=device) + of) % _PATTERN).to(dtype)
+        def values(size: int) -> torch.Tensor:
+            made = torch.empty(size, dtype=dtype, device=device)
+            _fill_pattern(made, rank)
+            return made
 
-        def part(of: int) -> torch.Tensor:
-            return values(of, count)[rank * share : (rank + 1) * share]
+        def summed(at: torch.Tensor) -> torch.Tensor:
+            total = torch.zeros_like(at)
+            for each in range(world):
+                total += _pattern(each, at)
+            return total
 
         out = torch.zeros(share if op == "reduce_scatter" else count, dtype=dtype, device=device)
         self._output = out
         if op == "all_reduce":
-            self._fill = lambda: out.copy_(values(rank, count))
+            self._fill = lambda: _fill_pattern(out, rank)
             self._run = lambda: dist.all_reduce(out)
-            self._expected = lambda: _sum(values(r, count) for r in range(world))
+            self._expected = summed
         elif op == "broadcast":
-            self._fill = lambda: out.copy_(values(rank, count))
+            self._fill = lambda: _fill_pattern(out, rank)
             self._run = lambda: dist.broadcast(out, src=0)
-            self._expected = lambda: values(0, count).double()
+            self._expected = lambda at: _pattern(0, at)
         elif op == "all_gather":
-            mine = values(rank, share)
+            mine = values(share)
             self._run = lambda: _all_gather(out, mine)
-            self._expected = lambda: torch.cat([values(r, share) for r in range(world)]).double()
+            self._expected = lambda at: _pattern(at // share, at % share)
         else:
-            mine = values(rank, count)
+            mine = values(count)
             if op == "reduce_scatter":
                 self._run = lambda: _reduce_scatter(out, mine)
-                self._expected = lambda: _sum(part(r) for r in range(world))
+                self._expected = lambda at: summed(rank * share + at)
             elif op == "all_to_all":
                 self._run = lambda: dist.all_to_all_single(out, mine)
-                self._expected = lambda: torch.cat([part(r) for r in range(world)]).double()
+                self._expected = lambda at: _pattern(at // share, rank * share + at % share)
             else:
                 ahead, behind = (rank + 1) % world, (rank - 1) % world
                 self._run = lambda: _exchange(mine, out, ahead, behind)
-                self._expected = lambda: values(behind, count).double()
+                self._expected = lambda at: _pattern(behind, at)
 
     def check(self) -> str:
         self._fill()
@@ -171,16 +182,18 @@ class TorchWork:
             return (
                 f"not supported by {self._ranks.backend}: {text.splitlines()[0][:200] if text else 'it says no more'}"
             )
-        expected = self._expected()
-        wrong = int((self._output.double() != expected).sum())
-        if wrong and self._output.is_floating_point():
-            # Beyond 256 bf16 counts in twos: sums over many ranks are right to their format's last bit.
-            off = (self._output.double() - expected).abs() > torch.finfo(self._output.dtype).eps * expected.abs()
-            wrong = int(off.sum())
-        return f"{wrong} of {expected.numel()} elements are wrong" if wrong else ""
+        output = self._output
+        # Beyond 256 bf16 counts in twos: sums over many ranks are right to their format's last bit.
+        precision = torch.finfo(output.dtype).eps if output.is_floating_point() else 0.0
+        wrong = 0
+        for at, found in _chunks(output):
+            expected = self._expected(at).double()
+            right = (found.double() - expected).abs() <= precision * expected.abs()  # not of NaN
+            wrong += int((~right).sum())
+        return f"{wrong} of {output.numel()} elements are wrong" if wrong else ""
 
-    def sample(self, count: int, runs: int) -> list[float]:
-        """Takes `count` samples of `runs` runs each; returns µs per run. All ranks begin together."""
+    def sample(self, count: int, runs: int) -> RankBatch:
+        """Takes `count` samples of `runs` runs each. All ranks begin together."""
         self._ranks.barrier()
         if self._ranks.backend == "nccl":
             return self._event_samples(count, runs)
@@ -190,20 +203,29 @@ class TorchWork:
             for _ in range(runs):
                 self._run()
             times.append((time.perf_counter_ns() - start_ns) / runs / 1e3)
-        return times
+        return RankBatch(tuple(times))
 
-    def _event_samples(self, count: int, runs: int) -> list[float]:
-        """Time between two events on the current stream, which torch synchronises with NCCL's stream."""
+    def _event_samples(self, count: int, runs: int) -> RankBatch:
+        """Time between two events on the current stream, which torch synchronises with NCCL's stream.
+
+        Nothing holds the stream: where a run takes the device less than the host takes to launch it, the time is that
+        of launching. The least time of launching counts, since the host waits for the device once the queue is full.
+        """
         pairs = []
+        launches_us = []
         for _ in range(count):
             start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
+            start_ns = time.perf_counter_ns()
             for _ in range(runs):
                 self._run()
+            launches_us.append((time.perf_counter_ns() - start_ns) / runs / 1e3)
             stop.record()
             pairs.append((start, stop))
+        state = self._state()
         torch.cuda.synchronize()
-        return [start.elapsed_time(stop) * 1e3 / runs for start, stop in pairs]
+        samples_us = tuple(start.elapsed_time(stop) * 1e3 / runs for start, stop in pairs)
+        return RankBatch(samples_us, min(launches_us), state)
 
 
 def topology(ranks: TorchRanks) -> dict[str, object]:
@@ -225,5 +247,18 @@ def _exchange(sent: torch.Tensor, received: torch.Tensor, ahead: int, behind: in
         work.wait()
 
 
-def _sum(parts: Iterable[torch.Tensor]) -> torch.Tensor:
-    return reduce(torch.add, (part.double() for part in parts))
+def _pattern(rank: int | torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """Returns the values that a rank contributes at these indices."""
+    return (at + rank) % _PATTERN
+
+
+def _fill_pattern(tensor: torch.Tensor, rank: int) -> None:
+    for at, part in _chunks(tensor):
+        part.copy_(_pattern(rank, at))
+
+
+def _chunks(tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yields the indices and the elements of each part of a vector."""
+    for start in range(0, tensor.numel(), _CHUNK_ELEMENTS):
+        part = tensor[start : start + _CHUNK_ELEMENTS]
+        yield torch.arange(start, start + part.numel(), device=tensor.device), part

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 # Elements: it needs strides of 16 bytes, in bf16; pytorch/torchtitan pads each expert's rows to as many
 # (TOKEN_GROUP_ALIGN_SIZE_M), since they are the reduction of the gradient of the weights.
 _GROUPED_MM_ALIGN = 8
+# Compute capabilities with a kernel for it (torch 2.13, GroupedBlas.cpp: `_grouped_mm_cuda`). On others torch copies
+# the offsets to the host and calls a product for each expert (GroupedMMUtils.h: `_grouped_mm_fallback`).
+_GROUPED_MM_MAJORS = (9, 10)
 
 
 class TorchGroupedLoop(BuiltInProvider[GroupedGemm]):
@@ -71,6 +74,12 @@ class TorchGroupedMm(BuiltInProvider[GroupedGemm]):
             return f"{self.id} takes bf16, not {work.dtype}"
         if device.compute_capability is not None and (old := missing_format("bf16", device.compute_capability)):
             return old
+        if device.compute_capability is not None and device.compute_capability[0] not in _GROUPED_MM_MAJORS:
+            major, minor = device.compute_capability
+            return (
+                f"{self.id} has kernels for compute capabilities 9.x and 10.x; on {major}.{minor} it is a loop of "
+                "products that waits for the host, as torch.grouped_loop is without the wait"
+            )
         if work.n % _GROUPED_MM_ALIGN or work.k % _GROUPED_MM_ALIGN:
             return f"{self.id} needs n and k divisible by {_GROUPED_MM_ALIGN}, not n = {work.n}, k = {work.k}"
         if work.layout == "tn" and any(rows % _GROUPED_MM_ALIGN for rows in work.tokens_per_expert):

@@ -125,7 +125,7 @@ _GRADE_WORDS = {
     "B": "one condition not met",
     "C": "several conditions not met, or one badly; all imported figures",
     "D": "unreliable; see the reasons",
-    "rejected": "impossible: faster than the hardware",
+    "rejected": "impossible: faster than the hardware; or a time of Triton's interpreter",
 }
 
 

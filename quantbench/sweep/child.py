@@ -1,8 +1,8 @@
 """Runs Python modules as child processes that answer requests over pipes.
 
 Entry points: `WorkerProcess` in the parent, used by `cluster.ray_pool` and by the commands `sweep` and `check`; its
-base `ChildProcess`, its protocol `Asked` and `WorkerLostError`; `parent_pipe`, `first_line`, `context_lost` and
-`refusal` in the child. Used by `worker`, `naming`, `compiling`, `runner`, `session`, `cluster.lane` and tools.
+base `ChildProcess`, its protocol `Asked` and `WorkerLostError`; `parent_pipe` and `context_lost` in the child;
+`refusal`. Used by `worker`, `naming`, `compiling`, `runner`, `session`, `cluster.lane` and tools.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol, Self
 
 from quantbench.errors import MeasurementError
+from quantbench.reasons import reason_in_output
 from quantbench.store.typed import decode, encode
 from quantbench.sweep.messages import Hello, Reply, Request, reply_from_json
 from quantbench.timing.options import TimingOptions
@@ -62,7 +63,10 @@ class Asked(Protocol):
         """Sets the timing options, once, before the first request."""
 
     def ask(self, request: Request, limit_s: float, tick: Callable[[], None]) -> Reply:
-        """Returns the reply, calling `tick` a few times a second while waiting. Raises WorkerLostError."""
+        """Returns the reply, calling `tick` a few times a second while waiting.
+
+        Raises WorkerLostError, and MeasurementError if the worker cannot use its device.
+        """
 
     def close(self) -> None:
         """Ends the worker at once."""
@@ -89,7 +93,8 @@ class ChildProcess:
         theirs.close()
 
     def ask(self, request: Request, limit_s: float, tick: Callable[[], None]) -> Reply:
-        """Runs one point. Raises WorkerLostError if the process dies or exceeds limit_s; close it then."""
+        """Runs one point. Raises WorkerLostError if the process dies or exceeds limit_s, MeasurementError if it cannot
+        use the device; close it then."""
         self.send(encode(request))
         return reply_from_json(self.receive(limit_s, tick))
 
@@ -114,7 +119,10 @@ class ChildProcess:
             raise self._lost() from None
 
     def receive(self, limit_s: float, tick: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """Returns the next message. Raises WorkerLostError if the process dies or exceeds limit_s."""
+        """Returns the next message.
+
+        Raises WorkerLostError if the process dies or exceeds limit_s, MeasurementError if it refuses to measure.
+        """
         deadline_s = time.monotonic() + limit_s
         while not self._pipe.poll(0.1):
             tick()
@@ -128,14 +136,16 @@ class ChildProcess:
             data: dict[str, Any] = json.loads(answer)
         except (ValueError, RecursionError):
             raise WorkerLostError("crash", f"answered with {answer[:80]!r}") from None
+        if isinstance(data, dict) and "refused" in data:
+            raise refusal("worker", data["refused"])
         return data
 
     def _lost(self) -> WorkerLostError:
         code = self._process.wait()
         self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        reason = reason_in_output(self._errors.read().decode(errors="replace"))
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return WorkerLostError("crash", f"{how}: {lines[-1][:300]}" if lines else how)
+        return WorkerLostError("crash", f"{how}: {reason}" if reason else how)
 
 
 class WorkerProcess(ChildProcess):
@@ -148,10 +158,7 @@ class WorkerProcess(ChildProcess):
     def __init__(self, providers: Sequence[str] = ()) -> None:
         super().__init__("quantbench.sweep.worker", providers)
         try:
-            data = self.receive(_START_LIMIT_S)
-            if "refused" in data:
-                raise refusal("worker", data["refused"])
-            self.hello = decode(Hello, data)
+            self.hello = decode(Hello, self.receive(_START_LIMIT_S))
         except BaseException:
             self.close()
             raise
@@ -199,9 +206,3 @@ def context_lost(error: BaseException) -> bool:
     except RuntimeError:
         return True
     return False
-
-
-def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's text, or its type if the text is empty."""
-    text = str(error).strip()
-    return text.splitlines()[0][:300] if text else type(error).__name__

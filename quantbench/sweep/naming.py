@@ -18,10 +18,11 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from quantbench.errors import QuantbenchError, require_choice
+from quantbench.errors import require_choice
 from quantbench.launch import Launch
+from quantbench.reasons import reason_line
 from quantbench.store.typed import decode, encode
-from quantbench.sweep.child import ChildProcess, WorkerLostError, context_lost, first_line, parent_pipe
+from quantbench.sweep.child import ChildProcess, WorkerLostError, context_lost, parent_pipe
 from quantbench.sweep.messages import Reply, Request
 
 if TYPE_CHECKING:
@@ -96,8 +97,8 @@ def answer(request: Request, spec: DeviceSpec) -> Reply:
     """Returns a reply with the launch or an error; `broken` if the context is lost and this process must end."""
     try:
         return Reply(launch=launch_of(request, spec))
-    except (QuantbenchError, MemoryError, RuntimeError) as error:
-        return Reply(failed=("error", first_line(error)), broken=context_lost(error))
+    except Exception as error:  # noqa: BLE001 - compilers and other people's providers raise anything
+        return Reply(failed=("error", reason_line(error)), broken=context_lost(error))
 
 
 def main() -> None:

@@ -58,7 +58,7 @@ class Progress:
 @dataclass(frozen=True)
 class Finished:
     """Outcome of a sweep. how: `complete` (no point of the plan is missing), `budget` (time ran out) or `failed` (no
-    worker can be started or kept, with the reason)."""
+    worker can be started or kept, or none can use the device, with the reason)."""
 
     how: str
     reason: str = ""
@@ -244,7 +244,8 @@ class Sweep:
         self._done_s += point.estimate_s
         self._tick()
         if self._lost_in_a_row >= _MAX_LOST_IN_A_ROW:
-            raise _NoWorkerError(f"{_MAX_LOST_IN_A_ROW} workers in a row were lost")
+            assert isinstance(outcome, Failed)
+            raise _NoWorkerError(f"{_MAX_LOST_IN_A_ROW} workers in a row were lost, the last {outcome.message}")
 
     def _measure_reference(self, point: PlanPoint) -> None:
         """Measures a reference. The time of the plan's relative to its first time is the drift that grades use."""
@@ -279,9 +280,8 @@ class Sweep:
                 raise _OutOfTimeError from None  # the point has no outcome and is left for --resume
             self._lost_in_a_row += 1
             return Reply(failed=(lost.kind, lost.message))
-        except MeasurementError as refused:  # no device to start a worker on
-            self._lost_in_a_row = _MAX_LOST_IN_A_ROW
-            return Reply(failed=("error", str(refused)))
+        except MeasurementError as refused:  # the worker cannot use the device: no fault of the point
+            raise _NoWorkerError(str(refused)) from None
         self._lost_in_a_row = 0
         if not self._ready:
             self._ready = True

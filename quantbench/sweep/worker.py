@@ -3,8 +3,8 @@
 Entry points: the process, started by `child`; `measure`, used by `pytest_plugin`; `copier`, used by
 `tools.evidence`.
 
-Errors that torch, CUDA or a provider raise become the point's outcome. After an unexpected error, a hang or a lost CUDA
-context the sweep starts a new process.
+Whatever torch, CUDA or a provider raises is the point's outcome. After a crash, a hang or a lost CUDA context the sweep
+starts a new process; a worker that cannot use its device says why and ends the sweep.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quantbench.errors import MeasurementError, QuantbenchError, UnsupportedError
+from quantbench.reasons import reason_line
 from quantbench.store.typed import decode, encode
 from quantbench.sweep import naming
-from quantbench.sweep.child import context_lost, first_line, parent_pipe
+from quantbench.sweep.child import context_lost, parent_pipe
 from quantbench.sweep.messages import Hello, Reply, Request
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import Run
@@ -44,7 +45,7 @@ class Worker:
         self._functions: dict[tuple[str, str], object] | None = None  # before the first provider is imported
 
     def run(self, request: Request) -> Reply:
-        """Runs one point; expected errors become its outcome."""
+        """Runs one point; an exception becomes its outcome."""
         import torch
 
         self._phases_s = {}
@@ -55,8 +56,8 @@ class Worker:
         except QuantbenchError as error:
             wrong = isinstance(error, MeasurementError) and error.operation.startswith("check")
             return Reply(failed=("wrong_result" if wrong else "error", str(error)), phases_s=self._phases_s)
-        except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
-            message = first_line(error)
+        except Exception as error:  # noqa: BLE001 - compilers and other people's providers raise anything
+            message = reason_line(error)
             if context_lost(error):
                 return Reply(failed=("illegal_access", message), phases_s=self._phases_s, broken=True)
             out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
@@ -140,21 +141,32 @@ def main() -> None:
                 catalog.make(provider)
             way = naming.chosen_way()
             spec = device.current()
-        except QuantbenchError as error:
-            send({"refused": str(error)})
+            state = device.monitor(spec)
+            hello = Hello(spec, state(), versions())
+        except Exception as error:  # noqa: BLE001 - CUDA, NVML and other people's providers raise anything
+            send({"refused": _reason(error)})
             return
-        state = device.monitor(spec)
-        send(encode(Hello(spec, state(), versions())))
+        send(encode(hello))
         first = next(messages, None)
         if first is None:  # the parent only needed the device
             return
         timing = decode(TimingOptions, first)
-        worker = Worker(spec, make_timer(spec, timing, state=state), timing, _namer(way, spec))
+        try:
+            timer = make_timer(spec, timing, state=state)  # runs the first kernels
+        except Exception as error:  # noqa: BLE001 - as above
+            send({"refused": _reason(error)})
+            next(messages, None)  # the parent reads the reason when it has sent its first request
+            return
+        worker = Worker(spec, timer, timing, _namer(way, spec))
         for request in messages:
             reply = worker.run(decode(Request, request))
             send(encode(reply))
             if reply.broken:
                 return
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, QuantbenchError) else reason_line(error)
 
 
 def _namer(way: str, spec: DeviceSpec) -> Callable[[Request], Launch | None]:

@@ -21,13 +21,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil
 from time import perf_counter, sleep
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.measurement import Measurement
 from quantbench.stats import typical_us
-from quantbench.timing.cuda_samplers import MAX_QUEUED, EventSampler, replay_sampler
+from quantbench.timing.cuda_samplers import MAX_QUEUED, EventSampler, replay_sampler, samples_that_fit
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import Run, cold_copies
 from quantbench.timing.session import Audit, Timer
@@ -96,6 +96,7 @@ class CudaTimer(Timer):
         self._spec = spec
         self._ops = ops
         self._mode = "graph" if options.mode == "graph" else "events"
+        self._held_limits: dict[int, int] = {}  # by the number of a run's operations, of earlier points
         ops.empty()
         ops.synchronize()
         sampler = self._events(ops.empty)
@@ -111,11 +112,12 @@ class CudaTimer(Timer):
         start_s = self._now()
         # The first calls load modules, compile, tune and allocate. That may synchronise (NVBench issue 240) and would
         # wait for ever behind a hold.
-        for _ in range(2):
-            run()
+        run()
+        operations = _count_operations(run)
         self._ops.synchronize()
         before = (lambda: None) if audit is None else audit.before_sample
-        sampler = self._events(run, before)
+        limit = self._held_limits.get(operations) or samples_that_fit(operations)
+        sampler = self._events(run, before, limit)
         if self._mode == "graph":
             run_us = max(_EVENT_TICK_US, typical_us(sampler.sample(MAX_QUEUED).samples_us))
             known = None if copy is None else min_bytes
@@ -124,7 +126,30 @@ class CudaTimer(Timer):
             sampler = replay_sampler(self._ops, turn * (runs // len(turn)), before)
         warm = self._warm_up(sampler)
         runs = sampler.runs_per_sample
-        return self._sample(sampler, warm, audit, start_s, self._mode, runs, _EVENT_TICK_US / runs)
+        measurement = self._sample(sampler, warm, audit, start_s, self._mode, runs, _EVENT_TICK_US / runs)
+        if sampler.held_limit is not None:
+            self._held_limits[operations] = sampler.held_limit
+        return measurement
 
-    def _events(self, run: Run, before: Run = lambda: None) -> EventSampler:
-        return EventSampler(self._ops, run, flush=self._options.cache == "cold", before=before)
+    def _events(self, run: Run, before: Run = lambda: None, limit: int = MAX_QUEUED) -> EventSampler:
+        flush = self._options.cache == "cold"
+        return EventSampler(self._ops, run, flush=flush, before=before, limit=limit)
+
+
+def _count_operations(run: Run) -> int:
+    """Runs once and returns how many of torch's operations it called, views included."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counter(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+            self.count = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.count += 1
+            return func(*args, **(kwargs or {}))
+
+    counter = Counter()
+    with counter:
+        run()
+    return counter.count

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from quantbench.device.spec import DeviceSpec, DeviceState
+from quantbench.reasons import reason_line
 from quantbench.timing.cuda_samplers import MAX_QUEUED
 from quantbench.timing.rotation import COLD_L2_MULTIPLE, Run
 
@@ -225,8 +226,7 @@ class TorchCuda:
                 torch.cuda.synchronize()
         except Exception as error:  # noqa: BLE001 - triton's errors of compilation are no RuntimeErrors
             # No Triton, a GPU that it does not know, or no C compiler for its launcher. torch still works.
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            return f"no counters of the SM clock: {lines[0][:200]}"
+            return f"no counters of the SM clock: {reason_line(error)}"
         self._hold = held
         self._stamp_kernel = probes.stamp
         return ""

@@ -1,7 +1,7 @@
 """Orders the launches in a batch of samples.
 
-Entry points: `EventSampler`, `replay_sampler` and `MAX_QUEUED`, used by `cuda`. The CUDA calls of `cuda_device` are
-injected. A batch has one synchronisation:
+Entry points: `EventSampler`, `replay_sampler`, `samples_that_fit` and `MAX_QUEUED`, used by `cuda`. The CUDA calls of
+`cuda_device` are injected. A batch has one synchronisation:
 
     hold the stream · stamp · [audit · flush · start event · run · stop event · stamp] × count · release · wait
 
@@ -21,13 +21,29 @@ from quantbench.timing.session import LAUNCH_GAP, Batch
 if TYPE_CHECKING:
     from quantbench.timing.cuda_device import TorchCuda
 
-#: Most samples queued behind one hold. The driver queues about 1024 launches before it blocks the host, which then
-#: never releases the stream. A sample is 8 launches plus those of the run, so 16 leaves room for runs of 50 launches.
+#: Most samples queued behind one hold; more would save little of the time that a batch takes.
 MAX_QUEUED = 16
+
+# The driver queues about this many launches before it blocks the host, which then never releases the stream.
+_QUEUE_LAUNCHES = 1024
+# Launches of a sample besides those of its run: 3 of the audit, 2 of the flush, 2 events and a stamp.
+_SAMPLE_LAUNCHES = 8
+# Most kernels of an operation of torch, with few exceptions: a product in parts and the sum of its parts.
+_OPERATION_LAUNCHES = 2
 
 #: Most runs queued behind one hold as nodes of graphs. Before CUDA 12.6 a graph launch costs the host time for each
 #: node (NVIDIA's blog, "Constant Time Launch for Straight-Line CUDA Graphs", 2024), so nodes count like launches.
 MAX_QUEUED_RUNS = 512
+
+
+def samples_that_fit(operations: int) -> int:
+    """Returns how many samples fit behind one hold. operations: number of torch's operations in a run.
+
+    >>> samples_that_fit(1), samples_that_fit(64), samples_that_fit(1000)
+    (16, 7, 1)
+    """
+    launches = _SAMPLE_LAUNCHES + _OPERATION_LAUNCHES * operations
+    return max(1, min(MAX_QUEUED, _QUEUE_LAUNCHES // launches))
 
 
 class EventSampler:
@@ -36,21 +52,26 @@ class EventSampler:
     flush: whether to make the cache cold before each run.
     before: function called before each sample.
     runs_per_sample: number of runs in one call of `run`; a sample is their mean.
+    limit: most samples behind one hold. It is halved after each batch whose hold timed out.
+    held_limit: the limit with which a batch was held after one of more samples was not; None if that never happened.
     """
 
     def __init__(
-        self, ops: TorchCuda, run: Run, *, flush: bool, before: Run = lambda: None, runs_per_sample: int = 1
-    ) -> None:
+        self, ops: TorchCuda, run: Run, *, flush: bool, before: Run = lambda: None, runs_per_sample: int = 1,
+        limit: int = MAX_QUEUED,
+    ) -> None:  # fmt: skip
         self._ops = ops
         self._before = before
         self._run = run
         self._flush = flush
         self.runs_per_sample = runs_per_sample
-        self._limit = max(1, min(MAX_QUEUED, MAX_QUEUED_RUNS // runs_per_sample))
+        self._limit = max(1, min(limit, MAX_QUEUED_RUNS // runs_per_sample))
+        self._too_many: int | None = None
+        self.held_limit: int | None = None
         self._pairs = [ops.event_pair() for _ in range(self._limit)]
 
     def sample(self, count: int) -> Batch:
-        """Takes up to MAX_QUEUED samples; fewer after a batch whose hold timed out."""
+        """Takes up to `limit` samples; fewer after a batch whose hold timed out."""
         pairs = self._pairs[: min(count, self._limit)]
         self._ops.hold()
         try:
@@ -74,7 +95,10 @@ class EventSampler:
         if len(clocks) == 1:
             clocks *= len(samples_us)
         if self._ops.was_held():
+            if self._too_many is not None and len(pairs) < self._too_many:
+                self.held_limit = self._limit
             return Batch(samples_us, clocks, state)
+        self._too_many = len(pairs)
         self._limit = max(1, self._limit // 2)
         reason = f"{LAUNCH_GAP}: the device had to wait for the host"
         return Batch(samples_us, clocks, state, (reason,) * len(samples_us))

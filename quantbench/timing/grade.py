@@ -1,10 +1,10 @@
 """Grades the quality of a measurement from A to D, or rejected, with reasons.
 
-Entry points: `grade`, and `NO_CHECK`, which callers pass as its `unchecked`. Used by `sweep.runner`, `comm.session` and
-`pytest_plugin` for each point.
+Entry points: `grade`; `NO_CHECK`, which callers pass as its `unchecked`; `INTERPRETED`. Used by `sweep.runner`,
+`comm.session` and `pytest_plugin` for each point, and by `analysis.check`.
 
 Every reason has a weight; the letter follows from their sum: 0 is A, 1 is B, 2 and 3 are C, more is D. A rate above the
-hardware's peak is rejected.
+hardware's peak and a time of Triton's interpreter are rejected.
 """
 
 from collections.abc import Iterator
@@ -17,6 +17,8 @@ from quantbench.timing.session import HARD_THROTTLES, KEPT, LAUNCH_GAP, NOT_A_TI
 
 #: Reason for grade D if a point's results could not be checked.
 NO_CHECK = "its results were not checked: its task has no inputs()"
+#: Reason for rejecting a time of Triton's interpreter.
+INTERPRETED = "it ran in triton's interpreter: the time of no kernel"
 
 _NOTE, _OFF, _BAD, _WORTHLESS = 0, 1, 2, 4
 
@@ -72,6 +74,8 @@ def grade(
     interpreted: whether it ran in triton's interpreter, whose times describe no kernel.
     unchecked: why the results could not be checked, or "".
     """
+    if interpreted:
+        return Grade("rejected", (INTERPRETED,))
     impossible = tuple(_impossible(measurement, flops, min_bytes, spec, dtype))
     if impossible:
         return Grade("rejected", impossible)
@@ -82,8 +86,6 @@ def grade(
     ]  # fmt: skip
     if unchecked:
         found.insert(0, (_WORTHLESS, unchecked))
-    if interpreted:
-        found.insert(0, (_WORTHLESS, "it ran in triton's interpreter: the time of no kernel"))
     weight = sum(w for w, _ in found)
     letter = "A" if weight == 0 else "B" if weight == 1 else "C" if weight <= 3 else "D"
     return Grade(letter, tuple(reason for _, reason in sorted(found, key=lambda f: -f[0])))

@@ -1,19 +1,20 @@
 """Times a collective on all ranks at once: rank 0 leads, the others follow its commands.
 
 Entry points: `Leader` and `LeaderSampler`, used on rank 0 by `comm.session`; `follow`, used on the other ranks by the
-command `comm`. `providers.collectives` implements the protocols `Ranks` and `Work`, and uses `Command` and
+command `comm`. `providers.collectives` implements the protocols `Ranks` and `Work`, and uses `Command`, `RankBatch` and
 `OUT_OF_MEMORY`.
 
 Only rank 0 warms up, stops and discards. It broadcasts each command and gathers the results. A sample is the time of
-the slowest rank.
+the slowest rank, and its clock the lowest of any rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from quantbench.device.spec import DeviceState
 from quantbench.errors import MeasurementError
 from quantbench.timing.session import Batch
 from quantbench.workload import Collective
@@ -43,8 +44,22 @@ class Work(Protocol):
     def check(self) -> str:
         """Runs once and checks the result. Returns "" or the error found."""
 
-    def sample(self, count: int, runs: int) -> list[float]:
-        """Takes `count` samples of `runs` runs each; returns µs per run."""
+    def sample(self, count: int, runs: int) -> RankBatch:
+        """Takes `count` samples of `runs` runs each."""
+
+
+@dataclass(frozen=True)
+class RankBatch:
+    """Samples of one rank.
+
+    samples_us: time of one run, µs.
+    launch_us: least time in which the host launched one run, µs; 0 if the host does the work itself.
+    state: state of the rank's GPU while it worked.
+    """
+
+    samples_us: tuple[float, ...]
+    launch_us: float = 0.0
+    state: DeviceState = field(default_factory=DeviceState)
 
 
 @dataclass(frozen=True)
@@ -73,13 +88,19 @@ class Leader:
             return Refused("unsupported" if "not supported" in trouble else "wrong_result", trouble)
         return None
 
-    def sample(self, count: int, runs: int) -> list[float]:
-        """Returns `count` samples of the point begun last, µs, each the time of the slowest rank."""
-        gathered = self._do("sample", count, runs)
-        times = [[float(t) for t in mine] for mine in gathered if isinstance(mine, list)]
-        if len(times) != self._ranks.world_size or any(len(mine) != count for mine in times):
-            raise MeasurementError("comm", f"{len(times)} ranks answered", f"{count} samples from each rank")
-        return [max(column) for column in zip(*times, strict=True)]
+    def sample(self, count: int, runs: int) -> RankBatch:
+        """Returns `count` samples of the point begun last, each the time of the slowest rank.
+
+        launch_us: the longest of all ranks. state: rank 0's, with the lowest clock and the throttle reasons of all.
+        """
+        batches = [each for each in self._do("sample", count, runs) if isinstance(each, RankBatch)]
+        if len(batches) != self._ranks.world_size or any(len(each.samples_us) != count for each in batches):
+            raise MeasurementError("comm", f"{len(batches)} ranks answered", f"{count} samples from each rank")
+        return RankBatch(
+            samples_us=tuple(max(column) for column in zip(*(each.samples_us for each in batches), strict=True)),
+            launch_us=max(each.launch_us for each in batches),
+            state=_worst([each.state for each in batches]),
+        )
 
     def stop(self) -> None:
         self._ranks.broadcast(None)
@@ -106,12 +127,32 @@ def _first(troubles: Sequence[object]) -> str:
     return ""
 
 
+def _worst(states: Sequence[DeviceState]) -> DeviceState:
+    clocks = [state.sm_clock_mhz for state in states]
+    known = [clock for clock in clocks if clock is not None]
+    reasons = {reason for state in states for reason in state.throttle_reasons}
+    return replace(
+        states[0],
+        sm_clock_mhz=min(known) if len(known) == len(clocks) else None,
+        throttle_reasons=tuple(sorted(reasons)),
+    )
+
+
 @dataclass
 class LeaderSampler:
-    """`Sampler` of the point begun last that samples on all ranks. runs: runs per sample."""
+    """`Sampler` of the point begun last that samples on all ranks.
+
+    runs: runs per sample.
+    launch_us: least time in which the hosts launched one run of the last batch, µs.
+    """
 
     leader: Leader
     runs: int = 1
+    launch_us: float = 0.0
 
     def sample(self, count: int) -> Batch:
-        return Batch(tuple(self.leader.sample(count, self.runs)))
+        batch = self.leader.sample(count, self.runs)
+        self.launch_us = batch.launch_us
+        clock_mhz = batch.state.sm_clock_mhz
+        clocks_mhz = () if clock_mhz is None else (clock_mhz,) * count
+        return Batch(batch.samples_us, clocks_mhz, batch.state)

@@ -119,6 +119,15 @@ def test_an_error_of_the_work_is_an_answer_and_a_lost_context_is_told(monkeypatc
     assert naming.answer(REQUEST, CPU).broken
 
 
+def test_whatever_a_provider_raises_costs_the_name_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepare(*_: object, **__: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory", "gcc")
+
+    monkeypatch.setattr(Maker, "prepare", prepare)
+    monkeypatch.setattr("quantbench.providers.catalog.make", lambda name: Maker())
+    assert naming.answer(REQUEST, CPU).failed == ("error", "[Errno 2] No such file or directory: 'gcc'")
+
+
 class FakeTimer:
     """Runs once and calls that a measurement."""
 

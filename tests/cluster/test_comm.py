@@ -9,11 +9,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from quantbench.cli.comm import CommOptions, row_to_json
 from quantbench.comm.isolation import (
@@ -27,10 +30,12 @@ from quantbench.comm.session import DEFAULT_OPS, CommSession, figures, parse_siz
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceState
 from quantbench.errors import InputError, MeasurementError
+from quantbench.measurement import Grade
+from quantbench.providers.collectives import TorchWork
 from quantbench.store.folder import read_run
 from quantbench.store.record import Failed, Measured, Record, Skipped, record_to_json
 from quantbench.store.schema import schema
-from quantbench.timing.lockstep import OUT_OF_MEMORY, Command, Leader, follow
+from quantbench.timing.lockstep import OUT_OF_MEMORY, Command, Leader, RankBatch, follow
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Collective
 
@@ -93,6 +98,7 @@ class LoneRanks:
     rank: int = 0
     script: list[Command | None] = field(default_factory=list)
     gathered: list[object] = field(default_factory=list)
+    other_state: DeviceState = field(default_factory=DeviceState)
 
     @property
     def world_size(self) -> int:
@@ -105,7 +111,10 @@ class LoneRanks:
         self.gathered.append(value)
         if self.rank:
             return None
-        others = self.others or [[2 * t for t in value] if isinstance(value, list) else value]
+        twice = value
+        if isinstance(value, RankBatch):
+            twice = replace(value, samples_us=tuple(2 * us for us in value.samples_us), state=self.other_state)
+        others = self.others or [twice]
         return [value, *others]
 
 
@@ -117,6 +126,8 @@ class SteadyWork:
     wrong: str = ""
     clock_s: float = 0.0
     asked: list[Collective] = field(default_factory=list)
+    state: DeviceState = field(default_factory=DeviceState)
+    launch_us: float = 0.0
 
     def allocate(self, collective: Collective) -> str:
         self.asked.append(collective)
@@ -125,10 +136,10 @@ class SteadyWork:
     def check(self) -> str:
         return self.wrong
 
-    def sample(self, count: int, runs: int) -> list[float]:
+    def sample(self, count: int, runs: int) -> RankBatch:
         us = 10.0 + self.asked[-1].message_bytes / 1000
         self.clock_s += count * runs * 2 * us * 1e-6
-        return [us + 0.001 * i for i in range(count)]
+        return RankBatch(tuple(us + 0.001 * i for i in range(count)), self.launch_us, self.state)
 
 
 def session(work: SteadyWork, ranks: LoneRanks, records: list[Record], backend: str = "gloo") -> CommSession:
@@ -142,13 +153,13 @@ def test_a_sample_is_the_slowest_ranks() -> None:
     point = Collective("all_reduce", 8000, 2, "fp32")
     leader = Leader(LoneRanks(), work := SteadyWork())
     assert leader.begin(point) is None
-    assert leader.sample(3, 1) == pytest.approx([36.0, 36.002, 36.004])
+    assert leader.sample(3, 1).samples_us == pytest.approx([36.0, 36.002, 36.004])
     assert work.asked == [point]
     leader.stop()
 
 
 def test_a_rank_that_answers_less_is_an_error() -> None:
-    leader = Leader(LoneRanks(others=[[1.0]]), SteadyWork())
+    leader = Leader(LoneRanks(others=[RankBatch((1.0,))]), SteadyWork())
     leader._work.allocate(Collective("all_reduce", 8, 2, "fp32"))  # type: ignore[attr-defined]
     with pytest.raises(MeasurementError, match="3 samples from each rank"):
         leader.sample(3, 1)
@@ -186,6 +197,113 @@ def test_short_collectives_are_put_together_on_a_gpu() -> None:
     assert point.outcome.measurement.mode == "events"
 
 
+def outcome_on_gpus(work: SteadyWork, ranks: LoneRanks) -> Measured:
+    """The outcome of a message of 90 KB between two GPUs, which takes the slower one 200 µs."""
+    records: list[Record] = []
+    session(work, ranks, records, "nccl").run(points(("all_reduce",), (90_000,), num_gpus=2, num_nodes=1, dtype="fp32"))
+    outcome = next(r for r in records if r.role == "point").outcome
+    assert isinstance(outcome, Measured)
+    return outcome
+
+
+def test_a_collective_between_quiet_gpus_is_graded_a() -> None:
+    fast, slow = DeviceState(sm_clock_mhz=1980.0), DeviceState(sm_clock_mhz=1965.0)
+    outcome = outcome_on_gpus(SteadyWork(state=fast), LoneRanks(other_state=slow))
+    assert outcome.grade == Grade("A")
+    assert set(outcome.measurement.clocks_mhz) == {1965.0}  # the slower rank's
+
+
+def test_a_rank_that_throttles_or_tells_no_clock_costs_the_grade() -> None:
+    state = DeviceState(sm_clock_mhz=1980.0)
+    hot = replace(state, throttle_reasons=("hw_thermal",))
+    assert outcome_on_gpus(SteadyWork(state=state), LoneRanks(other_state=hot)).grade.letter != "A"
+    unknown = outcome_on_gpus(SteadyWork(state=state), LoneRanks())
+    assert unknown.measurement.clocks_mhz == ()
+    assert "the SM clock is not known" in unknown.grade.reasons
+
+
+@pytest.mark.parametrize(("launch_us", "says"), [(12.0, False), (190.0, True)])
+def test_a_time_of_launching_is_called_that(launch_us: float, says: bool) -> None:
+    state = DeviceState(sm_clock_mhz=1980.0)
+    outcome = outcome_on_gpus(SteadyWork(state=state, launch_us=launch_us), LoneRanks(other_state=state))
+    assert ("launching takes the host 190 µs of it: it is no time of the links" in outcome.grade.reasons) == says
+
+
+@dataclass
+class TwoRanks:
+    """The second of two ranks, alone."""
+
+    world_size: int = 2
+    rank: int = 1
+    backend: str = "nccl"
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def barrier(self) -> None:
+        pass
+
+
+def test_launching_is_timed_before_the_queue_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device takes 20 µs for a run and the host 5 µs to launch it, until 8 runs wait."""
+    host_us = device_us = 0.0
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at_us = max(host_us, device_us)
+
+        def elapsed_time(self, other: Event) -> float:
+            return (other.at_us - self.at_us) / 1e3
+
+    def run() -> None:
+        nonlocal host_us, device_us
+        host_us = max(host_us + 5.0, device_us - 8 * 20.0)
+        device_us = max(host_us, device_us) + 20.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr("quantbench.providers.collectives.time.perf_counter_ns", lambda: int(host_us * 1e3))
+    work = TorchWork(TwoRanks(), lambda: DeviceState(sm_clock_mhz=1410.0))  # type: ignore[arg-type]
+    work._run = run
+    batch = work.sample(10, 4)
+    assert batch.launch_us == pytest.approx(5.0)
+    assert batch.samples_us[-1] == pytest.approx(20.0)
+    assert batch.state.sm_clock_mhz == 1410.0
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the largest tensor made, in bytes."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and not func.is_view:
+            self.nbytes = max(self.nbytes, made.nbytes)
+        return made
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast"])
+def test_checking_a_large_message_takes_no_memory_beyond_its_buffers(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values are made and compared in 64 bits, which were eight times the message."""
+    monkeypatch.setattr("quantbench.providers.collectives._CHUNK_ELEMENTS", 2**12, raising=False)
+    message_bytes = 2**20
+    work = TorchWork(TwoRanks())  # type: ignore[arg-type]
+    with Largest() as largest:
+        assert work.allocate(Collective(op, message_bytes, 2, "int8")) == ""
+        work._run = lambda: None
+        assert "elements are wrong" in work.check()
+    assert largest.nbytes <= message_bytes
+
+
+def test_a_result_that_is_not_a_number_is_wrong() -> None:
+    work = TorchWork(TwoRanks())  # type: ignore[arg-type]
+    assert work.allocate(Collective("broadcast", 64, 2, "fp32")) == ""
+    work._run = lambda: work._output.copy_(torch.tensor([float("nan"), *(i % 5 for i in range(1, 16))]))
+    assert work.check() == "1 of 16 elements are wrong"
+
+
 @pytest.mark.parametrize(
     ("work", "kind"),
     [
@@ -215,7 +333,8 @@ def test_followers_do_as_they_are_told_until_they_are_let_go() -> None:
     ranks = LoneRanks(rank=1, script=[("allocate", (point,)), ("check", ()), ("sample", (2, 1)), None])
     follow(ranks, work)
     assert work.asked == [point]
-    assert ranks.gathered == ["", "", pytest.approx([14.096, 14.097])]
+    assert ranks.gathered[:2] == ["", ""]
+    assert ranks.gathered[2].samples_us == pytest.approx([14.096, 14.097])  # type: ignore[attr-defined]
 
 
 def test_traffic_of_others_is_seen(tmp_path: Path) -> None:

@@ -153,6 +153,9 @@ def test_fp8_operands_count_as_they_are_stored() -> None:
         ("torch.grouped_mm", GroupedGemm((8, 0), 16, 16), CPU,
          "torch.grouped_mm is a loop of products on a CPU, as torch.grouped_loop is"),
         ("torch.grouped_mm", GroupedGemm((8, 0), 16, 16, "fp16"), H100, "torch.grouped_mm takes bf16, not fp16"),
+        ("torch.grouped_mm", GroupedGemm((8, 0), 16, 16), A100,
+         "torch.grouped_mm has kernels for compute capabilities 9.x and 10.x; on 8.0 it is a loop of products that "
+         "waits for the host, as torch.grouped_loop is without the wait"),
         ("torch.grouped_mm", GroupedGemm((8, 0), 16, 20), H100,
          "torch.grouped_mm needs n and k divisible by 8, not n = 16, k = 20"),
         ("torch.grouped_mm", GroupedGemm((8, 3), 16, 16, layout="tn"), H100,
@@ -187,6 +190,11 @@ def test_torchs_grouped_product_is_called_as_it_wants(layout: str) -> None:
 )
 def test_what_a_gpu_takes(work: Gemm, device: DeviceSpec) -> None:
     assert catalog.make("torch.mm").unsupported(work, device) is None
+
+
+@pytest.mark.parametrize("device", [H100, cuda(10, 3)])
+def test_where_torchs_grouped_product_has_kernels(device: DeviceSpec) -> None:
+    assert catalog.make("torch.grouped_mm").unsupported(GroupedGemm((8, 0), 16, 16), device) is None
 
 
 @pytest.mark.parametrize("wanted", [True, False])

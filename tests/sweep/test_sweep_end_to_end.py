@@ -66,6 +66,26 @@ def keys(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
+def test_a_worker_that_cannot_start_says_why_once(tmp_path: Path) -> None:
+    provider = "tests.fake_providers:NoKernelImage"
+    done = run("sweep", "--dim", "n=64:192:64", *QUICK, "--dtype", "fp32", "--provider", provider, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("CUDA error: no kernel image is available for execution on the device") == 1
+    assert "TORCH_USE_CUDA_DSA" not in done.stdout + done.stderr
+    assert list((tmp_path / "results").glob("*/*")) == []
+
+
+@pytest.mark.slow
+def test_a_reason_for_which_every_point_fails_is_said_once(tmp_path: Path) -> None:
+    provider = "tests.fake_providers:NoPython"
+    done = run("sweep", "--dim", "n=63:69:2", *QUICK, "--dtype", "fp32", "--provider", provider, cwd=tmp_path)
+    assert done.returncode == 1
+    said = done.stdout + done.stderr
+    assert said.count("Python.h") == 1
+    assert f"4 × failed, {provider}: error: sh ended with exit status 1: error: Python.h: No such file" in said
+
+
+@pytest.mark.slow
 def test_a_sweep_measures_keeps_and_shows(tmp_path: Path) -> None:
     done = run("sweep", "--dim", "n=64:192:64", *QUICK, "--dtype", "fp32", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

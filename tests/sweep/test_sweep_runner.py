@@ -53,7 +53,7 @@ def test_what_was_not_checked_is_graded_d() -> None:
     assert "not checked" in bench.records[0].outcome.grade.reasons[0]  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(("provider", "letter"), [("torch.mm", "A"), ("triton.data_parallel", "D")])
+@pytest.mark.parametrize(("provider", "letter"), [("torch.mm", "A"), ("triton.data_parallel", "rejected")])
 def test_only_what_the_interpreter_ran_is_marked(provider: str, letter: str) -> None:
     axis = parse_axis("n=1024:2048:64")
     plan = build_plan((axis,), HELD, (provider,), TimingOptions(), A100)
@@ -124,7 +124,7 @@ def test_workers_that_never_start_end_the_sweep_with_what_was_recorded() -> None
     sweep.connect = refuse
     finished = sweep.run()
     assert finished.how == "failed"
-    assert "5 workers in a row" in finished.reason
+    assert finished.reason == "5 workers in a row were lost, the last no driver"
     assert len(bench.of_role("point")) < 20
 
 
@@ -136,8 +136,21 @@ def test_a_device_that_refuses_ends_the_sweep_at_once() -> None:
 
     sweep = bench.sweep()
     sweep.connect = refuse
-    assert sweep.run().how == "failed"
-    assert len(bench.of_role("point")) == 1
+    finished = sweep.run()
+    assert finished.how == "failed"
+    assert "the GPU fell off the bus" in finished.reason
+    assert bench.records == []  # no point is at fault: --resume measures them
+
+
+def test_a_worker_that_cannot_use_its_device_ends_the_sweep_at_once() -> None:
+    def answer(request: Request) -> Reply:
+        raise MeasurementError("worker", "CUDA error: no kernel image", "a device that can be measured")
+
+    bench = Bench(plan_of(20), answer)
+    finished = bench.sweep().run()
+    assert (finished.how, len(bench.workers), bench.workers[0].closed) == ("failed", 1, True)
+    assert finished.reason == "worker: CUDA error: no kernel image; expected a device that can be measured"
+    assert bench.records == []
 
 
 def test_a_wrong_result_fails_its_own_point_alone() -> None:

@@ -97,6 +97,37 @@ def test_out_of_memory_is_the_points_outcome(worker: WorkerProcess) -> None:
     assert ask(worker, "Good", 64).measurement is not None
 
 
+@pytest.mark.parametrize(
+    ("provider", "message"),
+    [
+        ("Raises", "KeyError: 'a bug in the provider'"),
+        ("NoPython", "sh ended with exit status 1: error: Python.h: No such file or directory"),
+        ("NoCompiler", "[Errno 2] No such file or directory: '/nowhere/gcc'"),
+        ("TritonErrors", "ptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'"),
+    ],
+)
+def test_whatever_a_provider_raises_fails_its_point_alone(worker: WorkerProcess, provider: str, message: str) -> None:
+    assert ask(worker, provider, 63).failed == ("error", message)
+    assert ask(worker, provider, 64).measurement is not None
+
+
+def test_a_worker_that_can_make_no_timer_refuses_with_cudas_reason() -> None:
+    with WorkerProcess(["tests.fake_providers:NoKernelImage"]) as process:
+        process.begin(QUICK)
+        with pytest.raises(MeasurementError) as caught:
+            ask(process, "Good", 64)
+    assert str(caught.value) == (
+        "worker: CUDA error: no kernel image is available for execution on the device; "
+        "expected a device that can be measured"
+    )
+
+
+def test_a_worker_without_a_context_refuses_with_cudas_reason() -> None:
+    with pytest.raises(MeasurementError) as caught:
+        WorkerProcess(["tests.fake_providers:NoContext"])
+    assert str(caught.value) == "worker: CUDA error: out of memory; expected a device that can be measured"
+
+
 @pytest.mark.slow
 def test_a_lost_context_says_that_the_worker_is_of_no_more_use(doomed: WorkerProcess) -> None:
     reply = ask(doomed, "IllegalAccess", 63)
@@ -147,7 +178,7 @@ def test_any_error_after_which_the_device_cannot_synchronise_replaces_the_worker
     [
         ("Segfault", "killed by SIGSEGV"),
         ("Exits", "ended with exit code 7: something went badly wrong"),
-        ("Raises", "ended with exit code 1: KeyError: 'a bug in the provider'"),
+        ("Exiting", "ended with exit code 1: torch.AcceleratorError: CUDA error: no kernel image is available"),
     ],
 )
 def test_a_crash_is_told_by_its_last_words(doomed: WorkerProcess, provider: str, message: str) -> None:

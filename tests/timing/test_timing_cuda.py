@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 from made_devices import A100
 
 from quantbench.device.spec import DeviceSpec, DeviceState
@@ -34,6 +35,8 @@ class FakeGpu:
     now_s: float = 0.0
     capturing: bool = False
     polls: int = 0
+    queue: int = 10_000  # launches that fit behind a hold
+    expired: int = 0  # holds that ended because more were queued
 
     def now(self) -> float:
         return self.now_s
@@ -65,6 +68,10 @@ class FakeGpu:
         self.note("release")
 
     def was_held(self) -> bool:
+        last_hold = len(self.log) - self.log[::-1].index("hold")
+        if self.log.index("release", last_hold) - last_hold > self.queue:
+            self.expired += 1
+            return False
         return self.held.pop(0) if self.held else True
 
     def stamp(self, index: int) -> None:
@@ -258,6 +265,53 @@ def test_a_cold_point_from_beginning_to_end() -> None:
     assert gpu.log[:3] == ["run", "run", "synchronize"]  # before anything is held
     assert made.warmup_s >= 0.1  # two windows of 50 ms
     assert made.measuring_s == pytest.approx(10 * 150e-6 + 100e-6)
+
+
+def most_samples_behind_a_hold(gpu: FakeGpu) -> int:
+    return max(batch.count(" start") for batch in " ".join(gpu.log).split("hold"))
+
+
+def test_a_run_of_many_launches_never_fills_the_queue() -> None:
+    """Such as a loop over 64 experts: operations of torch, of up to two kernels each."""
+    gpu = FakeGpu(queue=1024)
+
+    def run() -> None:
+        for _ in range(64):
+            torch.zeros(1)
+            gpu.note("product")
+            gpu.note("sum of its parts")
+        gpu.now_s += 100e-6
+
+    got = timer(gpu).measure(run)
+    assert gpu.expired == 0
+    assert got.discarded == ()
+    assert most_samples_behind_a_hold(gpu) == 7
+
+
+def test_what_fits_is_learnt_once_where_launches_cannot_be_counted() -> None:
+    gpu = FakeGpu(queue=1024)
+
+    def run() -> None:
+        gpu.log += ["kernel of another library"] * 200
+        gpu.now_s += 100e-6
+
+    made = timer(gpu)
+    made.measure(run)
+    assert gpu.expired == 2  # 16 and 8 samples of 205 launches; 4 fit
+    for _ in range(3):
+        assert made.measure(run).discarded == ()
+    assert gpu.expired == 2
+
+
+def test_a_hold_that_ends_for_another_reason_teaches_nothing() -> None:
+    """The first sample of a point alone is behind its hold: what ran out was not the queue."""
+    gpu = FakeGpu()
+    made = timer(gpu)
+    gpu.held = [False]
+    made.measure(gpu.run)
+    gpu.log.clear()
+    made.measure(gpu.run)
+    assert most_samples_behind_a_hold(gpu) == MAX_QUEUED
 
 
 def test_phases_add_up_over_points() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.measurement import Discarded, Grade, Measurement
-from quantbench.timing.grade import best_clock_mhz, grade
+from quantbench.timing.grade import INTERPRETED, best_clock_mhz, grade
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.session import KEPT
 
@@ -43,19 +43,15 @@ def test_a_steady_cold_measurement_is_an_a_without_reasons() -> None:
 
 
 def test_what_an_interpreter_took_is_the_time_of_no_kernel() -> None:
-    assert graded(measured(), interpreted=True) == Grade(
-        "D", ("it ran in triton's interpreter: the time of no kernel",)
-    )
+    assert graded(measured(), interpreted=True) == Grade("rejected", (INTERPRETED,))
 
 
 def test_what_has_no_worth_says_so_first() -> None:
-    interpreted = "it ran in triton's interpreter: the time of no kernel"
     kept = tuple(Discarded(140.0, f"throttled: {mhz} MHz is low{KEPT}", float(mhz)) for mhz in (1050, 900))
-    got = graded(measured(discarded=kept, cache="hot"), interpreted=True, unchecked="not checked")
+    got = graded(measured(discarded=kept, cache="hot"), unchecked="not checked")
     assert got == Grade(
         "D",
         (
-            interpreted,
             "not checked",
             "every sample was throttled (1050 MHz is low)",
             "measured with a hot cache, cold was asked for",

@@ -1,0 +1,92 @@
+"""Says in one line why an exception of another library, or the death of a process, happened."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from contextlib import suppress
+from pathlib import Path
+from subprocess import CalledProcessError
+from tempfile import gettempdir
+
+from quantbench.errors import shortened
+
+# Lines that torch adds to every CUDA error, whatever the error is.
+_BOILERPLATE = re.compile(
+    "CUDA kernel errors might be asynchronously reported"
+    "|For debugging consider passing CUDA_LAUNCH_BLOCKING"
+    "|Compile with `?TORCH_USE_CUDA_DSA"
+    "|Search for `?cudaError"
+)
+# Exceptions whose text alone is often no more than a name or a value.
+_TERSE = (AssertionError, AttributeError, LookupError, TypeError)
+_TRACEBACK = "Traceback (most recent call last):"
+_LONGEST = 300
+_STDERR_BYTES = 65_536
+
+
+def reason_line(error: BaseException) -> str:
+    """Returns the line of an exception's text that says why, of at most 300 characters.
+
+    The line is the same each time that the same thing goes wrong: it names no temporary files.
+
+    >>> reason_line(RuntimeError("CUDA error: no kernel image is available\\nCompile with `TORCH_USE_CUDA_DSA`"))
+    'CUDA error: no kernel image is available'
+    >>> reason_line(KeyError("block_m"))
+    "KeyError: 'block_m'"
+    """
+    lines = _telling_lines(str(error))
+    from_ptxas = [line for line in lines if line.startswith("ptxas ")]
+    if isinstance(error, CalledProcessError):
+        reason = _failed_command(error)
+    elif not lines:
+        reason = type(error).__name__
+    elif from_ptxas:  # triton's PTXASError: a heading, then what ptxas wrote
+        reason = from_ptxas[0]
+    elif re.match(r"at \d+:\d+:", lines[0]):  # triton's CompilationError: place, source, reason
+        reason = lines[-1]
+    else:
+        reason = lines[0]
+    if isinstance(error, _TERSE) and lines:
+        reason = f"{type(error).__name__}: {reason}"
+    return _shown(reason)
+
+
+def reason_in_output(text: str) -> str:
+    """Returns the line of a dead process's output that says why, or "".
+
+    That is the last traceback's exception; without a traceback, the last line.
+    """
+    _, traceback, after = text.rpartition(_TRACEBACK)
+    lines = _telling_lines(after)
+    if traceback:
+        lines = [line for line in lines if not line[0].isspace()][:1]
+    return _shown(lines[-1]) if lines else ""
+
+
+def _telling_lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.strip() and not _BOILERPLATE.search(line)]
+
+
+def _shown(reason: str) -> str:
+    temporary_file = rf"{re.escape(gettempdir())}/[\w./-]*"
+    return shortened(re.sub(temporary_file, "…", reason.strip()), _LONGEST)
+
+
+def _failed_command(error: CalledProcessError) -> str:
+    command = error.cmd if isinstance(error.cmd, str) else str(error.cmd[0])
+    reason = f"{Path(command).name} ended with exit status {error.returncode}"
+    told = _last_compiler_error()
+    return f"{reason}: {told}" if told else reason
+
+
+def _last_compiler_error() -> str:
+    """Returns the last `error: …` in this process's standard error if that is a file, as a sweep's worker has it."""
+    with suppress(OSError):  # standard error is closed, or not open for reading
+        status = os.fstat(2)
+        if stat.S_ISREG(status.st_mode):
+            start = max(0, status.st_size - _STDERR_BYTES)
+            text = os.pread(2, _STDERR_BYTES, start).decode(errors="replace")
+            return "".join(re.findall(r"\berror: .*", text)[-1:])
+    return ""

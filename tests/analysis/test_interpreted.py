@@ -1,0 +1,55 @@
+"""Times of Triton's interpreter are in the records, and in no result that is drawn from them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import made_runs
+import pytest
+from made_devices import A100
+from sweep_doubles import HELD, Bench, measured
+from typer.testing import CliRunner
+
+from quantbench.analysis.check import audit_run
+from quantbench.cli.app import app
+from quantbench.store.folder import read_run
+from quantbench.sweep.axes import parse_axis
+from quantbench.sweep.plan import build_plan
+from quantbench.timing.options import TimingOptions
+
+LEFT_OUT = "17 times left out: it ran in triton's interpreter"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run of 17 products by torch and by a kernel of ours, measured while TRITON_INTERPRET was set."""
+    axis = parse_axis("n=1024:2048:64")
+    plan = build_plan((axis,), HELD, ("torch.mm", "triton.data_parallel"), TimingOptions(), A100)
+    bench = Bench(plan, lambda request: measured(100.0 if request.provider == "torch.mm" else 1e6))
+    bench.sweep(interpreter=True).run()
+    return made_runs.write(tmp_path, made_runs.run(bench.records))
+
+
+def call(*words: object) -> str:
+    done = CliRunner().invoke(app, [*map(str, words)], catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stdout
+
+
+def test_check_counts_none_of_them(folder: Path) -> None:
+    said = call("check", folder).splitlines()
+    assert any(line.startswith("17 measured points, 1 curve") for line in said)
+    assert LEFT_OUT in said
+    found: dict[str, Any] = json.loads(call("check", folder, "--json"))
+    assert (found["points"], found["left_out"]) == (17, [LEFT_OUT])
+    assert audit_run(read_run(folder))[0] == 17
+
+
+def test_a_profile_holds_none_of_them(folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "profile.json"
+    said = call("profile", "export", folder, "-o", target, "--no-fit")
+    assert "rows: 17 of gemm" in said
+    assert LEFT_OUT in said
+    assert "triton" not in target.read_text()
