@@ -200,10 +200,11 @@ def _state_warnings(state: DeviceState, limits: Limits | None) -> Iterator[str]:
 
 
 def _setting_warnings(spec: DeviceSpec, limits: Limits) -> Iterator[str]:
-    set_mhz, highest_mhz = limits.application_sm_mhz, limits.max_sm_clock_mhz
-    if set_mhz and highest_mhz and set_mhz < _NEARLY * min(spec.sm_clock_mhz, highest_mhz):
-        text = f"Its SM clock is set to {set_mhz:.0f} MHz, below the {spec.sm_clock_mhz:.0f} MHz that its peaks are"
-        yield f"{text} stated at: shares of the peak will look low."
+    set_mhz = limits.application_sm_mhz
+    default_mhz = limits.default_application_sm_mhz
+    if set_mhz and default_mhz and set_mhz < _NEARLY * default_mhz:
+        text = f"Its SM clock is set to {set_mhz:.0f} MHz instead of {default_mhz:.0f} MHz: kernels will run slower"
+        yield f"{text} than published figures. An administrator resets it with nvidia-smi -rac."
     now_w, default_w = limits.power_limit_w, limits.default_power_limit_w
     if now_w and default_w and now_w < _NEARLY * default_w:
         text = f"Its power is capped at {now_w:.0f} W instead of {default_w:.0f} W: long kernels will run slower than"
@@ -211,5 +212,8 @@ def _setting_warnings(spec: DeviceSpec, limits: Limits) -> Iterator[str]:
     if limits.persistence is False:
         text = "Persistence mode is off: the driver unloads between programs, so starts are slow and clocks cold."
         yield f"{text} An administrator turns it on with nvidia-smi -pm 1."
+    if limits.exclusive:
+        text = "Only one process may use this GPU (compute mode EXCLUSIVE_PROCESS): kernels are named only with"
+        yield f"{text} QUANTBENCH_KERNEL_NAMES=here, which slows later timings, or after nvidia-smi -c DEFAULT."
     if not spec.registered:
         yield f"This GPU is not in the registry as it stands; its peaks are {spec.source['peak_tflops']}."

@@ -138,13 +138,15 @@ def main() -> None:
         try:
             for provider in sys.argv[2:]:
                 catalog.make(provider)
-            way = naming.chosen_way()
             spec = device.current()
+            nvml = device.open_nvml()
+            limits = None if isinstance(nvml, device.Absent) else nvml.limits()
+            way = naming.chosen_way(exclusive=limits is not None and limits.exclusive is True)
         except QuantbenchError as error:
             send({"refused": str(error)})
             return
         state = device.monitor(spec)
-        send(encode(Hello(spec, state(), versions())))
+        send(encode(Hello(spec, state(), versions(), limits)))
         first = next(messages, None)
         if first is None:  # the parent only needed the device
             return

@@ -52,7 +52,10 @@ def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 
     class Card:
         def limits(self) -> Limits:
-            return Limits("580.159.03", 1980, 3201, 1980, 6144, 700, 700, 95, True)
+            return Limits(
+                driver_version="580.159.03", max_sm_clock_mhz=1980, max_memory_clock_mhz=3201, power_limit_w=700,
+                default_power_limit_w=700, slowdown_c=95, persistence=True,
+            )  # fmt: skip
 
     monkeypatch.setattr(device, "current", lambda: H200)
     monkeypatch.setattr(device, "monitor", lambda spec: lambda: state)
