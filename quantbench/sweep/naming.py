@@ -116,7 +116,7 @@ def main() -> None:
             try:
                 spec = spec or current()
             except (QuantbenchError, RuntimeError) as error:  # such as a device that the worker has for itself
-                send(encode(Reply(failed=("error", first_line(error)), broken=True)))
+                send(encode(Reply(failed=("error", str(error)), broken=True)))
                 return
             reply = answer(decode(Request, request), spec)
             send(encode(reply))
