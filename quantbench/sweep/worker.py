@@ -160,7 +160,7 @@ def main() -> None:
 
 
 def _namer(way: str, spec: DeviceSpec) -> Callable[[Request], Launch | None]:
-    """Returns the function that identifies kernels (see `naming`); on a CPU and through ROCm it returns None."""
+    """Returns the function that identifies kernels (see `naming`); on a CPU it returns None."""
     if way == "off" or spec.kind != "cuda":
         return lambda request: None
     if way == "here":
