@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from quantbench.errors import InputError, require_int
+from quantbench.errors import InputError, QuantbenchError, require_int
 from quantbench.measurement import Measurement
 from quantbench.timing.options import TimingOptions
 from quantbench.units import parse_duration_s
@@ -145,7 +145,10 @@ def _device_timer(request: pytest.FixtureRequest) -> tuple[DeviceSpec, Timer, Ti
     from quantbench.timing import make_timer
 
     options = _timing_options(request.config)
-    spec = device.current()
+    try:
+        spec = device.current()
+    except QuantbenchError as error:
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
     return spec, make_timer(spec, options), options
 
 

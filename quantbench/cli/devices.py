@@ -7,14 +7,17 @@ SMs and memory), used by `advise` and by the commands about stored results.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
+import typer
 from rich.table import Table
 
 from quantbench import device
 from quantbench.cli.options import command, json_option
 from quantbench.cli.output import StyledLine, plain_table, print_result, warning
+from quantbench.device import diagnosis
+from quantbench.device.diagnosis import Finding, Machine, refusal
 from quantbench.device.here import warnings_for
 from quantbench.device.nvml import Absent, Limits
 from quantbench.device.spec import DeviceSpec, DeviceState
@@ -24,7 +27,15 @@ _DTYPES = ("fp16", "bf16", "tf32", "fp32", "fp8", "nvfp4", "mxfp4", "int8")
 
 @command
 def devices(as_json: bool = json_option()) -> None:
-    """Show the device of this machine, its state, what may disturb timings, and the known GPUs."""
+    """Show the device of this machine, its state, what may disturb timings, and the known GPUs.
+
+    Ends with exit code 1 if the machine has a GPU that cannot be measured; the table says why.
+    """
+    machine = device.inspect_machine()
+    findings = () if machine is None or not machine.card else tuple(_findings(machine))
+    if machine is not None and refusal(machine):
+        _refused(findings, as_json=as_json)
+        raise typer.Exit(1)
     spec = device.current()
     state = device.monitor(spec)()
     nvml = device.open_nvml() if spec.kind == "cuda" else Absent("no GPU is used")
@@ -34,14 +45,53 @@ def devices(as_json: bool = json_option()) -> None:
     answer = {
         "device": asdict(spec), "default_dtype": dtype, "state": asdict(state),
         "limits": None if limits is None else asdict(limits), "warnings": warnings_for(spec, state, limits),
-        "known": [asdict(known) for known in device.known()],
+        "diagnosis": [asdict(finding) for finding in findings], "known": [asdict(known) for known in device.known()],
     }  # fmt: skip
-    lines = (*device_lines(spec, state, limits), f"{dtype} is measured by default", "", _known_table(spec.name))
+    table: list[StyledLine | Table] = [_findings_table(findings), ""] if findings else []
+    lines = (
+        *device_lines(spec, state, limits), f"{dtype} is measured by default", "", *table, _known_table(spec.name)
+    )  # fmt: skip
     sources = (
         "From sm_80 on, bf16 is as fp16, tf32 half. AMD's: gfx for sm_, compute units for SMs. Sources: quantbench "
         "devices --json"
     )
     print_result(as_json, lambda: answer, (*lines, sources))
+
+
+def _refused(findings: Sequence[Finding], *, as_json: bool) -> None:
+    """Prints why the card cannot be measured, and the known GPUs."""
+    known = device.known()
+    answer = {
+        "device": None,
+        "diagnosis": [asdict(finding) for finding in findings],
+        "known": [asdict(spec) for spec in known],
+    }
+    print_result(as_json, lambda: answer, [_findings_table(findings), "", _known_table("")])
+
+
+def _findings(machine: Machine) -> Iterator[Finding]:
+    """Yields the lines of the diagnosis, the verdict last."""
+    yield from diagnosis.findings(machine)
+    yield _triton(machine)
+    error = refusal(machine)
+    if error is None:
+        yield Finding("verdict", "this card can be measured")
+    else:
+        yield Finding("verdict", "this card cannot be measured", f"needed: {error.expected}")
+
+
+def _triton(machine: Machine) -> Finding:
+    try:
+        from quantbench.kernels.launching import TRITON, unsupported_architecture
+    except ImportError:
+        return Finding("triton", "none", "our kernels cannot run")
+    problem = unsupported_architecture(machine.capability) if machine.capability else None
+    return Finding("triton", ".".join(map(str, TRITON)), problem or "")
+
+
+def _findings_table(findings: Sequence[Finding]) -> Table:
+    rows = [(finding.what, finding.found, finding.problem or "ok") for finding in findings]
+    return plain_table(("", "found", "verdict"), rows, title="This machine's GPU", fold=("found",))
 
 
 def device_lines(spec: DeviceSpec, state: DeviceState, limits: Limits | None = None) -> Iterator[StyledLine]:

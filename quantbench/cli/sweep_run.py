@@ -122,7 +122,7 @@ def measure(console: Console, session: SweepSession, assumed: Sequence[str] = ()
     """Prints the run's folder on standard error, then device, assumptions and plan, and measures. When stopped, prints
     how to continue. Raises MeasurementError if nothing was measured."""
     say(output(stderr=True), f"run: {session.folder}")
-    show(console, device_lines(session.hello.device, session.hello.state))
+    show(console, device_lines(session.hello.device, session.hello.state, session.hello.limits))
     if assumed:
         say(console, f"assumed: {', '.join(assumed)}")
     show(console, plan_lines(session.plan, already=len(session.done), retried=session.num_retried))

@@ -5,7 +5,16 @@ and `default_attention` (the device in use); `match`; the types `DeviceSpec`, `D
 `Absent` and `Limits`; the constant `HARMFUL_REASONS`. Used by nearly all packages and by users' Python code.
 """
 
-from quantbench.device.here import current, default_attention, default_dtype, monitor, open_nvml, warnings_for
+from quantbench.device.here import (
+    current,
+    default_attention,
+    default_dtype,
+    gpu_index,
+    inspect_machine,
+    monitor,
+    open_nvml,
+    warnings_for,
+)
 from quantbench.device.matching import Properties, match
 from quantbench.device.nvml import HARMFUL_REASONS, Absent, Limits, Nvml
 from quantbench.device.registry import known, lookup
@@ -13,5 +22,6 @@ from quantbench.device.spec import DeviceSpec, DeviceState
 
 __all__ = [
     "HARMFUL_REASONS", "Absent", "DeviceSpec", "DeviceState", "Limits", "Nvml", "Properties", "current",
-    "default_attention", "default_dtype", "known", "lookup", "match", "monitor", "open_nvml", "warnings_for",
+    "default_attention", "default_dtype", "gpu_index", "inspect_machine", "known", "lookup", "match", "monitor",
+    "open_nvml", "warnings_for",
 ]  # fmt: skip

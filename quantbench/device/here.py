@@ -4,28 +4,28 @@ Entry points: `current`, `monitor`, `open_nvml`, `warnings_for`, `default_dtype`
 `quantbench.device` by the commands, `sweep`, `timing`, `planner`, `explore`, `pytest_plugin` and tools.
 
 QUANTBENCH_DEVICE selects the device: `cpu`, `cuda` or `cuda:<number>`. Without it, torch's current GPU is used, or the
-CPU if there is no GPU.
+CPU if the machine shows no NVIDIA card.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from quantbench.device.cpu import cpu_info, cpu_spec, cpu_state
+from quantbench.device.diagnosis import Machine, look, refusal
 from quantbench.device.matching import Properties, match
 from quantbench.device.nvml import HARMFUL_REASONS, Absent, Limits, Nvml
 from quantbench.device.spec import DeviceSpec, DeviceState
-from quantbench.errors import InputError
+from quantbench.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
     import torch
 
 VARIABLE = "QUANTBENCH_DEVICE"
-#: In the state of the device, and so in each record, of an AMD GPU.
-UNTESTED = "timing through ROCm is untested"
 # Compute capability of V100, the oldest GPU with fused attention in current releases of torch.
 _FIRST_FLASH = (7, 0)
 # Load per core above which other work visibly disturbs a pinned thread.
@@ -48,9 +48,10 @@ _WHAT_HOLDS = {
 def current() -> DeviceSpec:
     """Returns the spec of the device in use; a GPU becomes torch's current device. Loads torch unless CPU is forced.
 
-    Raises InputError if QUANTBENCH_DEVICE names no available device, UnsupportedError for a GPU before Volta.
+    Raises InputError if QUANTBENCH_DEVICE names no available device, UnsupportedError for a GPU before Volta and for a
+    card that torch cannot use: a CPU is never measured in place of a GPU without being asked for.
     """
-    index = _chosen_index()
+    index = gpu_index()
     if index is None:
         return cpu_spec(cpu_info())
     import torch
@@ -73,7 +74,7 @@ def monitor(spec: DeviceSpec) -> Callable[[], DeviceState]:
 
 def open_nvml() -> Nvml | Absent:
     """Opens NVML for the GPU in use, found by UUID or PCI bus id; returns Absent on a CPU."""
-    index = _chosen_index()
+    index = gpu_index()
     if index is None:
         return Absent("no GPU is used")
     import torch
@@ -107,9 +108,8 @@ def read_properties(properties: torch._C._CudaDeviceProperties, nvml: Nvml | Abs
     limits = Limits() if isinstance(nvml, Absent) else nvml.limits()
     clock_khz, memory_clock_khz = _has(properties, "clock_rate"), _has(properties, "memory_clock_rate")
     return Properties(
-        name=properties.name or _has(properties, "gcnArchName") or "unknown",
-        # Through ROCm the two numbers name a gfx architecture.
-        compute_capability=None if _rocm() else (properties.major, properties.minor),
+        name=properties.name,
+        compute_capability=(properties.major, properties.minor),
         sm_count=properties.multi_processor_count,
         memory_bytes=properties.total_memory,
         l2_bytes=_has(properties, "L2_cache_size"),
@@ -121,7 +121,11 @@ def read_properties(properties: torch._C._CudaDeviceProperties, nvml: Nvml | Abs
     )
 
 
-def _chosen_index() -> int | None:
+def inspect_machine() -> Machine | None:
+    """Reads what the machine and torch show of NVIDIA's card; None if QUANTBENCH_DEVICE selects the CPU.
+
+    Raises InputError if QUANTBENCH_DEVICE names no available device, UnsupportedError for a torch for AMD GPUs.
+    """
     wish = os.environ.get(VARIABLE, "").strip().lower()
     if wish == "cpu":
         return None
@@ -130,26 +134,40 @@ def _chosen_index() -> int | None:
         raise InputError(VARIABLE, repr(wish), "cpu, cuda or cuda:<number>")
     import torch
 
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if not wish:
-        return torch.cuda.current_device() if count else None
-    index = int(chosen[1] or 0)
-    if index >= count:
-        raise InputError(
-            VARIABLE, repr(wish), f"one of the {count} GPUs that torch sees" if count else "cpu: torch sees no GPU"
-        )
-    return index
+    if torch.version.hip is not None:
+        found = f"torch {torch.__version__} for ROCm: measuring on AMD GPUs is not supported"
+        expected = f"predictions and imported tables, which are supported, or {VARIABLE}=cpu to measure the CPU"
+        raise UnsupportedError("device", found, expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's reasons are in the diagnosis
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if not count:
+            return look(torch, None)
+        index = int(chosen[1] or 0) if wish else torch.cuda.current_device()
+        if index >= count:
+            raise InputError(VARIABLE, repr(wish), f"one of the {count} GPUs that torch sees")
+        return look(torch, index)
 
 
-def _rocm() -> bool:
-    import torch
+def gpu_index() -> int | None:
+    """Returns torch's number of the GPU in use; None on a CPU.
 
-    return torch.version.hip is not None
+    Raises as `inspect_machine` does, and UnsupportedError, with what mends it, if there is an NVIDIA card that cannot
+    be measured.
+    """
+    machine = inspect_machine()
+    if machine is None:
+        return None
+    error = refusal(machine)
+    if error is not None:
+        raise error
+    wish = os.environ.get(VARIABLE, "").strip()
+    if machine.index is None and wish:
+        raise InputError(VARIABLE, repr(wish), "cpu: torch sees no GPU")
+    return machine.index
 
 
 def _open_nvml(properties: Any) -> Nvml | Absent:
-    if _rocm():
-        return Absent(f"{UNTESTED}; no clock, power or temperature: NVML is NVIDIA's")
     uuid, bus = getattr(properties, "uuid", None), getattr(properties, "pci_bus_id", None)
     pci_bus_id = None
     if bus is not None:
@@ -171,9 +189,6 @@ def warnings_for(spec: DeviceSpec, state: DeviceState, limits: Limits | None = N
     >>> warnings_for(DeviceSpec("x", "cuda", 1, 1000, 2**20, 0, 2**30, 100, {}, (8, 0)), DeviceState(other_processes=2))
     ('2 other processes compute on this GPU: their work lands in the timings. End them or take another GPU.',)
     """
-    if spec.kind == "rocm":
-        unknown = "" if spec.registered else " This GPU is not in the registry: its peaks are unknown."
-        return (f"T{UNTESTED[1:]}: events and graphs only, without clocks and kernel names.{unknown}",)
     if spec.kind == "cuda":
         return (*_state_warnings(state, limits), *_setting_warnings(spec, limits or Limits()))
     load = state.load_per_core
@@ -200,10 +215,11 @@ def _state_warnings(state: DeviceState, limits: Limits | None) -> Iterator[str]:
 
 
 def _setting_warnings(spec: DeviceSpec, limits: Limits) -> Iterator[str]:
-    set_mhz, highest_mhz = limits.application_sm_mhz, limits.max_sm_clock_mhz
-    if set_mhz and highest_mhz and set_mhz < _NEARLY * min(spec.sm_clock_mhz, highest_mhz):
-        text = f"Its SM clock is set to {set_mhz:.0f} MHz, below the {spec.sm_clock_mhz:.0f} MHz that its peaks are"
-        yield f"{text} stated at: shares of the peak will look low."
+    set_mhz = limits.application_sm_mhz
+    default_mhz = limits.default_application_sm_mhz
+    if set_mhz and default_mhz and set_mhz < _NEARLY * default_mhz:
+        text = f"Its SM clock is set to {set_mhz:.0f} MHz instead of {default_mhz:.0f} MHz: kernels will run slower"
+        yield f"{text} than published figures. An administrator resets it with nvidia-smi -rac."
     now_w, default_w = limits.power_limit_w, limits.default_power_limit_w
     if now_w and default_w and now_w < _NEARLY * default_w:
         text = f"Its power is capped at {now_w:.0f} W instead of {default_w:.0f} W: long kernels will run slower than"
@@ -211,5 +227,8 @@ def _setting_warnings(spec: DeviceSpec, limits: Limits) -> Iterator[str]:
     if limits.persistence is False:
         text = "Persistence mode is off: the driver unloads between programs, so starts are slow and clocks cold."
         yield f"{text} An administrator turns it on with nvidia-smi -pm 1."
+    if limits.exclusive:
+        text = "Only one process may use this GPU (compute mode EXCLUSIVE_PROCESS): kernels are named only with"
+        yield f"{text} QUANTBENCH_KERNEL_NAMES=here, which slows later timings, or after nvidia-smi -c DEFAULT."
     if not spec.registered:
         yield f"This GPU is not in the registry as it stands; its peaks are {spec.source['peak_tflops']}."

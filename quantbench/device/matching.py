@@ -29,13 +29,12 @@ class Properties:
     """Properties of a GPU reported by torch and NVML; None if neither reports it.
 
     name: name in CUDA (`NVIDIA A100-SXM4-80GB`).
-    compute_capability: None for an AMD GPU.
     max_sm_clock_mhz, max_memory_clock_mhz: maximum settable clocks.
     smem_per_block_bytes: opt-in maximum shared memory per block.
     """
 
     name: str
-    compute_capability: tuple[int, int] | None
+    compute_capability: tuple[int, int]
     sm_count: int
     memory_bytes: int
     l2_bytes: int | None = None
@@ -55,7 +54,7 @@ def match(properties: Properties) -> DeviceSpec:
     'h200-sxm-141gb'
     """
     capability = properties.compute_capability
-    if capability is not None and capability < _OLDEST:
+    if capability < _OLDEST:
         major, minor = capability
         raise UnsupportedError(
             "device", f"{properties.name} of compute capability {major}.{minor}", "7.0 (Volta) or later"
@@ -63,10 +62,7 @@ def match(properties: Properties) -> DeviceSpec:
     mig = _MIG.match(properties.name)
     card = mig["card"] if mig else properties.name
     entry = next((e for e in entries() if card.casefold() in map(str.casefold, e.names)), None)
-    if capability is None:
-        if entry is None or entry.spec.kind != "rocm":
-            return _unknown_amd(properties)
-    elif entry is None or entry.spec.compute_capability != capability:
+    if entry is None or entry.spec.compute_capability != capability:
         return _unknown(properties, capability)
     least, most = (share * entry.spec.memory_bytes for share in _MEMORY_SHARE)
     whole = properties.sm_count == entry.spec.sm_count and least <= properties.memory_bytes <= most
@@ -99,40 +95,17 @@ def _part_of(entry: Entry, properties: Properties, mig_profile: str | None) -> D
         size_gib = round(properties.memory_bytes / _GIB)
         what, suffix = f"{size_gib} GiB of {card.memory_bytes // _GIB}", f"with-{size_gib}gb"
     share = f"estimated: {what} of {card.name}"
-    reported_l2 = None if card.kind == "rocm" else properties.l2_bytes  # AMD reports the L2 below its Infinity Cache
     reported, shared = ("sm_count", "memory_bytes"), ("l2_bytes", "memory_gb_per_s", "peak_tflops")
     part = replace(
         card, name=f"{card.name}-{suffix}".replace(".", "-"), sm_count=properties.sm_count,
         memory_bytes=properties.memory_bytes,
-        l2_bytes=reported_l2 or int(card.l2_bytes * memory_share),
+        l2_bytes=properties.l2_bytes or int(card.l2_bytes * memory_share),
         memory_gb_per_s=card.memory_gb_per_s * memory_share,
         peak_tflops={dtype: peak * sm_share for dtype, peak in card.peak_tflops.items()},
         source={**card.source, **dict.fromkeys(reported, _REPORTED), **dict.fromkeys(shared, share)},
         registered=False,
     )  # fmt: skip
     return _with_reported_clock(part, properties)
-
-
-def _unknown_amd(properties: Properties) -> DeviceSpec:
-    """Describes an unregistered AMD GPU: no peaks; what it does not report is the highest of the registered ones."""
-    known = [entry.spec for entry in entries() if entry.spec.kind == "rocm"]
-    clock_mhz = properties.max_sm_clock_mhz
-    bounds = ("l2_bytes", "memory_gb_per_s", *(() if clock_mhz else ("sm_clock_mhz", "max_sm_clock_mhz")))
-    return DeviceSpec(
-        name=slug_of(properties.name, properties.memory_bytes),
-        kind="rocm",
-        sm_count=properties.sm_count,
-        sm_clock_mhz=clock_mhz or max(spec.max_sm_clock_mhz for spec in known),
-        l2_bytes=max(properties.l2_bytes or 0, *(spec.l2_bytes for spec in known)),
-        smem_per_sm_bytes=properties.smem_per_sm_bytes or 0,
-        memory_bytes=properties.memory_bytes,
-        memory_gb_per_s=max(spec.memory_gb_per_s for spec in known),
-        peak_tflops={},
-        source=dict.fromkeys(("sm_count", "memory_bytes", "sm_clock_mhz", "max_sm_clock_mhz"), _REPORTED)
-        | dict.fromkeys(bounds, "upper bound: the highest of the registered AMD GPUs")
-        | {"peak_tflops": "unknown", "compute_capability": "an AMD GPU has none"},
-        registered=False,
-    )
 
 
 def _unknown(properties: Properties, capability: tuple[int, int]) -> DeviceSpec:

@@ -35,6 +35,7 @@ _CLOCK_SM = 1
 _CLOCK_MEMORY = 2
 _TEMPERATURE_GPU = 0
 _THRESHOLD_SLOWDOWN = 1
+_COMPUTE_EXCLUSIVE_PROCESS = 3
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,10 @@ class Limits:
     """Current limits of a card; None if NVML does not report a value.
 
     application_sm_mhz: SM clock set for applications.
+    default_application_sm_mhz: what it is if nobody sets it, often below the highest clock (V100: 1312 of 1530 MHz).
     slowdown_c: temperature at which the hardware slows down.
     persistence: whether the driver stays loaded between programs.
+    exclusive: whether only one process may use the card (compute mode EXCLUSIVE_PROCESS).
     note: the missing values, with reasons.
     """
 
@@ -58,11 +61,13 @@ class Limits:
     max_sm_clock_mhz: float | None = None
     max_memory_clock_mhz: float | None = None
     application_sm_mhz: float | None = None
+    default_application_sm_mhz: float | None = None
     memory_bus_bits: int | None = None
     power_limit_w: float | None = None
     default_power_limit_w: float | None = None
     slowdown_c: float | None = None
     persistence: bool | None = None
+    exclusive: bool | None = None
     note: str = ""
 
 
@@ -148,15 +153,24 @@ class Nvml:
         max_sm_mhz = number("highest SM clock", "nvmlDeviceGetMaxClockInfo", _CLOCK_SM)
         max_memory_mhz = number("highest memory clock", "nvmlDeviceGetMaxClockInfo", _CLOCK_MEMORY)
         application_mhz = number("applications clock", "nvmlDeviceGetApplicationsClock", _CLOCK_SM)
+        default_mhz = number("default applications clock", "nvmlDeviceGetDefaultApplicationsClock", _CLOCK_SM)
         bus_bits = number("memory bus width", "nvmlDeviceGetMemoryBusWidth")
         slowdown_c = number("slowdown temperature", "nvmlDeviceGetTemperatureThreshold", _THRESHOLD_SLOWDOWN)
+        compute_mode = number("compute mode", "nvmlDeviceGetComputeMode")
         return Limits(
-            driver_version=None if driver_version is None else str(driver_version), max_sm_clock_mhz=max_sm_mhz,
-            max_memory_clock_mhz=max_memory_mhz, application_sm_mhz=application_mhz,
-            memory_bus_bits=None if bus_bits is None else int(bus_bits), power_limit_w=power_w,
-            default_power_limit_w=default_w, slowdown_c=slowdown_c,
-            persistence=None if persistence is None else bool(persistence), note="; ".join(notes),
-        )  # fmt: skip
+            driver_version=None if driver_version is None else str(driver_version),
+            max_sm_clock_mhz=max_sm_mhz,
+            max_memory_clock_mhz=max_memory_mhz,
+            application_sm_mhz=application_mhz,
+            default_application_sm_mhz=default_mhz,
+            memory_bus_bits=None if bus_bits is None else int(bus_bits),
+            power_limit_w=power_w,
+            default_power_limit_w=default_w,
+            slowdown_c=slowdown_c,
+            persistence=None if persistence is None else bool(persistence),
+            exclusive=None if compute_mode is None else compute_mode == _COMPUTE_EXCLUSIVE_PROCESS,
+            note="; ".join(notes),
+        )
 
     def _ask(self, notes: list[str], what: str, function: str, *arguments: Any) -> Any:
         """Calls an NVML function. Returns None and adds the reason to `notes` if it fails or does not exist."""

@@ -31,7 +31,7 @@ _SAME_PEAK = {"fp8_block": "fp8", "mxfp8": "fp8", "mxfp4": "nvfp4"}
 # The first with scales per 32 elements in the matrix cores: gfx950 (9, 5); sm_100 (10, 0) of NVIDIA, after sm_90.
 _FIRST_MX = (9, 5)
 
-#: rocm: a GPU of AMD's, which torch also calls `cuda`.
+#: rocm: a GPU of AMD's; its times are predicted and imported, not measured.
 DEVICE_KINDS = ("cuda", "rocm", "cpu")
 #: Rates above the peak are impossible. The margin allows for rounded peaks of data sheets (H200: printed 4.8 TB/s,
 #: 3201 MHz × 2 × 6144 bits make 4.92) and for clocks, which are read to about 1 %.
@@ -64,7 +64,7 @@ class DeviceSpec:
         runs at up to 1980 MHz), so their rates can exceed peak_tflops: see `ceiling`.
     peak_clock_mhz: clock of the peak by dtype, for peaks not stated at sm_clock_mhz.
     compute_capability: (major, minor); on a rocm device those of its GFX IP, as HIP reports them (9.4 for
-        gfx942); None if unknown, and on a CPU.
+        gfx942); None on a CPU.
     board_power_w: most power that the card draws, W (0: unknown).
     """
 
@@ -102,7 +102,7 @@ class DeviceSpec:
                 raise InputError(who, f"peak_tflops[{dtype}] = {peak!r}", f"a number from {low} to {high}")
         if self.kind == "cuda" and self.compute_capability is None:
             raise InputError(who, "compute_capability = None", "(major, minor) for a cuda device")
-        if self.kind == "rocm" and self.compute_capability not in (None, *_GFX):
+        if self.kind == "rocm" and self.compute_capability not in _GFX:
             known = ", ".join(_GFX.values())
             raise InputError(who, f"compute_capability = {self.compute_capability}", f"that of {known}")
 
@@ -134,7 +134,7 @@ class DeviceSpec:
 
     @property
     def torch_kind(self) -> str:
-        """Kind of the device in torch, which calls ROCm `cuda` too: `cuda` for every GPU, or `cpu`."""
+        """Kind of the device in torch: `cuda` for every GPU, or `cpu`."""
         return "cpu" if self.kind == "cpu" else "cuda"
 
     @property

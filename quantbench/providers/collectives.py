@@ -15,9 +15,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from quantbench.device import gpu_index
 from quantbench.device.spec import DeviceState
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.timing.lockstep import OUT_OF_MEMORY, Command, RankBatch
+from quantbench.units import counted
 from quantbench.workload import Collective
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "int8": torch.int8}
@@ -33,13 +35,21 @@ _CHUNK_ELEMENTS = 2**22
 
 
 def backend_here() -> str:
-    """Returns nccl if this node has a GPU for each of its processes, else gloo; QUANTBENCH_DEVICE=cpu selects gloo."""
-    if os.environ.get("QUANTBENCH_DEVICE", "").strip().lower() == "cpu":
+    """Returns nccl on GPUs, gloo on CPUs; QUANTBENCH_DEVICE=cpu selects gloo.
+
+    Raises UnsupportedError if a GPU cannot be used, or if this node has fewer GPUs than processes.
+    """
+    if gpu_index() is None:
         return "gloo"
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if dist.is_nccl_available() and torch.cuda.is_available() and torch.cuda.device_count() >= local:
-        return "nccl"
-    return "gloo"
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    gpus = torch.cuda.device_count()
+    expected = "--backend gloo to measure CPUs"
+    if gpus < ranks:
+        found = f"{counted(ranks, 'rank')} on this node, each of which sees {counted(gpus, 'GPU')}"
+        raise UnsupportedError("comm", found, f"a GPU for each, or {expected}")
+    if not dist.is_nccl_available():
+        raise UnsupportedError("comm", "this torch is built without NCCL", f"another torch, or {expected}")
+    return "nccl"
 
 
 class TorchRanks:

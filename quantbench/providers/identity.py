@@ -60,8 +60,8 @@ def identify(
     *,
     trace: Callable[[Callable[[], None]], Sequence[TraceEvent]] | None = None,
 ) -> Launch | None:
-    """Returns the launch that does `run`'s work (see `launch_of`); None if the profiler saw no kernel, and on a CPU or
-    through ROCm, where it is not asked.
+    """Returns the launch that does `run`'s work (see `launch_of`); None if the profiler saw no kernel, and on a CPU,
+    where it is not asked.
 
     Call it after all timing: once the profiler has been active in a process, CUPTI adds to the cost of every launch.
     `trace` runs its argument once under a profiler and returns the trace's events (torch's profiler by default).
@@ -218,8 +218,6 @@ def versions() -> dict[str, str]:
     }
     if torch.version.cuda is not None:
         found["cuda"] = torch.version.cuda
-    if torch.version.hip is not None:
-        found["rocm"] = f"{torch.version.hip} (untested)"
     if torch.cuda.is_available() and torch.backends.cudnn.is_available():
         found["cudnn"] = str(torch.backends.cudnn.version())
     # triton compiles our kernels; cuBLAS stands behind mm, and its choice of kernels moves cliffs.

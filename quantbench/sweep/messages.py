@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from quantbench.device.nvml import Limits
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError
 from quantbench.launch import Launch
@@ -19,11 +20,15 @@ from quantbench.workload import Workload
 
 @dataclass(frozen=True)
 class Hello:
-    """First message of a worker: its device, the device's state and software versions by name."""
+    """First message of a worker: its device, the device's state and limits, and software versions by name.
+
+    limits: None on a CPU and without NVML.
+    """
 
     device: DeviceSpec
     state: DeviceState
     software: dict[str, str]
+    limits: Limits | None = None
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 Entry points: `NamesApart`, `chosen_way` and `answer`, used by `worker`; `LIMIT_S`, used by `runner`; `main` of the
 second process, `python -m quantbench.sweep.naming FD`.
 
-QUANTBENCH_KERNEL_NAMES selects where the profiler runs: `apart` (default, the second process), `here` (in the worker,
-if only one process may use the device: compute mode EXCLUSIVE_PROCESS) or `off` (nowhere). A point never fails because
-its kernel could not be identified.
+QUANTBENCH_KERNEL_NAMES selects where the profiler runs: `apart` (the second process), `here` (in the worker) or `off`
+(nowhere). The default is `apart`, and `off` if only one process may use the device (compute mode EXCLUSIVE_PROCESS).
+A point never fails because its kernel could not be identified.
 
 torch.profiler attaches CUPTI to its process for good, which slowed programs by 10 to 20 % after profiling had ended
 (pytorch/pytorch issue 144455), and detaching it crashed CUDA graphs before CUDA 12.6 (pull request 112507). So the
@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from quantbench.errors import require_choice
+from quantbench.errors import QuantbenchError, require_choice
 from quantbench.launch import Launch
 from quantbench.reasons import reason_line
 from quantbench.store.typed import decode, encode
@@ -38,9 +38,13 @@ LIMIT_S = 25.0
 _MOST_LOST = 3
 
 
-def chosen_way() -> str:
-    """Returns the value of QUANTBENCH_KERNEL_NAMES (`apart`, `here`, `off`). Raises InputError for any other value."""
-    return require_choice(VARIABLE, "value", os.environ.get(VARIABLE, "").strip().lower() or "apart", _WAYS)
+def chosen_way(*, exclusive: bool = False) -> str:
+    """Returns the value of QUANTBENCH_KERNEL_NAMES (`apart`, `here`, `off`). Raises InputError for any other value.
+
+    exclusive: whether only one process may use the device; names are left out then rather than times slowed.
+    """
+    usual = "off" if exclusive else "apart"
+    return require_choice(VARIABLE, "value", os.environ.get(VARIABLE, "").strip().lower() or usual, _WAYS)
 
 
 def start_server() -> ChildProcess:
@@ -105,13 +109,16 @@ def main() -> None:
     """Loads torch while the first point is timed; creates a context only at the first request."""
     import torch  # noqa: F401
 
+    from quantbench.device import current
+
     spec: DeviceSpec | None = None
     with parent_pipe() as (requests, send):
         for request in requests:
-            if spec is None:
-                from quantbench import device
-
-                spec = device.current()
+            try:
+                spec = spec or current()
+            except (QuantbenchError, RuntimeError) as error:  # such as a device that the worker has for itself
+                send(encode(Reply(failed=("error", str(error)), broken=True)))
+                return
             reply = answer(decode(Request, request), spec)
             send(encode(reply))
             if reply.broken:

@@ -139,10 +139,12 @@ def main() -> None:
         try:
             for provider in sys.argv[2:]:
                 catalog.make(provider)
-            way = naming.chosen_way()
             spec = device.current()
+            nvml = device.open_nvml()
+            limits = None if isinstance(nvml, device.Absent) else nvml.limits()
+            way = naming.chosen_way(exclusive=limits is not None and limits.exclusive is True)
             state = device.monitor(spec)
-            hello = Hello(spec, state(), versions())
+            hello = Hello(spec, state(), versions(), limits)
         except Exception as error:  # noqa: BLE001 - CUDA, NVML and other people's providers raise anything
             send({"refused": _reason(error)})
             return
@@ -170,7 +172,7 @@ def _reason(error: Exception) -> str:
 
 
 def _namer(way: str, spec: DeviceSpec) -> Callable[[Request], Launch | None]:
-    """Returns the function that identifies kernels (see `naming`); on a CPU and through ROCm it returns None."""
+    """Returns the function that identifies kernels (see `naming`); on a CPU it returns None."""
     if way == "off" or spec.kind != "cuda":
         return lambda request: None
     if way == "here":

@@ -86,8 +86,8 @@ class CudaTimer(Timer):
         now: Callable[[], float] = perf_counter,
         pause: Callable[[float], None] = sleep,
     ) -> None:
-        if spec.kind == "cpu":
-            raise InputError("CudaTimer", f"a device of kind {spec.kind!r}", "a cuda or rocm device")
+        if spec.kind != "cuda":
+            raise InputError("CudaTimer", f"a device of kind {spec.kind!r}", "a cuda device")
         if ops is None:
             from quantbench.timing.cuda_device import TorchCuda
 

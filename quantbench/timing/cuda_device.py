@@ -121,7 +121,7 @@ class TorchCuda:
     """CUDA calls of the samplers, on the current device and stream. Tests stand in for it with doubles of a device.
 
     Creating it allocates the flush buffer (COLD_L2_MULTIPLE × L2) and compiles the probes, which takes about a second
-    the first time. Without these kernels (no Triton, no C compiler, ROCm) a sleep holds the stream and the clock is
+    the first time. Without these kernels (no Triton, no C compiler) a sleep holds the stream and the clock is
     NVML's; the state's note says so.
     """
 
@@ -212,8 +212,6 @@ class TorchCuda:
         """Build and run the two kernels. Returns "", or the reason why they are missing."""
         if os.environ.get("TRITON_INTERPRET") == "1":
             return "no counters of the SM clock: TRITON_INTERPRET is set"
-        if torch.version.hip is not None:
-            return "no counters of the SM clock: the kernels that read them are NVIDIA's instructions"
         try:
             from quantbench.timing import probes
 

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from made_devices import CPU
+from made_devices import A100, CPU, STATE
+from rich.console import Console
+from sweep_doubles import OPTIONS, Clock, QuietWorker, measured
 
-from quantbench.device import lookup
+from quantbench.cli.sweep_run import measure
+from quantbench.device import Limits, lookup
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError
 from quantbench.launch import Launch
 from quantbench.measurement import Measurement
 from quantbench.sweep import naming
 from quantbench.sweep.child import ChildProcess, WorkerLostError
-from quantbench.sweep.messages import Reply, Request
+from quantbench.sweep.messages import Hello, Reply, Request
+from quantbench.sweep.session import SweepSession
 from quantbench.sweep.worker import Worker
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm, Workload
@@ -84,11 +89,27 @@ def test_after_three_losses_no_more_names_are_asked_for() -> None:
 def test_the_way_is_apart_unless_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(naming.VARIABLE, raising=False)
     assert naming.chosen_way() == "apart"
+    assert naming.chosen_way(exclusive=True) == "off"
+    monkeypatch.setenv(naming.VARIABLE, "here")
+    assert naming.chosen_way(exclusive=True) == "here"
     monkeypatch.setenv(naming.VARIABLE, " OFF ")
     assert naming.chosen_way() == "off"
     monkeypatch.setenv(naming.VARIABLE, "yes")
     with pytest.raises(InputError, match="QUANTBENCH_KERNEL_NAMES: value = 'yes'; expected one of apart, here, off"):
         naming.chosen_way()
+
+
+def test_a_sweep_on_a_device_for_one_process_says_what_names_its_kernels(tmp_path: Path) -> None:
+    def connect() -> QuietWorker:
+        hello = Hello(A100, STATE, {}, Limits(exclusive=True))
+        return QuietWorker(lambda request: measured(100.0), Clock(), hello)
+
+    console = Console(width=300, record=True, file=StringIO())
+    with SweepSession.new(lambda spec: OPTIONS, tmp_path, connect) as session:
+        finished = measure(console, session)
+    assert finished.how == "complete"
+    assert "EXCLUSIVE_PROCESS" in console.export_text(clear=False)
+    assert f"{naming.VARIABLE}=here" in console.export_text()
 
 
 @pytest.mark.slow
@@ -106,6 +127,17 @@ def test_the_process_answers_and_says_what_it_cannot_run(monkeypatch: pytest.Mon
         assert server.ask(REQUEST, 60.0, lambda: None) == good
     finally:
         server.close()
+
+
+@pytest.mark.slow
+def test_a_process_that_may_not_use_the_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUANTBENCH_DEVICE", "none")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with naming.start_server() as server:
+        reply = server.ask(REQUEST, 60.0, lambda: None)
+    assert reply.broken
+    assert reply.failed is not None
+    assert "QUANTBENCH_DEVICE" in reply.failed[1]
 
 
 def test_an_error_of_the_work_is_an_answer_and_a_lost_context_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

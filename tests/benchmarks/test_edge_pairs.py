@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from quantbench import device
 from quantbench.device.spec import DeviceSpec
 from quantbench.pytest_plugin import DeviceBenchmark
 from quantbench.sweep.axes import Held, parse_axis, with_defaults
 from quantbench.sweep.edges import predicted_edges
+from quantbench.timing.options import TimingOptions
+from quantbench.timing.session import Timer
 from quantbench.workload import Attention, Gemm, Softmax
 
 PAIRS = 3
@@ -19,8 +20,8 @@ SIDES = pytest.mark.parametrize("past", [0, PAST_THE_EDGE], ids=["below", "past"
 
 
 @pytest.fixture(scope="module")
-def spec() -> DeviceSpec:
-    return device.current()
+def spec(_device_timer: tuple[DeviceSpec, Timer, TimingOptions]) -> DeviceSpec:
+    return _device_timer[0]
 
 
 @pytest.fixture(scope="module")

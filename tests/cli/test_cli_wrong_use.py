@@ -302,6 +302,7 @@ def test_a_system_error_is_one_line_and_a_bug_is_not(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["quantbench", "devices"])
+    monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
     for error, said in (
         (PermissionError(13, "Permission denied", "/x"), "quantbench: read or write: /x (Permission denied); expected"),
         (OSError("no number: a bug"), None),

@@ -1,14 +1,18 @@
 """What `quantbench devices` prints, on a processor and on cards that are made up."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import typer
 
 from quantbench import device
 from quantbench.cli.devices import device_line, devices, peaks_line, state_line
+from quantbench.device.diagnosis import Machine
 from quantbench.device.nvml import Absent, Limits
 from quantbench.device.spec import DeviceState
+from quantbench.device.wheels import install_line
 
 H200 = device.lookup("h200-sxm-141gb")
 
@@ -52,8 +56,12 @@ def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 
     class Card:
         def limits(self) -> Limits:
-            return Limits("580.159.03", 1980, 3201, 1980, 6144, 700, 700, 95, True)
+            return Limits(
+                driver_version="580.159.03", max_sm_clock_mhz=1980, max_memory_clock_mhz=3201, power_limit_w=700,
+                default_power_limit_w=700, slowdown_c=95, persistence=True,
+            )  # fmt: skip
 
+    monkeypatch.setattr(device, "inspect_machine", lambda: None)
     monkeypatch.setattr(device, "current", lambda: H200)
     monkeypatch.setattr(device, "monitor", lambda spec: lambda: state)
     monkeypatch.setattr(device, "open_nvml", Card)
@@ -71,8 +79,54 @@ def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     assert "This is a CPU" not in out
 
 
+def machine(**changes: Any) -> Machine:
+    """An A100 that torch can use, but for `changes`."""
+    made = Machine(
+        index=0, reason="", card="NVIDIA A100-SXM4-80GB", capability=(8, 0), driver="580.65.06",
+        device_files=("/dev/nvidia0",), closed_files=(), visible=None, blocking=None, torch="2.13.0+cu130",
+        cuda="13.0", architectures=("sm_80", "sm_90"),
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def test_the_diagnosis_of_a_gpu_in_order(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(device, "inspect_machine", machine)
+    monkeypatch.setattr(device, "current", lambda: H200)
+    monkeypatch.setattr(device, "monitor", lambda spec: lambda: DeviceState())
+    monkeypatch.setattr(device, "open_nvml", lambda: Absent("no driver"))
+    devices()
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    rows = {line[0]: line for line in lines if line}
+    for what in ("card", "driver", "torch", "architectures", "triton"):
+        assert rows[what][-1] == "ok", rows[what]
+    assert ["device", "file", "/dev/nvidia0", "ok"] in lines
+    assert ["verdict", "this", "card", "can", "be", "measured", "ok"] in lines
+
+
+def test_a_gpu_that_torch_cannot_use_is_diagnosed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = machine(index=None, reason="The NVIDIA driver on your system is too old", driver="535.183.01")
+    monkeypatch.setattr(device, "inspect_machine", lambda: broken)
+    with pytest.raises(typer.Exit) as ended:
+        devices()
+    assert ended.value.exit_code == 1
+    out = capsys.readouterr().out
+    words = " ".join(out.split())
+    assert "2.13.0+cu130 for CUDA 13.0 The NVIDIA driver on your system is too old" in words
+    assert f"this card cannot be measured needed: {install_line('535.183.01', (8, 0))}" in words
+    assert "This is a CPU" not in out
+    assert "h200-sxm-141gb" in out
+    with pytest.raises(typer.Exit):
+        devices(as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert found["device"] is None
+    assert found["diagnosis"][-1]["what"] == "verdict"
+
+
 def test_a_gpu_without_nvml(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     absent: Any = Absent("NVML does not start: Driver Not Loaded")
+    monkeypatch.setattr(device, "inspect_machine", lambda: None)
     monkeypatch.setattr(device, "current", lambda: H200)
     monkeypatch.setattr(device, "monitor", lambda spec: lambda: DeviceState(note=absent.note))
     monkeypatch.setattr(device, "open_nvml", lambda: absent)

@@ -29,7 +29,7 @@ from quantbench.comm.isolation import (
 from quantbench.comm.session import DEFAULT_OPS, CommSession, figures, parse_sizes, points, reference_point
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceState
-from quantbench.errors import InputError, MeasurementError
+from quantbench.errors import InputError, MeasurementError, UnsupportedError
 from quantbench.measurement import Grade
 from quantbench.providers.collectives import TorchWork
 from quantbench.store.folder import read_run
@@ -377,6 +377,27 @@ def test_plans_by_backend() -> None:
     assert arguments.plan("gloo", 2, 1)[0].dtype == "fp32"
     one = CommOptions(op="all-gather", sizes="1KiB", dtype="int8").plan("gloo", 4, 2)
     assert one == (Collective("all_gather", 1024, 4, "int8", 2),)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "nccl", "expected"),
+    [(None, 0, True, "gloo"), (0, 4, True, "nccl"), (0, 1, True, "4 ranks"), (0, 4, False, "NCCL")],
+)
+def test_gpus_are_not_left_out_silently(
+    monkeypatch: pytest.MonkeyPatch, gpu: int | None, gpus: int, nccl: bool, expected: str
+) -> None:
+    """gloo, which runs on CPUs, is chosen only where there is no GPU."""
+    from quantbench.providers import collectives
+
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setattr(collectives, "gpu_index", lambda: gpu)
+    monkeypatch.setattr(collectives.torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(collectives.dist, "is_nccl_available", lambda: nccl)
+    if expected in ("gloo", "nccl"):
+        assert collectives.backend_here() == expected
+    else:
+        with pytest.raises(UnsupportedError, match=f"{expected}.*--backend gloo"):
+            collectives.backend_here()
 
 
 def free_port() -> int:

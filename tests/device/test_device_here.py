@@ -2,6 +2,9 @@
 
 import subprocess
 import sys
+import warnings
+from functools import partial
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -9,9 +12,10 @@ import pytest
 
 from quantbench import device
 from quantbench.device import here
+from quantbench.device.diagnosis import look
 from quantbench.device.nvml import Absent, Nvml
 from quantbench.device.spec import DeviceState
-from quantbench.errors import InputError
+from quantbench.errors import InputError, UnsupportedError
 
 H200 = SimpleNamespace(
     name="NVIDIA H200", major=9, minor=0, total_memory=150109880320, multi_processor_count=132,
@@ -22,14 +26,29 @@ T4 = SimpleNamespace(name="Tesla T4", major=7, minor=5, total_memory=15642329088
 
 
 @pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Put a torch in place that sees these GPUs, and no NVML; `gpus.chosen` tells which it was told to use."""
+def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Put a torch in place that sees these GPUs, and no NVML; `gpus.chosen` tells which it was told to use.
+
+    device_file: whether the machine shows a card whatever torch sees.
+    """
     chosen: list[int] = []
 
-    def put(*cards: SimpleNamespace, hip: str | None = None) -> list[dict[str, Any]]:
+    def init() -> None:
+        warnings.warn("CUDA initialization: the driver is too old", stacklevel=1)
+        raise RuntimeError("No CUDA GPUs are available")
+
+    def put(
+        *cards: SimpleNamespace, hip: str | None = None, device_file: bool = False, **environ: str
+    ) -> list[dict[str, Any]]:
+        (tmp_path / "dev").mkdir(exist_ok=True)
+        if device_file:
+            (tmp_path / "dev/nvidia0").touch()
+        shown = partial(look, root=tmp_path, ask_driver=lambda: ("580.65.06", None), environ=environ)
+        monkeypatch.setattr(here, "look", shown)
         torch = ModuleType("torch")
         chosen.clear()
-        torch.version = SimpleNamespace(hip=hip)  # type: ignore[attr-defined]
+        torch.__version__ = "2.13.0"  # type: ignore[attr-defined]
+        torch.version = SimpleNamespace(hip=hip, cuda=None if hip else "13.0")  # type: ignore[attr-defined]
         torch.cuda = SimpleNamespace(  # type: ignore[attr-defined]
             is_available=lambda: bool(cards),
             device_count=lambda: len(cards),
@@ -37,6 +56,8 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
             get_device_properties=lambda index: cards[index],
             get_device_name=lambda index: cards[index].name,
             set_device=chosen.append,
+            get_arch_list=lambda: ["sm_75", "sm_90"],
+            init=init,
         )
         monkeypatch.setitem(sys.modules, "torch", torch)
         monkeypatch.delenv(here.VARIABLE, raising=False)
@@ -104,49 +125,42 @@ def test_a_gpu_that_is_demanded_and_not_there(gpus: Any, monkeypatch: pytest.Mon
         device.current()
 
 
-AMD = SimpleNamespace(
-    name="AMD Instinct MI000", gcnArchName="gfx942:sramecc+:xnack-", major=9, minor=4, total_memory=206141652992,
-    multi_processor_count=304, L2_cache_size=4194304, shared_memory_per_multiprocessor=65536, clock_rate=2100000,
-    memory_clock_rate=1300000, memory_bus_width=8192,
-)  # fmt: skip
+def test_a_card_that_torch_does_not_see_is_not_replaced_by_the_cpu(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(device_file=True)
+    why = r"an NVIDIA card .*No CUDA GPUs are available.*QUANTBENCH_DEVICE=cpu"
+    for wish in ("", "cuda", "cuda:1"):
+        monkeypatch.setenv("QUANTBENCH_DEVICE", wish)
+        with pytest.raises(UnsupportedError, match=why):
+            device.current()
+    monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
+    assert device.current().kind == "cpu"
 
 
-def test_a_gpu_of_amd_gets_no_peak_and_nothing_of_nvidia(gpus: Any) -> None:
-    """gfx942 reports 9.4, which is no compute capability, and a memory clock that gives half of the bandwidth."""
-    asked = gpus(AMD, hip="6.2")
-    spec = device.current()
-    assert (spec.kind, spec.torch_kind, spec.architecture) == ("rocm", "cuda", "rocm")
-    assert spec.compute_capability is None
-    assert spec.peak_tflops == {}
-    assert not spec.registered
-    assert (spec.sm_count, spec.sm_clock_mhz) == (304, 2100)
-    assert spec.l2_bytes > AMD.L2_cache_size
-    assert spec.memory_gb_per_s > 5300
-    assert "upper bound" in spec.source["memory_gb_per_s"]
-    assert asked == []
-    assert isinstance(device.open_nvml(), Absent)
+def test_a_card_without_code_is_refused_before_it_is_used(gpus: Any) -> None:
+    gpus(SimpleNamespace(**{**vars(T4), "name": "Tesla V100-SXM2-16GB", "minor": 0}))
+    with pytest.raises(UnsupportedError, match=r"Tesla V100-SXM2-16GB .*no code for sm_70"):
+        device.current()
+    assert gpus.chosen == []
 
 
-def test_a_registered_gpu_of_amd_is_found_by_name_size_and_units(gpus: Any) -> None:
-    """torch through ROCm gives no compute capability; a partition of the card keeps its Infinity Cache."""
-    card = {**vars(AMD), "name": "AMD Instinct MI300X"}
-    gpus(SimpleNamespace(**card), hip="6.2")
-    spec = device.current()
-    assert (spec.name, spec.registered, spec.architecture) == ("mi300x-192gb", True, "gfx942")
-    gpus(SimpleNamespace(**{**card, "multi_processor_count": 38}), hip="6.2")
-    part = device.current()
-    assert (part.name, part.registered, part.sm_count) == ("mi300x-192gb-38sm", False, 38)
-    assert part.l2_bytes == spec.l2_bytes > AMD.L2_cache_size
+def test_launches_that_wait_are_refused(gpus: Any) -> None:
+    gpus(H200, CUDA_LAUNCH_BLOCKING="1")
+    with pytest.raises(UnsupportedError, match=r"CUDA_LAUNCH_BLOCKING='1'.*; expected CUDA_LAUNCH_BLOCKING unset"):
+        device.current()
 
 
-def test_a_run_through_rocm_says_that_it_is_untested(gpus: Any) -> None:
-    gpus(AMD, hip="6.2")
-    spec = device.current()
-    state = device.monitor(spec)()
-    assert state.note.startswith(here.UNTESTED)
-    (line,) = device.warnings_for(spec, state)
-    assert "untested" in line
-    assert "peaks are unknown" in line
+@pytest.mark.parametrize("wish", ["", "cuda"])
+def test_a_torch_for_amd_gpus_is_refused(gpus: Any, monkeypatch: pytest.MonkeyPatch, wish: str) -> None:
+    gpus(SimpleNamespace(name="AMD Instinct MI300X", gcnArchName="gfx942", major=9, minor=4), hip="6.4")
+    monkeypatch.setenv("QUANTBENCH_DEVICE", wish)
+    with pytest.raises(UnsupportedError) as caught:
+        device.current()
+    assert str(caught.value) == (
+        "device: torch 2.13.0 for ROCm: measuring on AMD GPUs is not supported; expected predictions and imported"
+        " tables, which are supported, or QUANTBENCH_DEVICE=cpu to measure the CPU"
+    )
+    monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
+    assert device.current().kind == "cpu"
 
 
 def test_nvml_fills_in_what_torch_does_not_tell() -> None:

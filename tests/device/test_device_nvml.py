@@ -40,6 +40,7 @@ class FakeLibrary:
         return call
 
     missing: frozenset[str] = frozenset()
+    compute_mode = 0
 
     def answer(self, name: str, arguments: tuple[Any, ...]) -> Any:
         if name == "nvmlDeviceGetHandleByUUID":
@@ -62,6 +63,8 @@ class FakeLibrary:
             "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=pid) for pid in self.pids],
             "nvmlSystemGetDriverVersion": "580.159.03",
             "nvmlDeviceGetApplicationsClock": 1980,
+            "nvmlDeviceGetDefaultApplicationsClock": 1830,
+            "nvmlDeviceGetComputeMode": self.compute_mode,
             "nvmlDeviceGetMemoryBusWidth": 6144,
             "nvmlDeviceGetEnforcedPowerLimit": 700000,
             "nvmlDeviceGetPowerManagementDefaultLimit": 700000,
@@ -97,12 +100,20 @@ def test_limits() -> None:
         max_sm_clock_mhz=1980,
         max_memory_clock_mhz=3201,
         application_sm_mhz=1980,
+        default_application_sm_mhz=1830,
         memory_bus_bits=6144,
         power_limit_w=700,
         default_power_limit_w=700,
         slowdown_c=95,
         persistence=True,
+        exclusive=False,
     )
+
+
+def test_a_card_for_one_process_only() -> None:
+    library = FakeLibrary()
+    library.compute_mode = 3
+    assert opened(library).limits().exclusive
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from quantbench.device.spec import DeviceState
 A100 = lookup("a100-sxm4-80gb")
 CPU = cpu_spec(CpuInfo("AMD EPYC", "AuthenticAMD", 26, 2, frozenset({"sse2"}), 2**25, 2**34, None))
 QUIET = Limits(
-    max_sm_clock_mhz=1410, application_sm_mhz=1410, power_limit_w=400, default_power_limit_w=400, slowdown_c=92,
-    persistence=True,
+    max_sm_clock_mhz=1410, application_sm_mhz=1410, default_application_sm_mhz=1410, power_limit_w=400,
+    default_power_limit_w=400, slowdown_c=92, persistence=True,
 )  # fmt: skip
 
 
@@ -51,9 +51,9 @@ def test_all_is_well() -> None:
         ),
         (
             DeviceState(),
-            Limits(application_sm_mhz=1095, max_sm_clock_mhz=1410),
-            "Its SM clock is set to 1095 MHz, below the 1410 MHz that its peaks are stated at: shares of the peak will"
-            " look low.",
+            Limits(application_sm_mhz=900, default_application_sm_mhz=1095, max_sm_clock_mhz=1410),
+            "Its SM clock is set to 900 MHz instead of 1095 MHz: kernels will run slower than published figures."
+            " An administrator resets it with nvidia-smi -rac.",
         ),
         (
             DeviceState(),
@@ -66,10 +66,30 @@ def test_all_is_well() -> None:
             "Persistence mode is off: the driver unloads between programs, so starts are slow and clocks cold."
             " An administrator turns it on with nvidia-smi -pm 1.",
         ),
+        (
+            DeviceState(),
+            Limits(exclusive=True),
+            "Only one process may use this GPU (compute mode EXCLUSIVE_PROCESS): kernels are named only with"
+            " QUANTBENCH_KERNEL_NAMES=here, which slows later timings, or after nvidia-smi -c DEFAULT.",
+        ),
     ],
 )
 def test_one_thing_is_off(state: DeviceState, limits: Limits | None, sentence: str) -> None:
     assert warnings_for(A100, state, limits) == (sentence,)
+
+
+@pytest.mark.parametrize(("slug", "default_mhz", "highest_mhz"), [("v100", 1312, 1530), ("a100", 1095, 1410)])
+def test_a_default_clock_below_the_highest_is_no_lowered_clock(
+    slug: str, default_mhz: float, highest_mhz: float
+) -> None:
+    limits = Limits(
+        application_sm_mhz=default_mhz, default_application_sm_mhz=default_mhz, max_sm_clock_mhz=highest_mhz
+    )
+    assert warnings_for(lookup(slug), DeviceState(), limits) == ()
+
+
+def test_without_the_default_clock_nothing_is_said_of_the_clock() -> None:
+    assert warnings_for(A100, DeviceState(), Limits(application_sm_mhz=1095, max_sm_clock_mhz=1410)) == ()
 
 
 @pytest.mark.parametrize("reason", sorted(HARMFUL_REASONS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -29,8 +30,9 @@ def test_each_command_is_understood(line: str, tmp_path: Path) -> None:
     if words[0] == "sweep" and "--dry-run" not in words:
         words += ["--dry-run", "--gpu", "a100-sxm4-80gb"]
     done = subprocess.run(
-        [sys.executable, "-m", "quantbench", *words], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-m", "quantbench", *words], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "QUANTBENCH_DEVICE": "cpu"},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout
 

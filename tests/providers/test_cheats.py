@@ -12,9 +12,8 @@ from pathlib import Path
 import cheating_providers
 import pytest
 import torch
-from made_runs import SPEC
 
-from quantbench import device
+from quantbench.device.cpu import cpu_info, cpu_spec
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.providers import correctness
 from quantbench.store.record import Failed, Measured, Record, record_from_json, record_to_json
@@ -62,9 +61,7 @@ class Kept:
 
 @pytest.fixture(scope="module")
 def spec() -> DeviceSpec:
-    """This processor, or one like it where a GPU is the current device."""
-    found = device.current()
-    return found if found.kind == "cpu" else replace(SPEC, kind="cpu", compute_capability=None)
+    return cpu_spec(cpu_info())
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from interpreter import ACTIVE, in_interpreter
 from quantbench.kernels import launching
@@ -24,7 +22,7 @@ CPU = DeviceSpec(
     name="cpu-test", kind="cpu", sm_count=1, sm_clock_mhz=3000, l2_bytes=2**20, smem_per_sm_bytes=0,
     memory_bytes=2**33, memory_gb_per_s=20, peak_tflops={"fp32": 0.1},
 )  # fmt: skip
-AMD = replace(CPU, name="mi-test", kind="rocm")
+AMD = lookup("mi300x-192gb")
 H200, A100, V100 = lookup("h200-sxm-141gb"), lookup("a100-sxm4-80gb"), lookup("v100-sxm2-16gb")
 NO_GPU = "needs a CUDA GPU, or TRITON_INTERPRET=1 set to run in triton's interpreter"
 not_interpreted = pytest.mark.skipif(ACTIVE, reason="the interpreter plays the GPU")

@@ -41,12 +41,12 @@ def test_plain():
 """
 
 
-def pytest_run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def pytest_run(folder: Path, *words: str, device: str = "cpu") -> subprocess.CompletedProcess[str]:
     (folder / "test_suite.py").write_text(SUITE)
     plugin = plugin_words()
     return subprocess.run(
         [sys.executable, "-m", "pytest", *plugin, "-q", "--device-max-time", "50ms", "--device-cache", "hot", *words],
-        cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False,
+        cwd=folder, env={**ENVIRONMENT, "QUANTBENCH_DEVICE": device}, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
 
@@ -65,6 +65,15 @@ def test_the_table_and_the_json_hold_device_time(tmp_path: Path) -> None:
         assert all(0 < seconds < 10 for seconds in each["stats"]["data"])
     # 64 times the work; a clock that ticked with Python would see no difference.
     assert found[128]["stats"]["median"] > 2 * found[32]["stats"]["median"]
+
+
+@pytest.mark.slow
+def test_a_device_that_cannot_be_measured_is_one_line(tmp_path: Path) -> None:
+    done = pytest_run(tmp_path, "-k", "my_kernel or plain", device="abacus")
+    error = "\nQUANTBENCH_DEVICE: 'abacus'; expected cpu, cuda or cuda:<number>\n"
+    assert done.stdout.count(error) == 2  # of two tests, without a traceback
+    assert "here.py" not in done.stdout
+    assert "1 passed" in done.stdout  # the test that asks for no device
 
 
 @pytest.mark.slow

@@ -383,7 +383,7 @@ def test_a_processor_is_no_cuda_device() -> None:
     cpu = DeviceSpec("cpu-x", "cpu", 1, 3000, 32 * MIB, 0, 2**34, 100, {})
     with pytest.raises(InputError) as caught:
         CudaTimer(TimingOptions(), cpu, DeviceState, ops=FakeGpu())
-    assert str(caught.value) == "CudaTimer: a device of kind 'cpu'; expected a cuda or rocm device"
+    assert str(caught.value) == "CudaTimer: a device of kind 'cpu'; expected a cuda device"
 
 
 def test_probes_that_do_not_compile_leave_a_note(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,249 @@
+"""Finds out why torch cannot use the NVIDIA card of this machine, and what mends it.
+
+`look` reads once what device files, the driver and torch show; `findings` judges it line by line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quantbench.device import wheels
+from quantbench.device.spec import sm_name
+from quantbench.errors import UnsupportedError
+
+_BLOCKING = "CUDA_LAUNCH_BLOCKING"
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_UNKNOWN_CARD = "an NVIDIA card"
+# torch's words if the driver works and shows it no card.
+_NO_CARDS = "No CUDA GPUs are available"
+_TOO_OLD = "too old"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """An NVIDIA card as the machine and torch show it.
+
+    index: torch's number of the card; None if torch cannot use any.
+    reason: why not, in torch's words; empty if it can.
+    card: name; empty if nothing shows a card.
+    capability: compute capability, None if unknown.
+    driver: version, None if neither NVML nor /proc/driver/nvidia states it.
+    device_files: paths of the cards.
+    closed_files: those that this user cannot open; looked for only if torch uses no card.
+    visible, blocking: CUDA_VISIBLE_DEVICES and CUDA_LAUNCH_BLOCKING, None where not set.
+    torch: version of torch.
+    cuda: version of CUDA that torch is built for; None if it is built without.
+    architectures: what torch has machine code (`sm_80`) or PTX (`compute_90`) for; may be empty.
+    """
+
+    index: int | None
+    reason: str
+    card: str
+    capability: tuple[int, int] | None
+    driver: str | None
+    device_files: tuple[str, ...]
+    closed_files: tuple[str, ...]
+    visible: str | None
+    blocking: str | None
+    torch: str
+    cuda: str | None
+    architectures: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the diagnosis. problem: why it keeps torch from the card, and remedy: what
+    mends it; both are empty if the line is in order."""
+
+    what: str
+    found: str
+    problem: str = ""
+    remedy: str = ""
+
+
+def opens(path: Path) -> bool:
+    """Returns whether this process may open a device file, by permissions and its container."""
+    try:
+        os.close(os.open(path, os.O_RDWR))
+    except OSError:
+        return False
+    return True
+
+
+def look(
+    torch: Any,
+    index: int | None,
+    *,
+    root: Path = Path("/"),
+    ask_driver: Callable[[], tuple[str | None, wheels.Capability | None]] = wheels.machine,
+    environ: Mapping[str, str] = os.environ,
+    may_open: Callable[[Path], bool] = opens,
+) -> Machine:
+    """Reads what shows of the machine's card.
+
+    torch: the module. index: its number of the card in use, None if it has none.
+    root, ask_driver (for driver and capability), environ, may_open: replaced by tests.
+    """
+    driver, capability = ask_driver()
+    files = sorted(root.glob("dev/nvidia[0-9]*"))
+    closed: list[Path] = []
+    if index is None:
+        reason = _reason(torch)
+        closed = [path for path in files if not may_open(path)]
+        card = _first_model(root / "proc/driver/nvidia/gpus")
+        if not card and (files or capability):
+            card = _UNKNOWN_CARD
+    else:
+        reason = ""
+        properties = torch.cuda.get_device_properties(index)
+        card = properties.name
+        capability = (properties.major, properties.minor)
+    return Machine(
+        index=index,
+        reason=reason,
+        card=card,
+        capability=capability,
+        driver=driver,
+        device_files=tuple(map(str, files)),
+        closed_files=tuple(map(str, closed)),
+        visible=environ.get(_VISIBLE),
+        blocking=environ.get(_BLOCKING),
+        torch=torch.__version__,
+        cuda=torch.version.cuda,
+        architectures=tuple(torch.cuda.get_arch_list()),
+    )
+
+
+def refusal(machine: Machine) -> UnsupportedError | None:
+    """Returns the error of one line that ends a measurement; None if the card can be measured, and
+    if there is none."""
+    problems = [finding for finding in findings(machine) if finding.problem]
+    if not machine.card or not problems:
+        return None
+    first = problems[0]
+    capability = "" if machine.capability is None else f"{sm_name(machine.capability)}, "
+    built = "without CUDA"
+    if machine.cuda is not None:
+        built = " ".join(["for CUDA", machine.cuda, *machine.architectures])
+    card = f"{machine.card} ({capability}driver {machine.driver or 'unknown'})"
+    torch_says = f" (torch: {machine.reason})" if machine.reason not in first.problem else ""
+    found = f"{card} with torch {machine.torch} built {built}: {first.problem}{torch_says}"
+    return UnsupportedError("device", found, f"{first.remedy}; QUANTBENCH_DEVICE=cpu measures the CPU")
+
+
+def findings(machine: Machine) -> Iterator[Finding]:
+    """Judges each part in the order in which problems are to be solved."""
+    capability = "" if machine.capability is None else f" ({sm_name(machine.capability)})"
+    yield Finding("card", f"{machine.card}{capability}")
+    yield _device_file(machine)
+    yield _driver(machine)
+    yield from _variables(machine)
+    yield from _torch(machine)
+
+
+def _device_file(machine: Machine) -> Finding:
+    what = "device file"
+    files = " ".join(machine.device_files) or "none"
+    if machine.closed_files and machine.closed_files == machine.device_files:
+        remedy = f"a user, a container or a job that may open {files}"
+        return Finding(what, files, f"{files} cannot be opened", remedy)
+    return Finding(what, files)
+
+
+def _driver(machine: Machine) -> Finding:
+    found = machine.driver or "unknown"
+    if machine.reason and machine.driver is None:
+        remedy = "NVIDIA's driver, for containers by docker run --gpus all"
+        return Finding("driver", found, "no driver is found", remedy)
+    return Finding("driver", found)
+
+
+def _variables(machine: Machine) -> Iterator[Finding]:
+    """Judges the variables of the environment that are set and may hide cards or forbid timing."""
+    if machine.visible is not None:
+        found = repr(machine.visible)
+        nothing_named = machine.visible.strip() in ("", "-1")
+        if machine.reason and (nothing_named or _NO_CARDS in machine.reason):
+            yield Finding(_VISIBLE, found, f"{_VISIBLE}={found} hides every card", f"{_VISIBLE} unset")
+        else:
+            yield Finding(_VISIBLE, found)
+    if machine.blocking is not None:
+        found = repr(machine.blocking)
+        # CUDA reads a number; whatever is not plainly 0 may be on.
+        if machine.blocking.strip().strip("0"):
+            problem = f"{_BLOCKING}={found} makes every launch wait, so nothing can be timed"
+            yield Finding(_BLOCKING, found, problem, f"{_BLOCKING} unset or 0")
+        else:
+            yield Finding(_BLOCKING, found)
+
+
+def _torch(machine: Machine) -> Iterator[Finding]:
+    """Judges the build of torch."""
+    install = wheels.install_line(machine.driver, machine.capability)
+    if machine.cuda is None:
+        yield Finding("torch", machine.torch, "this torch is for CPUs", install)
+        return
+    found = f"{machine.torch} for CUDA {machine.cuda}"
+    if not machine.reason:
+        yield Finding("torch", found)
+    elif _TOO_OLD in machine.reason:
+        yield Finding("torch", found, machine.reason, install)
+    else:
+        yield Finding("torch", found, machine.reason, "a card that CUDA programs can use (nvidia-smi)")
+    capability = machine.capability
+    architectures = " ".join(machine.architectures) or "unknown"
+    known = bool(machine.architectures)
+    if capability is not None and known and not has_code(machine.architectures, capability):
+        problem = f"this torch has no code for {sm_name(capability)}"
+        yield Finding("architectures", architectures, problem, install)
+    else:
+        yield Finding("architectures", architectures)
+
+
+def has_code(architectures: tuple[str, ...], capability: tuple[int, int]) -> bool:
+    """Returns whether code for one of `architectures` runs on a GPU of a compute capability.
+
+    Machine code runs on the same major and a higher minor version, PTX on all higher versions; with
+    suffix f both run on the same major version only, with suffix a on the very same version (CUDA
+    C++ Programming Guide 13.0, binary and PTX compatibility).
+
+    >>> has_code(("sm_80", "sm_86"), (8, 9)), has_code(("sm_75", "sm_80"), (7, 0))
+    (True, False)
+    """
+    for name in architectures:
+        found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", name)
+        if found is None:
+            continue
+        kind, major, minor, suffix = found.groups()
+        built_for = (int(major), int(minor))
+        same_major = built_for[0] == capability[0]
+        if suffix == "a":
+            runs = built_for == capability
+        else:
+            runs = built_for <= capability and (same_major or (kind == "compute" and not suffix))
+        if runs:
+            return True
+    return False
+
+
+def _reason(torch: Any) -> str:
+    """Returns the first sentence of torch's reason for having no card."""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return re.split(r"\n|\. (?=[A-Z])", str(error).strip())[0]
+    return "torch counts no card"
+
+
+def _first_model(gpus: Path) -> str:
+    """Reads the name of the first card from the driver's folder of cards; empty if it has none."""
+    for information in sorted(gpus.glob("*/information")):
+        text = information.read_text(encoding="utf-8")
+        found = re.search(r"^Model:\s*(.+?)\s*$", text, re.MULTILINE)
+        return found[1] if found else _UNKNOWN_CARD
+    return ""

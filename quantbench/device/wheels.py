@@ -1,0 +1,229 @@
+"""Chooses the torch and triton that fit a machine's driver and card, by one table.
+
+Uses only the standard library and nothing of this package: `make install` runs this file with a
+bare Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Capability = tuple[int, int]
+
+_COMPATIBILITY = "https://docs.nvidia.com/deploy/cuda-compatibility"
+_MINOR_VERSIONS = f"{_COMPATIBILITY}/minor-version-compatibility.html, table 1"
+_MATRIX = "https://github.com/pytorch/pytorch/pull/175253"
+
+
+@dataclass(frozen=True)
+class Wheels:
+    """One line of the table.
+
+    name: of the line, and of the extra of this package that asks for the same.
+    requirements: what pip is asked for. torch requires a triton itself, so only another is named.
+    cuda: version of CUDA that this torch comes with; empty for the CPU build.
+    driver: lowest major version of NVIDIA's driver.
+    lowest, end: compute capabilities, from the lowest up to but without the end.
+    source: of cards and driver.
+    """
+
+    name: str
+    requirements: tuple[str, ...]
+    cuda: str
+    driver: int
+    lowest: Capability
+    end: Capability
+    source: str
+
+
+#: The first line that serves both card and driver is taken.
+TABLE = (
+    Wheels(
+        "cuda13", ("torch==2.15.*",), "13.2", 580, (7, 5), (13, 0),
+        f"cards: torch.cuda.get_arch_list() of the wheel; driver: {_MINOR_VERSIONS}",
+    ),
+    Wheels(
+        "cuda12", ("torch==2.10.*",), "12.8", 570, (10, 0), (13, 0),
+        f"cards: {_MATRIX}; driver: the first that knows Blackwell, "
+        "https://docs.nvidia.com/cuda/archive/12.8.0/cuda-toolkit-release-notes, table 3",
+    ),
+    Wheels(
+        "cuda12", ("torch==2.10.*",), "12.8", 525, (7, 5), (10, 0),
+        f"cards: {_MATRIX}; driver: {_MINOR_VERSIONS}",
+    ),
+    # torch up to 2.10 serves a V100 as well, but triton after 3.2 compiles for 8.0 and newer only.
+    Wheels(
+        "volta", ("torch==2.6.*", "triton==3.2.*"), "12.4", 525, (5, 0), (7, 5),
+        "cards: torch.cuda.get_arch_list() of the wheel, "
+        "https://github.com/triton-lang/triton/pull/5066; "
+        f"driver: {_MINOR_VERSIONS}",
+    ),
+)  # fmt: skip
+
+#: Without an NVIDIA driver: any torch that passes the tests, as PyTorch's CPU build if possible.
+CPU_REQUIREMENTS = ("torch>=2.6,<2.16", 'triton>=3.2,<3.10; platform_system == "Linux"')
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to install on a machine.
+
+    name: of the line, "cpu" without an NVIDIA driver, "" if no torch since 2.6 serves the machine.
+    requirements: what pip is asked for; empty if nothing serves the machine.
+    index: package index where torch is looked for first; None: pip's own.
+    reason: one clause, what was found and what follows.
+    command: command that mends an environment with another torch, or what to do instead.
+    """
+
+    name: str
+    requirements: tuple[str, ...]
+    index: str | None
+    reason: str
+    command: str
+
+
+def choose(driver: str | None, capability: Capability | None) -> Choice:
+    """Chooses torch and triton for a machine.
+
+    driver: version of NVIDIA's driver, as 535.183.01; None if there is none.
+    capability: compute capability, as (8, 0); None if unknown, then 7.5 or newer is assumed.
+    """
+    if driver is None:
+        return _chosen("cpu", CPU_REQUIREMENTS, CPU_INDEX, "no NVIDIA driver, so the CPU build")
+    found = f"{_card(capability)} with driver {driver}"
+    serving = [wheels for wheels in TABLE if _serves(wheels, capability)]
+    if not serving:
+        reason = f"{found}: no torch since 2.6 was built for this card"
+        return Choice("", (), None, reason, "set QUANTBENCH_DEVICE=cpu to use the CPU")
+    for wheels in serving:
+        if int(driver.partition(".")[0]) >= wheels.driver:
+            reason = f"{found}, so CUDA {wheels.cuda}"
+            return _chosen(wheels.name, wheels.requirements, None, reason)
+    needed = min(wheels.driver for wheels in serving)
+    reason = f"{found}: torch for this card needs driver {needed} or newer"
+    return Choice("", (), None, reason, f"update NVIDIA's driver to {needed} or newer")
+
+
+def machine(
+    load: Callable[[str], Any] = ctypes.CDLL, proc: Path = Path("/proc/driver/nvidia/version")
+) -> tuple[str | None, Capability | None]:
+    """Returns NVIDIA's driver version and the highest compute capability, None where unknown.
+
+    load: loads NVML by its file name. proc: where the driver's module states its version, for
+    containers without NVML.
+    """
+    try:
+        nvml = load("libnvidia-ml.so.1")
+    except OSError:
+        nvml = None
+    if nvml is not None and nvml.nvmlInit_v2() == 0:
+        return _ask_nvml(nvml)
+    if not proc.is_file():
+        return None, None
+    version = re.search(r"\s(\d+\.[\d.]+)\s", proc.read_text(encoding="utf-8"))
+    return (version[1] if version else None), None
+
+
+def _ask_nvml(nvml: Any) -> tuple[str | None, Capability | None]:
+    """Returns driver and capability as `machine` does; (None, None) if NVML knows no card."""
+    count = ctypes.c_uint()
+    if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0 or count.value == 0:
+        return None, None
+    version = ctypes.create_string_buffer(80)
+    nvml.nvmlSystemGetDriverVersion(version, len(version))
+    capabilities = []
+    for index in range(count.value):
+        card = ctypes.c_void_p()
+        major = ctypes.c_int()
+        minor = ctypes.c_int()
+        answer = nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(card))
+        if answer != 0:  # this user may not open the card
+            continue
+        numbers = (ctypes.byref(major), ctypes.byref(minor))
+        if nvml.nvmlDeviceGetCudaComputeCapability(card, *numbers) == 0:
+            capabilities.append((major.value, minor.value))
+    return version.value.decode(), max(capabilities, default=None)
+
+
+def install_line(driver: str | None, capability: Capability | None) -> str:
+    """Returns the command that mends an environment whose torch does not fit; see `choose`."""
+    return choose(driver, capability).command
+
+
+def _chosen(name: str, requirements: tuple[str, ...], index: str | None, reason: str) -> Choice:
+    # pip keeps an installed torch of the right version, even if built for another CUDA.
+    command = "pip uninstall --yes torch triton && pip install"
+    if index is not None:
+        command += f" --extra-index-url {index}"
+    for requirement in requirements:
+        command += f" '{requirement}'"
+    return Choice(name, requirements, index, reason, command)
+
+
+def by_name(name: str) -> Choice:
+    """Returns the line of this name, whatever the machine is."""
+    reason = f"the line {name} was asked for"
+    for wheels in TABLE:
+        if wheels.name == name:
+            return _chosen(name, wheels.requirements, None, reason)
+    return _chosen("cpu", CPU_REQUIREMENTS, CPU_INDEX, reason)
+
+
+def install(choice: Choice, arguments: list[str], python: str = sys.executable) -> None:
+    """Installs the chosen torch and triton together with pip's further `arguments`.
+
+    Raises CalledProcessError if pip fails; without the choice's index pip takes what it finds.
+    """
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    if choice.index is not None:
+        torch = choice.requirements[0]
+        # One retry: a machine without this index should learn it in seconds.
+        alone = ["--no-deps", "--retries", "1", "--index-url", choice.index, torch]
+        tried = subprocess.run([*pip, *alone], stderr=subprocess.PIPE, text=True)
+        if tried.returncode:
+            why = tried.stderr.strip().splitlines()[-1]
+            print(f"{choice.index} gave no torch ({why}): installing the one that pip finds")
+    subprocess.run([*pip, *choice.requirements, *arguments], check=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description="Installs the torch and triton that fit this machine.",
+        epilog="Further arguments go to pip install.",
+    )
+    names = ["cpu", *dict.fromkeys(wheels.name for wheels in TABLE)]
+    parser.add_argument("--line", choices=names, help="take this line of the table")
+    options, further = parser.parse_known_args(arguments)
+    choice = by_name(options.line) if options.line else choose(*machine())
+    if not choice.name:
+        print(f"{choice.reason}: {choice.command}", file=sys.stderr)
+        return 1
+    print(f"{choice.reason}: installing {', '.join(choice.requirements)}", flush=True)
+    try:
+        install(choice, further)
+    except subprocess.CalledProcessError as error:
+        return error.returncode
+    return 0
+
+
+def _serves(wheels: Wheels, capability: Capability | None) -> bool:
+    return capability is None or wheels.lowest <= capability < wheels.end
+
+
+def _card(capability: Capability | None) -> str:
+    if capability is None:
+        return "a card of unknown compute capability"
+    return f"a card of compute capability {capability[0]}.{capability[1]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
