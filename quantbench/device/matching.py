@@ -16,6 +16,7 @@ from quantbench.errors import UnsupportedError
 # CUDA reports less than the nominal memory: ECC on GDDR6 takes 6 %, the driver up to 3 %.
 _MEMORY_SHARE = (0.88, 1.01)
 _MIG = re.compile(r"^(?P<card>.+?) MIG (?P<profile>\S+)$")
+# Rates of older architectures are not in the registry.
 _OLDEST = (7, 0)
 _GIB = 2**30
 _REPORTED = "reported by the card"
@@ -48,21 +49,20 @@ class Properties:
 def match(properties: Properties) -> DeviceSpec:
     """Returns the registered spec, or one with registered=False whose sources state the estimates.
 
-    Raises UnsupportedError for GPUs before Volta: they have no tensor cores.
+    Raises UnsupportedError for unregistered GPUs before Volta, whose rates are not known.
 
     >>> match(Properties("NVIDIA H200", (9, 0), 132, 143771 * 2**20)).name
     'h200-sxm-141gb'
     """
     capability = properties.compute_capability
-    if capability < _OLDEST:
-        major, minor = capability
-        raise UnsupportedError(
-            "device", f"{properties.name} of compute capability {major}.{minor}", "7.0 (Volta) or later"
-        )
     mig = _MIG.match(properties.name)
     card = mig["card"] if mig else properties.name
     entry = next((e for e in entries() if card.casefold() in map(str.casefold, e.names)), None)
     if entry is None or entry.spec.compute_capability != capability:
+        if capability < _OLDEST:
+            major, minor = capability
+            found = f"{properties.name} of compute capability {major}.{minor}"
+            raise UnsupportedError("device", found, "7.0 (Volta) or later, or a Tesla P100-PCIE-16GB")
         return _unknown(properties, capability)
     least, most = (share * entry.spec.memory_bytes for share in _MEMORY_SHARE)
     whole = properties.sm_count == entry.spec.sm_count and least <= properties.memory_bytes <= most

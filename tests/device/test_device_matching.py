@@ -17,6 +17,7 @@ REPORTED = [
     ("Tesla V100-SXM2-32GB", (7, 0), 80, 34089730048, "v100-sxm2-32gb"),
     ("Tesla V100-PCIE-16GB", (7, 0), 80, 16936927232, "v100-pcie-16gb"),
     ("Tesla V100-PCIE-32GB", (7, 0), 80, 34072559616, "v100-pcie-32gb"),
+    ("Tesla P100-PCIE-16GB", (6, 0), 56, 17071734784, "p100-pcie-16gb"),
     ("Tesla T4", (7, 5), 40, 15642329088, "t4-16gb"),
     ("A100-SXM4-40GB", (8, 0), 108, 40536 * MIB, "a100-sxm4-40gb"),
     ("NVIDIA A100-SXM4-80GB", (8, 0), 108, 84987740160, "a100-sxm4-80gb"),
@@ -145,12 +146,10 @@ def test_an_unknown_major_version_is_bounded_by_the_fastest() -> None:
     assert "(nothing is known of sm_130)" in spec.source["peak_tflops"]
 
 
-def test_cards_without_tensor_cores_are_refused() -> None:
+def test_unknown_cards_before_volta_are_refused() -> None:
     with pytest.raises(UnsupportedError) as caught:
         match(Properties("Tesla P100-SXM2-16GB", (6, 0), 56, 16 * 2**30))
-    assert str(caught.value) == (
-        "device: Tesla P100-SXM2-16GB of compute capability 6.0; expected 7.0 (Volta) or later"
-    )
+    assert caught.value.value == "Tesla P100-SXM2-16GB of compute capability 6.0"
 
 
 def test_examples() -> None:
