@@ -48,8 +48,8 @@ _WHAT_HOLDS = {
 def current() -> DeviceSpec:
     """Returns the spec of the device in use; a GPU becomes torch's current device. Loads torch unless CPU is forced.
 
-    Raises InputError if QUANTBENCH_DEVICE names no available device, UnsupportedError for an unknown GPU before Volta and for a
-    card that torch cannot use: a CPU is never measured in place of a GPU without being asked for.
+    Raises InputError if QUANTBENCH_DEVICE names no available device, UnsupportedError for an unknown GPU before Volta
+    and for a card that torch cannot use: a CPU is never measured in place of a GPU without being asked for.
     """
     index = gpu_index()
     if index is None:
