@@ -1,4 +1,4 @@
-"""A CUDA device that is not there, for torch's CUDA build on a machine without a driver: the fixture `h100`.
+"""A CUDA device that is not there, for torch's CUDA build on a machine without a driver: `h100`.
 
 Tensors are torch's fake tensors, which have a shape, a dtype and the device that they claim, and no memory: an
 operation on tensors of two devices raises. What would ask the driver is replaced by stand-ins that check their
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import DEFAULT, create_autospec
@@ -16,6 +17,10 @@ from unittest.mock import DEFAULT, create_autospec
 import numpy as np
 import pytest
 import torch
+
+if torch.version.cuda is None:
+    pytest.skip("this torch is no CUDA build; see make test-cuda-wheel", allow_module_level=True)
+
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -32,6 +37,7 @@ H100 = lookup("h100-sxm5-80gb")
 aten = torch.ops.aten
 #: operations that torch runs on a CUDA tensor and a CPU tensor
 ACROSS_DEVICES = (aten.copy_.default, aten._to_copy.default, aten.index.Tensor, aten.index_put_.default)
+
 
 def properties() -> Any:
     """Returns the properties of an H100, as many of them as this torch has."""
@@ -113,18 +119,18 @@ class Device(TorchDispatchMode):
             kwargs["device"] = CUDA
         args = tree_map_only(torch.Tensor, _as_fake, args)
         if func is aten._scaled_mm.out:  # has no fake kernel
-            require_one_device(func, (args, kwargs), None)
+            require_one_device(func, (args, kwargs))
             out = kwargs.pop("out")
             return out.copy_(aten._scaled_mm.default(*args, **kwargs).view(out.shape))
         found = func(*args, **kwargs)
-        require_one_device(func, (args, kwargs), found)
+        require_one_device(func, (args, kwargs))
         if kwargs.get("pin_memory"):
             found.pinned = True
         return found
 
 
 class Asked(TorchFunctionMode):
-    """Sees every call from Python; tells the mode of operations which of them ask for the meta device."""
+    """Sees every call from Python: tells `Device` which of them ask for the meta device, and checks generators."""
 
     def __init__(self, device: Device) -> None:
         super().__init__()
@@ -133,17 +139,15 @@ class Asked(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self._device.python_asked = str(kwargs.get("device")) == "meta"
-        return func(*args, **kwargs)
+        found = func(*args, **kwargs)
+        require_own_generator(kwargs.get("generator"), found)
+        return found
 
 
-def require_one_device(func: Any, given: Any, found: Any) -> None:
+def require_one_device(func: Any, given: Any) -> None:
     """Raises MixedDevicesError for what fake tensors allow and CUDA does not: CPU tensors of no dimensions in other
-    than pointwise operations, and generators of another device."""
-    leaves = tree_leaves(given)
-    generators = {leaf.device.type for leaf in leaves if isinstance(leaf, torch.Generator)}
-    if generators and generators != {found.device.type}:
-        raise MixedDevicesError(f"{func} draws for {found.device.type} with a generator on {generators}")
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    than pointwise operations."""
+    tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
     devices = {tensor.device.type for tensor in tensors}
     if len(devices) < 2 or func in ACROSS_DEVICES:
         return
@@ -152,15 +156,23 @@ def require_one_device(func: Any, given: Any, found: Any) -> None:
         raise MixedDevicesError(f"{func} on tensors on {sorted(devices)}")
 
 
+def require_own_generator(generator: torch.Generator | None, drawn: Any) -> None:
+    """Raises MixedDevicesError unless numbers were drawn by a generator of their device."""
+    if generator is not None and generator.device != drawn.device:
+        raise MixedDevicesError(f"numbers on {drawn.device} from a generator on {generator.device}")
+
+
 class Launches:
-    """The launches of triton's kernels: kernel and arguments by name."""
+    """The launches of triton's kernels: names and arguments by name; and the options of each, compiled or launched."""
 
     def __init__(self) -> None:
         self.made: list[tuple[str, dict[str, Any]]] = []
+        self.options: list[dict[str, Any]] = []
 
     def run(self, kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         """Stands for `JITFunction.run`, which compiles, and launches unless `warmup`."""
         options = {name: value for name, value in kwargs.items() if name not in kernel.arg_names}
+        self.options.append(options)
         unknown = set(options) - set(CUDAOptions.__dataclass_fields__)
         if unknown:
             raise TypeError(f"{kernel.fn.__name__}: {', '.join(sorted(unknown))}: no option of this triton")
@@ -176,9 +188,9 @@ class Launches:
         return SimpleNamespace(metadata=metadata, n_regs=64, _init_handles=lambda: None)
 
 
-@pytest.fixture
+@contextmanager
 def h100(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
-    """Makes `cuda` an H100 of fake tensors during a test."""
+    """Makes `cuda` an H100 of fake tensors."""
     mode = FakeTensorMode()
     mode.allow_meta = True
     _keep_from_driver(monkeypatch)
@@ -195,9 +207,7 @@ def h100(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
         yield launches
 
 
-def stand_in(
-    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, answer: Any = DEFAULT, check: Any = None
-) -> None:
+def stand_in(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, answer: Any = DEFAULT, check: Any = None) -> None:
     """Replaces a function or class by a double with the same methods, which refuses arguments that the real one does
     not take and returns `answer`. check: function called with the arguments."""
     real = getattr(module, name)
@@ -223,7 +233,7 @@ def _keep_from_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         return make_subclass(cls, data, requires_grad)
 
     def permute(n: int, *, out: Any, device: Any, generator: Any) -> Any:
-        require_one_device("randperm", generator, out)
+        require_own_generator(generator, out)
         return out.copy_(randperm(n, device=device, generator=generator))
 
     monkeypatch.setattr(torch.Tensor, "_make_subclass", staticmethod(on_meta))

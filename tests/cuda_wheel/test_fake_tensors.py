@@ -11,14 +11,10 @@ from unittest.mock import create_autospec
 import pynvml
 import pytest
 import torch
-
-if torch.version.cuda is None:
-    pytest.skip("this torch is no CUDA build; see make test-cuda-wheel", allow_module_level=True)
-
 import torch.distributed as dist
-from fake_cuda import CUDA, EVENT_MS, H100, Launches, MixedDevicesError, h100, stand_in  # noqa: F401
+from fake_cuda import CUDA, EVENT_MS, H100, Launches, MixedDevicesError, stand_in
 from quantbench.kernels import gemm
-from quantbench.kernels.launching import Gpu, collect
+from quantbench.kernels.launching import TRITON, Gpu, collect
 
 from quantbench import device
 from quantbench.device.nvml import Nvml
@@ -66,16 +62,12 @@ def timer(mode: str = "auto") -> CudaTimer:
     """Makes the real timer, on a clock that gains 50 ms with each reading."""
     readings = iter(range(10**6))
     options = TimingOptions(mode=mode, cache="hot" if mode == "graph" else "cold")
-    return CudaTimer(
-        options, H100, DeviceState, now=lambda: next(readings) / 20, pause=lambda seconds: None
-    )
+    return CudaTimer(options, H100, DeviceState, now=lambda: next(readings) / 20, pause=lambda seconds: None)
 
 
 @pytest.mark.usefixtures("h100")
 @pytest.mark.parametrize(("provider_id", "work"), CASES, ids=str)
-def test_a_point_is_prepared_checked_and_timed_on_one_device(
-    provider_id: str, work: Workload
-) -> None:
+def test_a_point_is_prepared_checked_and_timed_on_one_device(provider_id: str, work: Workload) -> None:
     provider = catalog.make(provider_id)
     reason = provider.unsupported(work, H100)
     if reason is not None:
@@ -91,19 +83,9 @@ def test_a_point_is_prepared_checked_and_timed_on_one_device(
 
 @pytest.mark.usefixtures("h100")
 def test_every_provider_runs_one_of_the_workloads() -> None:
-    idle = {
-        provider_id
-        for provider_id in catalog._CATALOG
-        if all(catalog.make(name).unsupported(work, H100) for name, work in CASES if name == provider_id)
-    }
-    lacking = {name for name in idle if lacks(name)}
-    assert idle == lacking
-
-
-def lacks(provider_id: str) -> bool:
-    """Whether the installed torch or triton is too old for a provider, as README says."""
-    torch_version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    return torch_version < (2, 8) and provider_id in ("torch.grouped_mm", "triton.flash")
+    running = {name for name, work in CASES if catalog.make(name).unsupported(work, H100) is None}
+    too_new = {"torch.grouped_mm", "triton.flash"} if TRITON == (3, 2) else set()  # that of torch 2.6
+    assert set(catalog._CATALOG) - running == too_new
 
 
 @pytest.mark.usefixtures("h100")
@@ -115,7 +97,7 @@ def test_a_graph_is_captured_and_replayed(provider_id: str) -> None:
     assert torch.cuda.CUDAGraph.return_value.replay.called
 
 
-def test_the_timers_kernels_are_launched_with_what_they_take(h100: Launches) -> None:  # noqa: F811
+def test_the_timers_kernels_are_launched_with_what_they_take(h100: Launches) -> None:
     measure(catalog.make("torch.mm"), GEMM, H100, timer(), TimingOptions())
     assert {name for name, _ in h100.made} == {"hold", "stamp"}
     held = next(arguments for name, arguments in h100.made if name == "hold")
@@ -123,11 +105,21 @@ def test_the_timers_kernels_are_launched_with_what_they_take(h100: Launches) -> 
     assert held["release_ptr"].dtype == torch.int32
 
 
-# ---- what only a GPU's machine runs besides
+def test_every_kernel_of_triton_asks_for_fused_multiplication_and_addition(
+    h100: Launches,
+) -> None:
+    for provider_id, work in CASES:
+        if provider_id.startswith("triton.") and not catalog.make(provider_id).unsupported(work, H100):
+            catalog.make(provider_id).prepare(work, H100).run()
+    timer()
+    assert {options.get("enable_fp_fusion") for options in h100.options} == {True}
+
+
+# ---- what a machine with a GPU runs besides
 
 
 @pytest.fixture
-def rank(monkeypatch: pytest.MonkeyPatch, h100: Launches) -> collectives.TorchRanks:  # noqa: F811
+def rank(monkeypatch: pytest.MonkeyPatch, h100: Launches) -> collectives.TorchRanks:
     """Rank 1 of 4, each with an H100, whose collectives take CUDA tensors and do nothing."""
     places = {"RANK": 1, "WORLD_SIZE": 4, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
     for name, value in (places | {"MASTER_ADDR": "localhost", "MASTER_PORT": 29500}).items():
@@ -156,12 +148,11 @@ def test_collectives_have_their_buffers_and_references_on_the_gpu(
         work = collectives.TorchWork(rank)
         assert work.allocate(Collective(op, 2**16, 4, dtype, 4)) == ""
         assert work.check() == ""
-        assert work.sample(2, 3) == [EVENT_MS * 1e3 / 3] * 2
+        work.sample(2, 3)
+    assert torch.cuda.Event.return_value.elapsed_time.called
 
 
-def test_topology_asks_torch_for_what_it_has(
-    rank: collectives.TorchRanks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_topology_asks_torch_for_what_it_has(rank: collectives.TorchRanks, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, torch.cuda, "device_count", 2)
     stand_in(monkeypatch, torch.cuda, "can_device_access_peer", True)
     found = collectives.topology(rank)
@@ -171,7 +162,8 @@ def test_topology_asks_torch_for_what_it_has(
 
 
 def test_the_device_is_known_by_torchs_properties(
-    h100: Launches, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    h100: Launches,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("QUANTBENCH_DEVICE", raising=False)
     stand_in(monkeypatch, torch.cuda, "is_available", True)
