@@ -31,11 +31,11 @@ check: install
 # All tests, a file at a time in each of so many processes.
 PROCESSES ?= 2
 test: install
-	$(BIN)/python -m pytest --benchmark-skip -n $(PROCESSES) --dist loadfile --ignore=tests/cuda_wheel
+	$(BIN)/python -m pytest --benchmark-skip -n $(PROCESSES) --dist loadfile
 
 # The tests to run while working: all but those marked slow.
 quick: install
-	$(BIN)/python -m pytest --benchmark-skip -n $(PROCESSES) --dist loadfile -q -m "not slow" --ignore=tests/cuda_wheel
+	$(BIN)/python -m pytest --benchmark-skip -n $(PROCESSES) --dist loadfile -q -m "not slow"
 
 # The tests that a plain `make test` skips for want of a package: Ray, public tables, what loads our exports, the site.
 # vidur's own requirements are 1.3 GB. The tests of a page in a browser need Debian's packages chromium and firefox-esr,
