@@ -74,8 +74,9 @@ test-aot: .venv-aot-$(TRITON)/installed
 test-volta: .venv-aot-3.2.0/installed
 	$(<D)/bin/python -m pytest -n $(PROCESSES) tests/volta
 
-# The CUDA build of torch, without a GPU, in an environment of its own of 5 to 8 GB: every name and call that the project
-# takes from it, and every provider on fake tensors. From PyPI alone: other places may offer builds for the CPU.
+# The CUDA build of torch, without a GPU, in an environment of its own of 5 to 8 GB: every name and call
+# that the project takes from it, and every provider on fake tensors. From PyPI alone: other places may
+# offer builds for the CPU.
 TORCH ?= newest
 .venv-cuda-%/installed: Makefile
 	$(PYTHON) -m venv $(@D)

@@ -56,8 +56,8 @@ _FIRST_GOOD_TRITON = {"stream_k": (3, 5), "attention": (3, 4), "attention backwa
 _VOLTA_NAMES = {(7, 0): "V100 (sm_70)", (7, 5): "T4 (sm_75)"}
 _AUTOTUNE_WARMUP_MS, _AUTOTUNE_MS = 20, 80
 
-#: Options of every kernel. Multiplications and additions are fused by default up to triton 3.9, which warns that 3.10
-#: does not: results and times must not change with that.
+#: Options of every kernel. Multiplications and additions are fused by default up to triton 3.9, which
+#: warns that 3.10 does not fuse them: results and times must not change with that.
 OPTIONS = {"enable_fp_fusion": True}
 
 

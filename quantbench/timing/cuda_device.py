@@ -30,7 +30,7 @@ _HOLD_TIMEOUT_NS = 500_000_000
 _FIRST_SLEEP_CYCLES = 4_000_000
 _LONGEST_SLEEP_CYCLES = 1_000_000_000
 
-# Of the probes: one warp, and triton 3.9's default for floating point said aloud, which it warns of otherwise.
+# Triton 3.9 warns unless a kernel says whether multiplications and additions are fused.
 _PROBE_OPTIONS = {"num_warps": 1, "enable_fp_fusion": True}
 
 # More SMs than any GPU has (B200: 148), so that %smid always fits.

@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def h100(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Makes `cuda` an H100 of fake tensors during a test; gives the launches of triton's kernels."""
+    """Makes `cuda` an H100 of fake tensors during a test; gives the launches of kernels."""
     import fake_cuda
 
     with fake_cuda.h100(monkeypatch) as launches:

@@ -1,8 +1,8 @@
 """A CUDA device that is not there, for torch's CUDA build on a machine without a driver: `h100`.
 
-Tensors are torch's fake tensors, which have a shape, a dtype and the device that they claim, and no memory: an
-operation on tensors of two devices raises. What would ask the driver is replaced by stand-ins that check their
-arguments against the signature of what they stand for. Kernels of triton are bound to their parameters, not launched.
+Tensors are torch's fake tensors, which have a shape, a dtype and the device that they claim, and no
+memory: an operation on tensors of two devices raises. What would ask the driver is replaced by
+stand-ins with the same signatures; triton's kernels are bound to their parameters, not launched.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ CUDA = torch.device("cuda", 0)
 H100 = lookup("h100-sxm5-80gb")
 
 aten = torch.ops.aten
-#: operations that torch runs on a CUDA tensor and a CPU tensor
-ACROSS_DEVICES = (aten.copy_.default, aten._to_copy.default, aten.index.Tensor, aten.index_put_.default)
+COPIES = (aten.copy_.default, aten._to_copy.default)
+INDEXING = (aten.index.Tensor, aten.index_put_.default)
 
 
 def properties() -> Any:
@@ -101,7 +101,8 @@ class Generator(torch.Generator):
 
 
 class Device(TorchDispatchMode):
-    """Sees every operation before fake tensors do: refuses what CUDA refuses, and answers what needs numbers.
+    """Sees every operation before fake tensors do: refuses what CUDA refuses, answers what needs
+    numbers.
 
     python_asked: whether the project asks for the meta device in this call.
     """
@@ -110,6 +111,8 @@ class Device(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        args = tree_map_only(torch.Tensor, _as_fake, args)
+        require_one_device(func, args, kwargs)
         if func is aten._local_scalar_dense.default:
             return True if args[0].dtype is torch.bool else 0.0 if args[0].is_floating_point() else 0
         if func is aten.index.Tensor and any(i is not None and i.dtype is torch.bool for i in args[1]):
@@ -117,20 +120,18 @@ class Device(TorchDispatchMode):
         # torch's C++ code asks for tensors where it sees the fake ones to be, on the meta device.
         if not self.python_asked and kwargs.get("device") == torch.device("meta"):
             kwargs["device"] = CUDA
-        args = tree_map_only(torch.Tensor, _as_fake, args)
         if func is aten._scaled_mm.out:  # has no fake kernel
-            require_one_device(func, (args, kwargs))
             out = kwargs.pop("out")
             return out.copy_(aten._scaled_mm.default(*args, **kwargs).view(out.shape))
         found = func(*args, **kwargs)
-        require_one_device(func, (args, kwargs))
         if kwargs.get("pin_memory"):
             found.pinned = True
         return found
 
 
 class Asked(TorchFunctionMode):
-    """Sees every call from Python: tells `Device` which of them ask for the meta device, and checks generators."""
+    """Sees every call from Python: tells `Device` which of them ask for the meta device, and checks
+    generators."""
 
     def __init__(self, device: Device) -> None:
         super().__init__()
@@ -144,26 +145,32 @@ class Asked(TorchFunctionMode):
         return found
 
 
-def require_one_device(func: Any, given: Any) -> None:
-    """Raises MixedDevicesError for what fake tensors allow and CUDA does not: CPU tensors of no dimensions in other
-    than pointwise operations."""
-    tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
-    devices = {tensor.device.type for tensor in tensors}
-    if len(devices) < 2 or func in ACROSS_DEVICES:
+def require_one_device(func: Any, args: Any, kwargs: Any) -> None:
+    """Raises MixedDevicesError for tensors of two devices, beside what torch takes: copies, indices
+    on the CPU, and in pointwise operations numbers on the CPU. Fake tensors take more than that."""
+    if func in COPIES:
         return
-    scalars = all(tensor.dim() == 0 for tensor in tensors if tensor.device.type == "cpu")
-    if not (scalars and torch.Tag.pointwise in func.tags):
-        raise MixedDevicesError(f"{func} on tensors on {sorted(devices)}")
+    if func in INDEXING:
+        here = [index for index in args[1] if index is not None and index.device.type != "cpu"]
+        args = (args[0], here, *args[2:])
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    devices = {tensor.device.type for tensor in tensors}
+    if len(devices) < 2:
+        return
+    numbers = all(tensor.dim() == 0 for tensor in tensors if tensor.device.type == "cpu")
+    if not (numbers and torch.Tag.pointwise in func.tags):
+        raise MixedDevicesError(f"{func} on tensors of devices {sorted(devices)}")
 
 
 def require_own_generator(generator: torch.Generator | None, drawn: Any) -> None:
     """Raises MixedDevicesError unless numbers were drawn by a generator of their device."""
     if generator is not None and generator.device != drawn.device:
-        raise MixedDevicesError(f"numbers on {drawn.device} from a generator on {generator.device}")
+        raise MixedDevicesError(f"two devices: {generator.device} draws for {drawn.device}")
 
 
 class Launches:
-    """The launches of triton's kernels: names and arguments by name; and the options of each, compiled or launched."""
+    """The launches of triton's kernels (names, and arguments by name), and the options of each, compiled
+    or launched."""
 
     def __init__(self) -> None:
         self.made: list[tuple[str, dict[str, Any]]] = []
@@ -208,8 +215,8 @@ def h100(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, answer: Any = DEFAULT, check: Any = None) -> None:
-    """Replaces a function or class by a double with the same methods, which refuses arguments that the real one does
-    not take and returns `answer`. check: function called with the arguments."""
+    """Replaces a function or class by a double with the same methods, which refuses arguments that
+    the real one does not take and returns `answer`. check: function called with the arguments."""
     real = getattr(module, name)
     signature = inspect.signature(real)
 
@@ -225,8 +232,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, answer: An
 
 
 def _keep_from_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To C++ fake tensors are on the meta device, so that no device guard, stream or autograd thread asks the driver;
-    to Python they are on CUDA."""
+    """To C++ fake tensors are on the meta device, so that no device guard, stream or autograd thread
+    asks the driver; to Python they are on CUDA."""
     make_subclass, randperm = torch.Tensor._make_subclass, torch.randperm
 
     def on_meta(cls: Any, data: Any, requires_grad: bool = False, **_: Any) -> Any:

@@ -1,5 +1,5 @@
-"""Every name of torch, triton and pynvml in the project's source exists in what is installed, and every call of one has
-arguments that it takes, as far as it tells its signature."""
+"""Every name of torch, triton and pynvml in the project's source exists in what is installed, and
+every call of one has arguments that it takes, as far as it tells its signature."""
 
 from __future__ import annotations
 
