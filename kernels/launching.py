@@ -56,6 +56,10 @@ _FIRST_GOOD_TRITON = {"stream_k": (3, 5), "attention": (3, 4), "attention backwa
 _VOLTA_NAMES = {(7, 0): "V100 (sm_70)", (7, 5): "T4 (sm_75)"}
 _AUTOTUNE_WARMUP_MS, _AUTOTUNE_MS = 20, 80
 
+#: Options of every kernel. Multiplications and additions are fused by default up to triton 3.9, which
+#: warns that 3.10 does not fuse them: results and times must not change with that.
+OPTIONS = {"enable_fp_fusion": True}
+
 
 def unsupported_architecture(capability: tuple[int, int], version: tuple[int, ...] = TRITON) -> str | None:
     """Returns None if triton `version` makes tensor-core code for a compute capability, otherwise the reason.
@@ -309,6 +313,7 @@ def describe(
 
     Registers and occupancy are None in the interpreter and in `collect`, which compiles nothing.
     """
+    arguments = {**arguments, **OPTIONS}
     if _collected is not None:
         _collect(_collected.kernels, kernel, arguments)
     if INTERPRETER or _collected is not None:
@@ -333,7 +338,7 @@ def describe(
 def enqueue(kernel: Any, grid: tuple[int, int, int], arguments: Mapping[str, Any], described: Launch) -> Step:
     """Builds the step that launches a described kernel on a grid."""
     launcher = kernel[grid]
-    return Step(replace(described, grid=grid), lambda: launcher(**arguments))
+    return Step(replace(described, grid=grid), lambda: launcher(**arguments, **OPTIONS))
 
 
 _Choice = TypeVar("_Choice")
