@@ -5,12 +5,32 @@ Entry points: `Measurement`, `Check`, `Grade`, `GRADES`, `Discarded`. Used by `t
 `stats` computes statistics on read.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import hypot, inf, isinf
+
+import numpy as np
+import numpy.typing as npt
 
 from quantbench.device.spec import DeviceState
 from quantbench.errors import InputError, require_choice, require_int
+from quantbench.stats import (
+    CONFIDENCE,
+    Interval,
+    normal_quantile,
+    relative_half_width,
+    tick,
+    typical_interval,
+    typical_us,
+)
 
 GRADES = ("A", "B", "C", "D", "rejected")
+
+Times = npt.NDArray[np.float64]
+
+# Fewest samples whose clocks tell how their times follow the clock.
+_FEWEST_FOR_EXPONENT = 10
 
 
 @dataclass(frozen=True)
@@ -55,17 +75,111 @@ class Grade:
 
 
 @dataclass(frozen=True)
+class MeanClock:
+    """Mean SM clock of a kind of work at a time.
+
+    half_width_mhz: half-width of its 95 % interval.
+    """
+
+    mhz: float
+    half_width_mhz: float = 0.0
+
+
+@dataclass(frozen=True)
+class Stated:
+    """Time of one point at its mean clock.
+
+    times_us: the samples, each as if it had been taken at the mean clock.
+    latency_us: their median.
+    interval: 95 % interval of the time at the mean clock.
+    sampling: relative half-width that more samples narrow; infinite if there are too few for an interval.
+    clock: relative half-width that the mean clock adds.
+    """
+
+    times_us: Sequence[float]
+    latency_us: float
+    interval: Interval
+    sampling: float
+    clock: float = 0.0
+
+    @property
+    def relative_half_width(self) -> float:
+        """Half-width of the interval as a share of the time; infinite if there are too few samples."""
+        if isinf(self.sampling):
+            return self.sampling
+        return self.interval.half_width / self.latency_us
+
+
+def stated(
+    samples_us: Sequence[float], clocks_mhz: Sequence[float], mean: MeanClock | None, tick_us: float = 0.0
+) -> Stated:
+    """Returns the time that the samples say at the mean clock.
+
+    A time is proportional to clock^-e: e is 1 for work that waits for the SMs, 0 for work that waits for memory. Within
+    these bounds, the samples and their clocks give the interval of e, by regression.
+
+    clocks_mhz: SM clock at each sample; empty if unknown.
+    tick_us: resolution of the times, used if all samples are equal.
+    """
+    if len(samples_us) == 1:  # large tables of single times
+        return Stated(samples_us, samples_us[0], Interval(samples_us[0], samples_us[0], 0.0), inf)
+    if mean is None or not clocks_mhz:
+        interval = typical_interval(samples_us, tick_us=tick_us)
+        width = relative_half_width(samples_us, tick_us=tick_us)
+        return Stated(samples_us, typical_us(samples_us), interval, width)
+    raw_us = np.asarray(samples_us, dtype=np.float64)
+    logs = np.log(np.asarray(clocks_mhz, dtype=np.float64) / mean.mhz)
+    low, high = _exponent(raw_us, logs)
+    times_us = _scaled(raw_us, logs * (low + high) / 2)
+    latency_us = typical_us(times_us)
+    interval = typical_interval(times_us, tick_us=tick_us)
+    half = interval.half_width / latency_us
+    from_exponent = abs(float(logs.mean())) * (high - low) / 2
+    from_mean = high * mean.half_width_mhz / mean.mhz
+    clock = hypot(half, from_mean) - half + from_exponent
+    sampling = half + from_exponent if interval.coverage >= CONFIDENCE else inf
+    wider_us = clock * latency_us
+    interval = Interval(interval.low - wider_us, interval.high + wider_us, interval.coverage)
+    return Stated(times_us.tolist(), latency_us, interval, sampling, clock)
+
+
+def _exponent(times_us: Times, log_clocks: Times) -> tuple[float, float]:
+    """Returns the interval of the exponent e of time ~ clock^-e, within 0 and 1."""
+    x = log_clocks - log_clocks.mean()
+    squares = float(x @ x)
+    if len(x) < _FEWEST_FOR_EXPONENT or squares == 0:
+        return 0.0, 1.0
+    y = np.log(times_us)
+    y -= y.mean()
+    exponent = -float(x @ y) / squares
+    rest = y + exponent * x
+    half = normal_quantile() * (float(rest @ rest) / (len(x) - 2) / squares) ** 0.5
+    low, high = np.clip((exponent - half, exponent + half), 0.0, 1.0)
+    return float(low), float(high)
+
+
+def _scaled(times_us: Times, logs: Times) -> Times:
+    """Returns times times exp(logs): one by one, or all alike where they lie on ticks, whose shares tell the time."""
+    if float(np.ptp(logs) * times_us.mean()) < tick(times_us):
+        logs = logs.mean()
+    scaled: Times = times_us * np.exp(logs)
+    return scaled
+
+
+@dataclass(frozen=True)
 class Measurement:
     """Timing samples of one point.
 
     samples_us: accepted device times of single runs in the order they were taken, microseconds.
     clocks_mhz: SM clock at each sample; empty if the device does not report it.
-    stopped_by: rule that ended sampling (`precision`, `max_time`, `max_samples`, `noise_floor`; `discards` for too many
+    stopped_by: rule that ended sampling (`precision`; `clock`: what is left of the interval is the mean
+        clock's; `max_time`, `max_samples`, `noise_floor`; `discards` for too many
         discarded samples; `imported` for an imported time).
     mode: `events`, `graph` or `cpu`; `unknown` for some imported times.
     cache: `cold` or `hot`; `unknown` for some imported times.
     kernels_per_sample: runs per sample; above 1 if a single run is too short to time.
     floor_us: time of an empty kernel in the same mode on the same device, which every sample includes; None if unknown.
+    mean_clock: mean SM clock of such work at that time, at which the time is stated; None if unknown.
     """
 
     samples_us: tuple[float, ...]
@@ -78,6 +192,12 @@ class Measurement:
     state_after: DeviceState
     kernels_per_sample: int = 1
     floor_us: float | None = None
+    mean_clock: MeanClock | None = None
+
+    @cached_property
+    def stated(self) -> Stated:
+        """The time at the mean clock, with its interval."""
+        return stated(self.samples_us, self.clocks_mhz, self.mean_clock)
 
     def __post_init__(self) -> None:
         require_int("Measurement", "kernels_per_sample", self.kernels_per_sample)

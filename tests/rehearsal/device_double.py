@@ -42,7 +42,7 @@ _WARM_US, _COOL_US = 30_000.0, 300_000.0
 _FLUSH_US, _STAMP_US, _SIGN_US, _NOISE = 66.0, 2.5, 2.0, 0.003
 # The clock wanders as an Ornstein-Uhlenbeck process; heat and power are averages over these times.
 _CLOCK_STEP_MHZ = 15.0
-_WANDER_US, _HEAT_US, _POWER_US = 50_000.0, 20_000_000.0, 50_000.0
+_WANDER_US, _HEAT_US, _POWER_US = 50_000.0, 20_000_000.0, 20_000.0
 # The clock is constant for so long within a kernel.
 _MOMENT_US = 500.0
 _IDLE_POWER = 0.1
