@@ -47,6 +47,9 @@ _MAX_BAD_BATCHES = 5
 # Steady samples of the warm-up that count, at most about so many: a record has two numbers for each.
 _MOST_REUSED = 64
 
+# The end of a point, whose clocks count for the mean clock: in its beginning the clock may still have climbed a little.
+_SETTLED_S = 0.02
+
 # Upper bound on the batches of a warm-up, so that it ends even if the clock stands still.
 _MAX_WARM_UP_ROUNDS = 2000
 
@@ -234,7 +237,9 @@ def sample_point(
     mean = mean_clock()
     clocks_mhz = tuple(s.clock_mhz for s in good if s.clock_mhz is not None)
     if clocks is not None and clocks_mhz and not _limited(seen):
-        clocks.learn(clocks_mhz, [(at_s, batch.clocks_mhz) for at_s, batch in seen if batch.clocks_mhz])
+        end_s = seen[-1][0]
+        last = [(at_s, batch.clocks_mhz) for at_s, batch in seen if end_s - at_s <= _SETTLED_S and batch.clocks_mhz]
+        clocks.learn(clocks_mhz, last)
     return Measurement(
         tuple(s.sample_us for s in good), clocks_mhz if len(clocks_mhz) == len(good) else (), tuple(bad), stopped_by,
         mode, options.cache, state_before=warm.state, state_after=batch.state, kernels_per_sample=runs_per_sample,
