@@ -17,7 +17,7 @@ from quantbench.device.nvml import HARMFUL_REASONS
 from quantbench.device.spec import DeviceState
 from quantbench.errors import MeasurementError
 from quantbench.measurement import Discarded, MeanClock, Measurement, stated
-from quantbench.stats import typical_us
+from quantbench.stats import median, typical_us
 from quantbench.timing.mean_clock import MeanClocks
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import Run
@@ -43,6 +43,9 @@ _LONGEST_PAUSE_S = 0.8
 # Sampling ends after this many batches in a row without a good sample (1.55 s of pauses). Batches in which the thread
 # was preempted do not count: it gets its core back within milliseconds.
 _MAX_BAD_BATCHES = 5
+
+# A clock that differs by more than this within 50 ms has not wandered there: work has begun, or the power limit acts.
+_JUMP = 0.05
 
 # Steady samples of the warm-up that count, at most about so many: a record has two numbers for each.
 _MOST_REUSED = 64
@@ -153,11 +156,19 @@ def warm_up(
 
 
 def _last(batches: list[tuple[float, Batch]], seconds: float) -> tuple[tuple[float, Batch], ...]:
-    """Returns the batches of the last seconds; every second, third, … one if they are many."""
-    end_s = batches[-1][0]
+    """Returns the batches of the last seconds without a jump of the clock; every second, third, … one if many."""
+    end_s, end = batches[-1]
     recent = [(at_s, batch) for at_s, batch in batches if end_s - at_s < seconds]
+    jumps = [place for place, (_, batch) in enumerate(recent) if _jumped(batch.clocks_mhz, end.clocks_mhz)]
+    if jumps:
+        recent = recent[jumps[-1] + 1 :]
     many = sum(len(batch.samples_us) for _, batch in recent)
-    return tuple(recent[:: -(-many // _MOST_REUSED)])
+    return tuple(recent[:: max(1, -(-many // _MOST_REUSED))])
+
+
+def _jumped(before_mhz: Sequence[float], after_mhz: Sequence[float]) -> bool:
+    """Returns whether two clocks differ by more than one wanders."""
+    return bool(before_mhz and after_mhz) and abs(median(before_mhz) / median(after_mhz) - 1) > _JUMP
 
 
 def sample_point(

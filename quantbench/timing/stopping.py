@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from math import ceil, sqrt
 
 from quantbench.errors import InputError
-from quantbench.stats import median, noise, typical_us
+from quantbench.stats import median, noise, relative_half_width, typical_us
 
 # Two neighbouring windows that differ by less than this are the same state. Clocks move in steps of 15 MHz, under 1 %
 # of any GPU's working clock.
@@ -160,6 +160,11 @@ def _clock_mhz(window: _Window) -> float | None:
     return median(window.clocks_mhz) if window.clocks_mhz else None
 
 
+def _median_widths(samples_us: Sequence[float]) -> tuple[float, float]:
+    width = relative_half_width(samples_us)
+    return width, width
+
+
 class StoppingRule:
     """Rule that decides from the samples when to stop.
 
@@ -168,7 +173,7 @@ class StoppingRule:
     max_time_s: seconds by `now` since the rule was created; may end a point with fewer than min_samples, but not with
         none.
     widths: function from the samples to the relative half-width of the time's interval, and to the part of it that more
-        samples narrow.
+        samples narrow; default: that of the median, twice.
 
     >>> rule = StoppingRule(half_width=0.005, min_samples=10, max_samples=100, max_time_s=1.0, now=lambda: 0.0)
     >>> for _ in range(10):
@@ -185,12 +190,12 @@ class StoppingRule:
         max_samples: int,
         max_time_s: float,
         now: Callable[[], float],
-        widths: Callable[[Sequence[float]], tuple[float, float]],
+        widths: Callable[[Sequence[float]], tuple[float, float]] | None = None,
     ) -> None:
         self._half_width = half_width
         self.max_samples = max_samples
         self._max_time_s = max_time_s
-        self._widths_of = widths
+        self._widths_of = widths or _median_widths
         self._now = now
         self._last_s = now()
         self._elapsed_s = 0.0

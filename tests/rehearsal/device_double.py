@@ -6,8 +6,8 @@ and the other timing methods. Sweep, worker, runner, timer, samplers and store a
 software of such a run are called simulated.
 
 Two clocks run: the host's, which every call advances, and the device's, which the queued work advances. The host
-waits for the device only where CUDA makes it wait: in a synchronisation, and when the queue is full. The SM clock climbs
-from idle, wanders, falls with heat and under the power limit, and moves in steps of 15 MHz.
+waits for the device only where CUDA makes it wait: in a synchronisation, and when the queue is full. The SM clock
+climbs from idle, wanders, falls with heat and under the power limit, and moves in steps of 15 MHz.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from quantbench.sweep.edges import parse_grid, predicted_edges
 from quantbench.sweep.messages import Reply, Request, reply_from_json
 from quantbench.sweep.plan import Pace, Plan, PlanPoint, build_plan, point_estimate_s
 from quantbench.sweep.runner import Sweep
-from quantbench.sweep.session import first_reference_us
+from quantbench.sweep.session import first_reference
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm
 
@@ -156,7 +156,7 @@ def test_resuming_measures_what_is_missing_and_keeps_the_first_reference() -> No
     plan = plan_of(10)
     done = frozenset(p.key for p in plan.points[:7])
     bench = Bench(plan, lambda request: measured(200.0))
-    bench.sweep(done=done, first_reference_us=100.0).run()
+    bench.sweep(done=done, first_reference=measured(100.0).measurement).run()
     assert [r.key for r in bench.of_role("point")] == [p.key for p in plan.points[7:]]
     outcome = bench.of_role("point")[0].outcome
     assert isinstance(outcome, Measured)
@@ -364,8 +364,10 @@ def test_the_reference_of_another_plan_tells_no_drift() -> None:
     ]
     plan = plan_of(5)
     assert plan.reference is not None
-    assert first_reference_us(tuple(records), replace(plan, reference=replace(plan.reference, key="1" * 16))) == 100.0
-    assert first_reference_us(tuple(records), plan) is None
+    found = first_reference(tuple(records), replace(plan, reference=replace(plan.reference, key="1" * 16)))
+    assert found is not None
+    assert found.stated.latency_us == 100.0
+    assert first_reference(tuple(records), plan) is None
 
 
 def test_ctrl_c_ends_the_worker_and_is_raised_on() -> None:
