@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,14 +29,21 @@ _PARTS = 3
 
 @dataclass
 class _Block:
-    """Clocks of a quarter of a second."""
+    """Clocks of a quarter of a second: their number, sum and sum of squares."""
 
     begun_s: float
-    clocks_mhz: list[float] = field(default_factory=list)
+    count: int = 0
+    total_mhz: float = 0.0
+    total_mhz2: float = 0.0
+
+    def add(self, clocks_mhz: Sequence[float]) -> None:
+        self.count += len(clocks_mhz)
+        self.total_mhz += sum(clocks_mhz)
+        self.total_mhz2 += sum(mhz * mhz for mhz in clocks_mhz)
 
     @property
     def mean_mhz(self) -> float:
-        return float(np.mean(self.clocks_mhz))
+        return self.total_mhz / self.count
 
 
 class MeanClocks:
@@ -51,7 +58,7 @@ class MeanClocks:
         """Adds the clocks of one batch of steady work. at_s: when it ended."""
         if not self._blocks or at_s - self._blocks[-1].begun_s >= _BLOCK_S:
             self._blocks.append(_Block(at_s))
-        self._blocks[-1].clocks_mhz += clocks_mhz
+        self._blocks[-1].add(clocks_mhz)
 
     def learn(self, own_mhz: Sequence[float], batches: Sequence[tuple[float, Sequence[float]]]) -> None:
         """Adds a point that nothing limited. After two in a row at another clock, this is the device's clock.
@@ -74,8 +81,10 @@ class MeanClocks:
         """Relative standard deviation of single clocks."""
         if len(self._blocks) < _FEWEST_BLOCKS:
             return self._scatter
-        clocks_mhz = [mhz for block in self._blocks for mhz in block.clocks_mhz]
-        return float(np.std(clocks_mhz) / np.mean(clocks_mhz))
+        count = sum(block.count for block in self._blocks)
+        mean_mhz = sum(block.total_mhz for block in self._blocks) / count
+        variance = sum(block.total_mhz2 for block in self._blocks) / count - mean_mhz**2
+        return max(0.0, variance) ** 0.5 / mean_mhz
 
     def of(self, at_s: float, own_mhz: Sequence[float], *, limited: bool) -> MeanClock:
         """Returns the mean clock of a point.

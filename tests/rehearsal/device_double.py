@@ -34,18 +34,21 @@ QUEUE_LIMIT = 1024
 _TICK_US = 0.5
 _CALL_US, _LAUNCH_US, _NODE_US, _ARRIVAL_US = 0.2, 4.0, 0.5, 6.0
 _BETWEEN_KERNELS_US, _EVENT_TO_KERNEL_US, _KERNEL_TO_EVENT_US = 0.8, 1.3, 0.3
+#: what a time between two events has beside that of the kernel
+EVENTS_US = _EVENT_TO_KERNEL_US + _KERNEL_TO_EVENT_US
 _HOLD_TIMEOUT_US = 500_000.0
 _COMPILE_US = 2_000_000.0
-_FULL_MHZ, _IDLE_SHARE = 1980.0, 0.55
+FULL_MHZ, _IDLE_SHARE = 1980.0, 0.55
 # The clock climbs while the device works and falls while it does not.
 _WARM_US, _COOL_US = 30_000.0, 300_000.0
 _FLUSH_US, _STAMP_US, _SIGN_US, _NOISE = 66.0, 2.5, 2.0, 0.003
 # The clock wanders as an Ornstein-Uhlenbeck process; heat and power are averages over these times.
-_CLOCK_STEP_MHZ = 15.0
+CLOCK_STEP_MHZ = 15.0
 _WANDER_US, _HEAT_US, _POWER_US = 50_000.0, 20_000_000.0, 20_000.0
 # The clock is constant for so long within a kernel.
 _MOMENT_US = 500.0
 _IDLE_POWER = 0.1
+_STAMP_WINDOW_US = 500.0
 # What is left of the clock while the card protects itself.
 _THROTTLED = 0.6
 # While another process shares the device, one kernel in so many waits for a time slice of it.
@@ -122,12 +125,16 @@ class Gpu:
     running: deque[float] = field(default_factory=deque)
     graph: list[Work] | None = None
     ran: list[Kernel] | None = None
-    stamps: dict[int, tuple[float, float]] = field(default_factory=dict)  # ns, cycles
+    stamps: dict[int, tuple[float, float]] = field(default_factory=dict)  # device_us, cycles
     random: random.Random = field(default_factory=lambda: random.Random(0))
     cycles: float = 0.0
     hot_us: float = 0.0  # busy time, forgotten as the heat flows off
     power: float = _IDLE_POWER
     deviation: float = 0.0  # of the clock, in standard deviations
+    mhz: float = field(init=False)  # the SM clock at this moment
+
+    def __post_init__(self) -> None:
+        self._set_clock()
 
     @property
     def mean_mhz(self) -> float:
@@ -135,12 +142,10 @@ class Gpu:
         climbed = 1 - (1 - _IDLE_SHARE) * exp(-self.warm_us / _WARM_US)
         cooler = 1 - self.heat * self.hot_us / _HEAT_US
         capped = min(1.0, self.power**-0.5)
-        return _FULL_MHZ * climbed * cooler * capped * (_THROTTLED if self.throttled else 1.0)
+        return FULL_MHZ * climbed * cooler * capped * (_THROTTLED if self.throttled else 1.0)
 
-    @property
-    def mhz(self) -> float:
-        """The SM clock at this moment."""
-        return round(self.mean_mhz * (1 + self.wander * self.deviation) / _CLOCK_STEP_MHZ) * _CLOCK_STEP_MHZ
+    def _set_clock(self) -> None:
+        self.mhz = round(self.mean_mhz * (1 + self.wander * self.deviation) / CLOCK_STEP_MHZ) * CLOCK_STEP_MHZ
 
     @property
     def capped(self) -> bool:
@@ -159,7 +164,9 @@ class Gpu:
         self.hot_us = self.hot_us * cooled + busy * _HEAT_US * (1 - cooled)
         self.power += (power - self.power) * (1 - exp(-us / _POWER_US))
         kept = exp(-us / _WANDER_US)
-        self.deviation = self.deviation * kept + self.random.gauss(0.0, 1.0) * (1 - kept * kept) ** 0.5
+        if self.wander:
+            self.deviation = self.deviation * kept + self.random.gauss(0.0, 1.0) * (1 - kept * kept) ** 0.5
+        self._set_clock()
 
     def queue(self, work: Work, host_us: float = _LAUNCH_US) -> None:
         """Launches work; into the graph while one is captured."""
@@ -198,7 +205,7 @@ class Gpu:
         self.cycles += gap_us * self.mhz
         self.after_event = False
         if isinstance(work, Stamp):
-            self.stamps[work.index] = (self.device_us * 1e3, self.cycles)
+            self.stamps[work.index] = (self.device_us, self.cycles)
             work = _STAMP
         elif self.ran is not None:
             self.ran.append(work)
@@ -206,7 +213,7 @@ class Gpu:
             self._pass(_SLICE_US, work.power, busy=True)
         left_us = work.us * self.slowdown * exp(self.random.gauss(0.0, _NOISE))
         while left_us > 0:
-            times_longer = 1 - work.clocked + work.clocked * _FULL_MHZ / self.mhz
+            times_longer = 1 - work.clocked + work.clocked * FULL_MHZ / self.mhz
             done_us = min(left_us, _MOMENT_US)
             self._pass(done_us * times_longer, work.power, busy=True)
             left_us -= done_us
@@ -321,12 +328,19 @@ class Ops:
         self._gpu.queue(Stamp(index))
 
     def clocks_mhz(self, stamps: int) -> tuple[float, ...]:
-        import numpy as np
+        """As `clocks_from_stamps` does for one SM, of which this is 20 times faster."""
+        last = stamps - 1
+        clocks = []
+        for gap in range(last):
+            low, high = gap, gap + 1
+            while self._us_between(low, high) < _STAMP_WINDOW_US and (low > 0 or high < last):
+                low, high = max(low - 1, 0), min(high + 1, last)
+            cycles = self._gpu.stamps[high][1] - self._gpu.stamps[low][1]
+            clocks.append(cycles / self._us_between(low, high))
+        return tuple(clocks)
 
-        from quantbench.timing.cuda_device import clocks_from_stamps
-
-        rows = [[self._gpu.stamps[index]] for index in range(stamps)]
-        return clocks_from_stamps(np.array(rows, dtype=np.int64))
+    def _us_between(self, low: int, high: int) -> float:
+        return self._gpu.stamps[high][0] - self._gpu.stamps[low][0]
 
     def state(self) -> Any:
         return state_now(self._gpu)
