@@ -29,8 +29,9 @@ GRADES = ("A", "B", "C", "D", "rejected")
 
 Times = npt.NDArray[np.float64]
 
-# Fewest samples whose clocks tell how their times follow the clock.
+# Fewest samples whose clocks tell how their times follow the clock, and least relative range of these clocks.
 _FEWEST_FOR_EXPONENT = 10
+_LEAST_MOVE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,12 @@ class MeanClock:
 
     mhz: float
     half_width_mhz: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.mhz < inf:
+            raise InputError("MeanClock", f"mhz = {self.mhz!r}", "a finite clock above 0")
+        if not 0 <= self.half_width_mhz < inf:
+            raise InputError("MeanClock", f"half_width_mhz = {self.half_width_mhz!r}", "a finite width from 0 on")
 
 
 @dataclass(frozen=True)
@@ -145,10 +152,10 @@ def stated(
 
 def _exponent(times_us: Times, log_clocks: Times) -> tuple[float, float]:
     """Returns the interval of the exponent e of time ~ clock^-e, within 0 and 1."""
+    if len(log_clocks) < _FEWEST_FOR_EXPONENT or np.ptp(log_clocks) < _LEAST_MOVE:
+        return 0.0, 1.0
     x = log_clocks - log_clocks.mean()
     squares = float(x @ x)
-    if len(x) < _FEWEST_FOR_EXPONENT or squares == 0:
-        return 0.0, 1.0
     y = np.log(times_us)
     y -= y.mean()
     exponent = -float(x @ y) / squares
@@ -209,6 +216,8 @@ class Measurement:
         if self.clocks_mhz and len(self.clocks_mhz) != len(self.samples_us):
             what = f"{len(self.clocks_mhz)} clocks for {len(self.samples_us)} samples"
             raise InputError("Measurement", what, "one each")
+        if self.mean_clock is not None and not all(0 < mhz < inf for mhz in self.clocks_mhz):
+            raise InputError("Measurement", "a clock that is not above 0 beside a mean clock", "clocks above 0 MHz")
         if self.floor_us is not None and not 0 < self.floor_us < float("inf"):
             raise InputError("Measurement", f"floor_us = {self.floor_us!r}", "a finite time above 0, or None")
         require_choice("Measurement", "mode", self.mode, ("events", "graph", "cpu", "unknown"))

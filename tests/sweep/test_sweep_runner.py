@@ -81,6 +81,24 @@ def test_drift_of_the_reference_lowers_the_trust() -> None:
     assert any("drift" in reason or "reference" in reason for reason in after.grade.reasons)
 
 
+def test_points_since_the_last_reference_are_graded_again() -> None:
+    # The device slows down by 20 % in the middle between two repetitions of the reference.
+    plan = plan_of(25)
+    seen = []
+
+    def answer(request: Request) -> Reply:
+        seen.append(request)
+        return measured(100.0 if len(seen) < 15 else 120.0)
+
+    bench = Bench(plan, answer)
+    sweep = bench.sweep()
+    sweep.run()
+    final = {record.key: record for record in sweep.records if record.role == "point"}
+    letters = [final[point.key].outcome.grade.letter for point in plan.points]  # type: ignore[union-attr]
+    assert letters == ["A"] * 8 + ["C"] * 17  # the references are the requests 0, 9, 18 and 27
+    assert len(bench.of_role("point")) == 25 + 8  # those of the second block are stored twice
+
+
 def test_a_lost_worker_costs_its_point_and_a_fresh_one_goes_on() -> None:
     plan = plan_of(6)
     index = next(i for i, p in enumerate(plan.points) if p != plan.reference)
