@@ -1,8 +1,8 @@
 """Defines the result of timing one point: its samples, the check of its output and the grade of its quality.
 
-Entry points: `Measurement`, `Check`, `Grade`, `GRADES`, `Discarded`. Used by `timing`, `store`, `sweep`, `importers`,
-`analysis`, `report`, `cluster`, `comm`, `profile`, `providers` and `pytest_plugin`. Only raw samples are stored;
-`stats` computes statistics on read.
+Entry points: `Measurement`, `MeanClock`, `stated`, `Check`, `Grade`, `GRADES`, `Discarded`. Used by `timing`, `store`,
+`sweep`, `importers`, `analysis`, `report`, `cluster`, `comm`, `profile`, `providers` and `pytest_plugin`. Only raw
+samples are stored; `stated` and `stats` compute statistics on read.
 """
 
 from collections.abc import Sequence

@@ -14,7 +14,7 @@ from made_devices import A100 as SPEC
 from quantbench.device.spec import DeviceState
 from quantbench.errors import InputError, StoreError
 from quantbench.launch import Launch, Tile
-from quantbench.measurement import Discarded, Grade, Measurement
+from quantbench.measurement import Discarded, Grade, MeanClock, Measurement
 from quantbench.store.folder import RunWriter, find_runs, read_run
 from quantbench.store.record import (
     Failed,
@@ -80,6 +80,7 @@ def record(n: int, outcome: object = None, **changes: object) -> Record:
         record(8, origin="imported", source="a table"),
         record(8, role="reference", places=()),
         record(8, workload=Softmax(4, 16, 16), provider="torch.eager"),
+        record(8, Measured(replace(MEASUREMENT, mean_clock=MeanClock(1400.0, 3.5)), Grade("A"))),
     ],
 )
 def test_a_record_survives_json(made: Record) -> None:
