@@ -1,37 +1,24 @@
 """Defines the result of timing one point: its samples, the check of its output and the grade of its quality.
 
-Entry points: `Measurement`, `MeanClock`, `stated`, `Check`, `Grade`, `GRADES`, `Discarded`. Used by `timing`, `store`,
+Entry points: `Measurement`, `MeanClock`, `Check`, `Grade`, `GRADES`, `Discarded`. Used by `timing`, `store`,
 `sweep`, `importers`, `analysis`, `report`, `cluster`, `comm`, `profile`, `providers` and `pytest_plugin`. Only raw
-samples are stored; `stated` and `stats` compute statistics on read.
+samples are stored; `stated` computes statistics on read.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import cached_property
-from math import hypot, inf, isinf
-
-import numpy as np
-import numpy.typing as npt
+from math import inf
+from typing import TYPE_CHECKING
 
 from quantbench.device.spec import DeviceState
 from quantbench.errors import InputError, require_choice, require_int
-from quantbench.stats import (
-    CONFIDENCE,
-    Interval,
-    normal_quantile,
-    relative_half_width,
-    tick,
-    typical_interval,
-    typical_us,
-)
+
+if TYPE_CHECKING:
+    from quantbench.stated import Stated
 
 GRADES = ("A", "B", "C", "D", "rejected")
-
-Times = npt.NDArray[np.float64]
-
-# Fewest samples whose clocks tell how their times follow the clock, and least relative range of these clocks.
-_FEWEST_FOR_EXPONENT = 10
-_LEAST_MOVE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -93,87 +80,6 @@ class MeanClock:
 
 
 @dataclass(frozen=True)
-class Stated:
-    """Time of one point at its mean clock.
-
-    times_us: the samples, each as if it had been taken at the mean clock.
-    latency_us: their median.
-    interval: 95 % interval of the time at the mean clock.
-    sampling: relative half-width that more samples narrow; infinite if there are too few for an interval.
-    clock: relative half-width that the mean clock adds.
-    """
-
-    times_us: Sequence[float]
-    latency_us: float
-    interval: Interval
-    sampling: float
-    clock: float = 0.0
-
-    @property
-    def relative_half_width(self) -> float:
-        """Half-width of the interval as a share of the time; infinite if there are too few samples."""
-        if isinf(self.sampling):
-            return self.sampling
-        return self.interval.half_width / self.latency_us
-
-
-def stated(
-    samples_us: Sequence[float], clocks_mhz: Sequence[float], mean: MeanClock | None, tick_us: float = 0.0
-) -> Stated:
-    """Returns the time that the samples say at the mean clock.
-
-    A time is proportional to clock^-e: e is 1 for work that waits for the SMs, 0 for work that waits for memory. Within
-    these bounds, the samples and their clocks give the interval of e, by regression.
-
-    clocks_mhz: SM clock at each sample; empty if unknown.
-    tick_us: resolution of the times, used if all samples are equal.
-    """
-    if len(samples_us) == 1:  # large tables of single times
-        return Stated(samples_us, samples_us[0], Interval(samples_us[0], samples_us[0], 0.0), inf)
-    if mean is None or not clocks_mhz:
-        interval = typical_interval(samples_us, tick_us=tick_us)
-        width = relative_half_width(samples_us, tick_us=tick_us)
-        return Stated(samples_us, typical_us(samples_us), interval, width)
-    raw_us = np.asarray(samples_us, dtype=np.float64)
-    logs = np.log(np.asarray(clocks_mhz, dtype=np.float64) / mean.mhz)
-    low, high = _exponent(raw_us, logs)
-    times_us = _scaled(raw_us, logs * (low + high) / 2)
-    latency_us = typical_us(times_us)
-    interval = typical_interval(times_us, tick_us=tick_us)
-    half = interval.half_width / latency_us
-    from_exponent = abs(float(logs.mean())) * (high - low) / 2
-    from_mean = high * mean.half_width_mhz / mean.mhz
-    clock = hypot(half, from_mean) - half + from_exponent
-    sampling = half + from_exponent if interval.coverage >= CONFIDENCE else inf
-    wider_us = clock * latency_us
-    interval = Interval(interval.low - wider_us, interval.high + wider_us, interval.coverage)
-    return Stated(times_us.tolist(), latency_us, interval, sampling, clock)
-
-
-def _exponent(times_us: Times, log_clocks: Times) -> tuple[float, float]:
-    """Returns the interval of the exponent e of time ~ clock^-e, within 0 and 1."""
-    if len(log_clocks) < _FEWEST_FOR_EXPONENT or np.ptp(log_clocks) < _LEAST_MOVE:
-        return 0.0, 1.0
-    x = log_clocks - log_clocks.mean()
-    squares = float(x @ x)
-    y = np.log(times_us)
-    y -= y.mean()
-    exponent = -float(x @ y) / squares
-    rest = y + exponent * x
-    half = normal_quantile() * (float(rest @ rest) / (len(x) - 2) / squares) ** 0.5
-    low, high = np.clip((exponent - half, exponent + half), 0.0, 1.0)
-    return float(low), float(high)
-
-
-def _scaled(times_us: Times, logs: Times) -> Times:
-    """Returns times times exp(logs): one by one, or all alike where they lie on ticks, whose shares tell the time."""
-    if float(np.ptp(logs) * times_us.mean()) < tick(times_us):
-        logs = logs.mean()
-    scaled: Times = times_us * np.exp(logs)
-    return scaled
-
-
-@dataclass(frozen=True)
 class Measurement:
     """Timing samples of one point.
 
@@ -204,6 +110,8 @@ class Measurement:
     @cached_property
     def stated(self) -> Stated:
         """The time at the mean clock, with its interval."""
+        from quantbench.stated import stated  # numpy takes longer to import than some commands run
+
         return stated(self.samples_us, self.clocks_mhz, self.mean_clock)
 
     def __post_init__(self) -> None:

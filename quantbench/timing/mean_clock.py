@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 
 import numpy as np
 
@@ -86,7 +87,7 @@ class MeanClocks:
         count = sum(block.count for block in self._blocks)
         mean_mhz = sum(block.total_mhz for block in self._blocks) / count
         variance = sum(block.total_mhz2 for block in self._blocks) / count - mean_mhz**2
-        return max(0.0, variance) ** 0.5 / mean_mhz
+        return sqrt(max(0.0, variance)) / mean_mhz
 
     def of(self, at_s: float, own_mhz: Sequence[float], *, limited: bool) -> MeanClock:
         """Returns the mean clock of a point.

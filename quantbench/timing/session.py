@@ -16,7 +16,8 @@ from typing import Protocol
 from quantbench.device.nvml import HARMFUL_REASONS
 from quantbench.device.spec import DeviceState
 from quantbench.errors import MeasurementError
-from quantbench.measurement import Discarded, MeanClock, Measurement, stated
+from quantbench.measurement import Discarded, MeanClock, Measurement
+from quantbench.stated import stated
 from quantbench.stats import median, typical_us
 from quantbench.timing.mean_clock import MeanClocks
 from quantbench.timing.options import TimingOptions

@@ -23,7 +23,8 @@ from benchmarks.timer_on_double import (
 from device_double import Gpu, Kernel
 from made_devices import A100, STATE
 
-from quantbench.measurement import MeanClock, Measurement, stated
+from quantbench.measurement import MeanClock, Measurement
+from quantbench.stated import stated
 from quantbench.timing.grade import drift_of, grade
 from quantbench.timing.mean_clock import MeanClocks
 from quantbench.timing.options import TimingOptions
