@@ -1,7 +1,6 @@
 """States the time of a point at its mean SM clock, from its samples and their clocks, with an interval.
 
-Entry points: `stated`, `Stated`. Used by `measurement` and `timing.session`. A clock wanders, and the samples of a
-point show a moment of it.
+A clock wanders, and the samples of a point show a moment of it.
 """
 
 from __future__ import annotations

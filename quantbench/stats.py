@@ -1,8 +1,8 @@
 """Computes order statistics of timing samples: median and its interval, quantiles, noise, outliers.
 
 Entry points: `typical_us`, `typical_interval`, `median`, `median_interval`, `quantiles`, `noise`, `spread`,
-`relative_half_width`, `outlier_share`, `normal_quantile`, `tick`, `untied`, the type `Interval` and the constant `CONFIDENCE`.
-Used by `stated`, `timing`, `sweep`, `analysis`, `cluster`, `comm`, `importers`, `report`, tools and the command
+`relative_half_width`, `outlier_share`, `normal_quantile`, `untied`, the type `Interval` and the constant `CONFIDENCE`.
+Used by `timing`, `sweep`, `analysis`, `cluster`, `comm`, `importers`, `profile`, `report`, tools and the command
 `comm`. scipy.stats is avoided: it takes 0.8 s to import.
 
 Clocks tick: a kernel of 12.2 µs between events of 0.5 µs reads 12.0 or 12.5, and the median of such samples moves in

@@ -1,7 +1,5 @@
 """Keeps the mean SM clock of the last seconds, at which times are stated.
 
-Entry point: `MeanClocks`, used by `session` and `cuda`.
-
 A clock wanders by a percent within tens of milliseconds, so the short time of one point does not show its mean. Work
 that nothing limits runs at one mean clock, which many points show together; work at the power limit has its own.
 """
