@@ -7,8 +7,8 @@ ifeq ($(wildcard /dev/nvidia[0-9]*),)
 export OMP_NUM_THREADS ?= 1
 endif
 
-.PHONY: install check quick test test-extras test-gpu mutants bench bench-import sweep evidence rehearsal docs test-aot \
-	test-volta test-cuda-wheel fuzz shelf clean
+.PHONY: install check quick test test-extras test-gpu mutants bench bench-import bench-timer sweep evidence rehearsal docs \
+	test-aot test-volta test-cuda-wheel fuzz shelf clean
 
 install: .venv/installed
 
@@ -95,6 +95,10 @@ bench: install
 # CPU time and memory of import, check, report and profile export at 25,000, 50,000 and 100,000 rows.
 bench-import: install
 	$(BIN)/python tests/benchmarks/large_import.py
+
+# Coverage of the stated intervals, cost of a point and grades on the device double, into docs/evidence.md. Minutes.
+bench-timer: install
+	$(BIN)/python tests/benchmarks/timer_on_double.py docs/evidence.md
 
 # All that is worth measuring on a GPU, in three commands of under ten minutes (docs/evidence.md); run again, they finish
 # what is missing. Without make or network: the commands themselves, with any interpreter that has the dependencies.

@@ -1,14 +1,22 @@
 """Defines the result of timing one point: its samples, the check of its output and the grade of its quality.
 
-Entry points: `Measurement`, `Check`, `Grade`, `GRADES`, `Discarded`. Used by `timing`, `store`, `sweep`, `importers`,
-`analysis`, `report`, `cluster`, `comm`, `profile`, `providers` and `pytest_plugin`. Only raw samples are stored;
-`stats` computes statistics on read.
+Entry points: `Measurement`, `MeanClock`, `Check`, `Grade`, `GRADES`, `Discarded`. Used by `timing`, `store`,
+`sweep`, `importers`, `analysis`, `report`, `cluster`, `comm`, `profile`, `providers` and `pytest_plugin`. Only raw
+samples are stored; `stated` computes statistics on read.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+from typing import TYPE_CHECKING
 
 from quantbench.device.spec import DeviceState
 from quantbench.errors import InputError, require_choice, require_int
+
+if TYPE_CHECKING:
+    from quantbench.stated import Stated
 
 GRADES = ("A", "B", "C", "D", "rejected")
 
@@ -55,17 +63,36 @@ class Grade:
 
 
 @dataclass(frozen=True)
+class MeanClock:
+    """Mean SM clock of a kind of work at a time.
+
+    half_width_mhz: half-width of its 95 % interval.
+    """
+
+    mhz: float
+    half_width_mhz: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.mhz < inf:
+            raise InputError("MeanClock", f"mhz = {self.mhz!r}", "a finite clock above 0")
+        if not 0 <= self.half_width_mhz < inf:
+            raise InputError("MeanClock", f"half_width_mhz = {self.half_width_mhz!r}", "a finite width from 0 on")
+
+
+@dataclass(frozen=True)
 class Measurement:
     """Timing samples of one point.
 
     samples_us: accepted device times of single runs in the order they were taken, microseconds.
     clocks_mhz: SM clock at each sample; empty if the device does not report it.
-    stopped_by: rule that ended sampling (`precision`, `max_time`, `max_samples`, `noise_floor`; `discards` for too many
+    stopped_by: rule that ended sampling (`precision`; `clock`: what is left of the interval is the mean
+        clock's; `max_time`, `max_samples`, `noise_floor`; `discards` for too many
         discarded samples; `imported` for an imported time).
     mode: `events`, `graph` or `cpu`; `unknown` for some imported times.
     cache: `cold` or `hot`; `unknown` for some imported times.
     kernels_per_sample: runs per sample; above 1 if a single run is too short to time.
     floor_us: time of an empty kernel in the same mode on the same device, which every sample includes; None if unknown.
+    mean_clock: mean SM clock of such work at that time, at which the time is stated; None if unknown.
     """
 
     samples_us: tuple[float, ...]
@@ -78,6 +105,14 @@ class Measurement:
     state_after: DeviceState
     kernels_per_sample: int = 1
     floor_us: float | None = None
+    mean_clock: MeanClock | None = None
+
+    @cached_property
+    def stated(self) -> Stated:
+        """The time at the mean clock, with its interval."""
+        from quantbench.stated import stated  # numpy takes longer to import than some commands run
+
+        return stated(self.samples_us, self.clocks_mhz, self.mean_clock)
 
     def __post_init__(self) -> None:
         require_int("Measurement", "kernels_per_sample", self.kernels_per_sample)
@@ -89,6 +124,8 @@ class Measurement:
         if self.clocks_mhz and len(self.clocks_mhz) != len(self.samples_us):
             what = f"{len(self.clocks_mhz)} clocks for {len(self.samples_us)} samples"
             raise InputError("Measurement", what, "one each")
+        if self.mean_clock is not None and not all(0 < mhz < inf for mhz in self.clocks_mhz):
+            raise InputError("Measurement", "a clock that is not above 0 beside a mean clock", "clocks above 0 MHz")
         if self.floor_us is not None and not 0 < self.floor_us < float("inf"):
             raise InputError("Measurement", f"floor_us = {self.floor_us!r}", "a finite time above 0, or None")
         require_choice("Measurement", "mode", self.mode, ("events", "graph", "cpu", "unknown"))

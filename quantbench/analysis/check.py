@@ -33,7 +33,7 @@ from quantbench.analysis.verdict import Verdict
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.gemm.table_audit import Unexplained, audit
 from quantbench.measurement import Measurement
-from quantbench.stats import median, typical_us
+from quantbench.stats import median
 from quantbench.store.folder import Run
 from quantbench.store.record import Measured, Record
 from quantbench.sweep.axes import grain_of
@@ -170,7 +170,7 @@ def audit_run(run: Run) -> tuple[int, list[Audited]]:
         if peak is None:
             continue
         gemms, measured = zip(*table, strict=True)
-        times = np.array([typical_us(each.samples_us) for each in measured])
+        times = np.array([each.stated.latency_us for each in measured])
         sizes = [np.array([getattr(gemm, size) for gemm in gemms]) for size in ("m", "n", "k", "batch")]
         layout = np.array([LAYOUTS.index(gemm.layout) for gemm in gemms])
         methods = [f"{each.mode}, {each.cache} cache" for each in measured]

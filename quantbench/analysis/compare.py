@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import hypot
 from typing import Any
 
 from quantbench.analysis.significance import RatioTest, Wander, figure_test, holm, rank_test, wander
 from quantbench.errors import InputError, require_choice
 from quantbench.measurement import Measurement
 from quantbench.quantization import kernel_change_words
-from quantbench.stats import CONFIDENCE, median, typical_us
+from quantbench.stats import CONFIDENCE, median
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Place, Record, Skipped
 
@@ -308,29 +309,31 @@ def _measurement(record: Record) -> Measurement:
 
 
 def _test(pair: Matched, tolerance: float, noise: float | None) -> RatioTest:
-    a, b = (_measurement(record).samples_us for record in (pair.a, pair.b))
-    if min(len(a), len(b)) > 1:
-        return rank_test(a, b, tolerance)
+    one = _measurement(pair.a).stated
+    two = _measurement(pair.b).stated
+    if min(len(one.times_us), len(two.times_us)) > 1:
+        return rank_test(one.times_us, two.times_us, tolerance, unsure=hypot(one.clock, two.clock))
     if noise is None:
-        return RatioTest(typical_us(b) / typical_us(a), None, None, 1.0)
-    return figure_test(a, b, tolerance, noise)
+        return RatioTest(two.latency_us / one.latency_us, None, None, 1.0)
+    return figure_test(one.times_us, two.times_us, tolerance, noise)
 
 
 def _compared(pair: Matched, test: RatioTest, p: float, margin: float) -> Compared:
     one, two = _measurement(pair.a), _measurement(pair.b)
-    a, b = one.samples_us, two.samples_us
+    a, b = one.stated.latency_us, two.stated.latency_us
+    samples = len(one.samples_us), len(two.samples_us)
     why = _kernel_change(pair)
     if one.mode != two.mode and "unknown" not in (one.mode, two.mode):
         verdict, why = "unclear", _MODES.format(one.mode, two.mode)
     elif test.low is None or test.high is None:
-        verdict, why = "unclear", _SINGLE if min(len(a), len(b)) == 1 else _FEW.format(len(a), len(b))
+        verdict, why = "unclear", _SINGLE if min(samples) == 1 else _FEW.format(*samples)
     elif p < 1 - CONFIDENCE:
         verdict = "slower" if test.ratio > 1 else "faster"
     elif 1 / (1 + margin) <= test.low and test.high <= 1 + margin:
         verdict = "same"
     else:
         verdict = "unclear"
-    return Compared(pair.a, pair.b, typical_us(a), typical_us(b), test.ratio, test.low, test.high, p, verdict, why)
+    return Compared(pair.a, pair.b, a, b, test.ratio, test.low, test.high, p, verdict, why)
 
 
 def _kernel_change(pair: Matched) -> str:

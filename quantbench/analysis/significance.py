@@ -14,7 +14,7 @@ from math import erfc, exp, hypot, log, sqrt
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.stats import CONFIDENCE, median, noise, normal_quantile, typical_us, untied
+from quantbench.stats import CONFIDENCE, median, noise, normal_quantile, untied
 from quantbench.store.folder import Run
 from quantbench.store.record import Measured, Record
 
@@ -43,8 +43,10 @@ class RatioTest:
     p: float
 
 
-def rank_test(a_us: Sequence[float], b_us: Sequence[float], tolerance: float) -> RatioTest:
+def rank_test(a_us: Sequence[float], b_us: Sequence[float], tolerance: float, unsure: float = 0.0) -> RatioTest:
     """Tests whether the times of b and a differ by more than `tolerance` (0.01: ratio over 1.01 or under 1/1.01).
+
+    unsure: relative half-width of what all times of a or of b have in common, such as the error of their mean clock.
 
     >>> test = rank_test([10.0, 10.1, 9.9, 10.2, 9.8, 10.05], [12.0, 12.1, 11.9, 12.2, 11.8, 12.05], 0.01)
     >>> round(test.ratio, 2), test.p < 0.01
@@ -52,11 +54,12 @@ def rank_test(a_us: Sequence[float], b_us: Sequence[float], tolerance: float) ->
     """
     a, b = untied(a_us), untied(b_us)
     ratio, low, high = _ratio_interval(a, b)
-    if low is None:
+    if low is None or high is None:
         return RatioTest(ratio, None, None, 1.0)
-    slower = _p_greater(b, a * (1 + tolerance))
-    faster = _p_greater(a, b * (1 + tolerance))
-    return RatioTest(ratio, low, high, min(1.0, 2 * min(slower, faster)))
+    margin = (1 + tolerance) * (1 + unsure)
+    slower = _p_greater(b, a * margin)
+    faster = _p_greater(a, b * margin)
+    return RatioTest(ratio, low / (1 + unsure), high * (1 + unsure), min(1.0, 2 * min(slower, faster)))
 
 
 def figure_test(a_us: Sequence[float], b_us: Sequence[float], tolerance: float, noise: float) -> RatioTest:
@@ -174,7 +177,7 @@ def reference_medians(records: Iterable[Record]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for record in records:
         if record.role == "reference" and isinstance(record.outcome, Measured):
-            found.setdefault(record.key, []).append(typical_us(record.outcome.measurement.samples_us))
+            found.setdefault(record.key, []).append(record.outcome.measurement.stated.latency_us)
     return found
 
 

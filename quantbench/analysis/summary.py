@@ -18,7 +18,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.latency.op_times import peak_share
 from quantbench.launch import Launch
 from quantbench.measurement import GRADES, Grade, Measurement
-from quantbench.stats import Interval, median, noise, typical_interval, typical_us
+from quantbench.stats import median, noise
 from quantbench.store.record import Measured, Record
 from quantbench.units import latency
 from quantbench.workload import Workload
@@ -148,12 +148,10 @@ def rejected_lines(records: Iterable[Record]) -> list[str]:
 
 def _points(record: Record, outcome: Measured, spec: DeviceSpec) -> Iterable[Point]:
     measurement = outcome.measurement
-    samples_us = measurement.samples_us
-    if len(samples_us) == 1:  # fast path for large tables of single times
-        latency_us, spread = samples_us[0], 0.0
-        interval = Interval(latency_us, latency_us, 0.0)
-    else:
-        latency_us, spread, interval = typical_us(samples_us), noise(samples_us), typical_interval(samples_us)
+    stated = measurement.stated
+    latency_us, interval = stated.latency_us, stated.interval
+    num_samples = len(measurement.samples_us)
+    spread = 0.0 if num_samples == 1 else noise(stated.times_us)
     work = record.workload
     tflops = work.flops / latency_us / 1e6
     gb_per_s = work.min_bytes / latency_us / 1e3
@@ -163,7 +161,7 @@ def _points(record: Record, outcome: Measured, spec: DeviceSpec) -> Iterable[Poi
         yield Point(
             record.key, place.axes, place.op, place.count, record.provider, work, record.launch, latency_us,
             interval.low, interval.high, tflops, gb_per_s, peak_share(work, latency_us, spec), outcome.grade,
-            len(samples_us), spread, clock_mhz, measurement.mode, measurement.floor_us,
+            num_samples, spread, clock_mhz, measurement.mode, measurement.floor_us,
         )  # fmt: skip
 
 

@@ -161,7 +161,7 @@ def _lead(
 
 def row_to_json(record: Record) -> dict[str, Any]:
     from quantbench.comm.session import figures
-    from quantbench.stats import relative_half_width, spread, typical_us
+    from quantbench.stats import spread
 
     work = record.workload
     assert isinstance(work, Collective)
@@ -171,10 +171,11 @@ def row_to_json(record: Record) -> dict[str, Any]:
     }  # fmt: skip
     match record.outcome:
         case Measured(measurement, graded):
-            us = measurement.samples_us
+            stated = measurement.stated
             row |= {
-                **asdict(figures(work, typical_us(us))), "spread": spread(us), "samples": len(us),
-                "relative_half_width": relative_half_width(us), "grade": asdict(graded),
+                **asdict(figures(work, stated.latency_us)), "spread": spread(stated.times_us),
+                "samples": len(stated.times_us), "relative_half_width": stated.relative_half_width,
+                "grade": asdict(graded),
             }  # fmt: skip
         case Skipped(reason):
             row["skipped"] = reason

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import pi, sqrt
 from statistics import median_high, median_low
 
-from quantbench.stats import median, noise, typical_us
+from quantbench.stats import median, noise
 from quantbench.store.record import Measured, Record
 from quantbench.sweep.plan import Plan, PlanPoint
 from quantbench.units import percent
@@ -78,7 +78,7 @@ def compare_cards(records: Iterable[Record]) -> tuple[Card, ...]:
     for record in records:
         if record.role == "reference" and record.origin != "imported" and isinstance(record.outcome, Measured):
             measurement = record.outcome.measurement
-            times[record.source][record.key].append(typical_us(measurement.samples_us))
+            times[record.source][record.key].append(measurement.stated.latency_us)
             clocks[record.source].extend(measurement.clocks_mhz)
             reasons[record.source].update(measurement.state_after.throttle_reasons)
     if len(times) < 2:

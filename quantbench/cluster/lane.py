@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from statistics import median_low
 from threading import RLock
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -19,13 +18,14 @@ from typing import Any, Protocol
 from quantbench.cluster.cards import reference_set
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import QuantbenchError
+from quantbench.measurement import Measurement
 from quantbench.store.folder import RunWriter
 from quantbench.store.record import Failed, Record
 from quantbench.sweep.child import Asked
 from quantbench.sweep.options import SweepOptions
 from quantbench.sweep.plan import Plan, PlanPoint, reference_every
 from quantbench.sweep.runner import Finished, More, Progress, Sweep
-from quantbench.sweep.session import first_reference_us
+from quantbench.sweep.session import first_reference
 
 # Failures after which a point is tried on the other devices: the device may be the cause.
 _TRIED_ELSEWHERE = ("crash", "timeout")
@@ -166,6 +166,13 @@ class PointQueue:
             self._keep(record)
             self.records.append(record)
 
+    def amend(self, record: Record) -> None:
+        """Stores a point's record again, in place of the one before."""
+        with self._lock:
+            self._keep(record)
+            points = (place for place, old in enumerate(self.records) if old.role == "point" and old.key == record.key)
+            self.records[next(points)] = record
+
     def _settle(self, record: Record) -> None:
         self.note(record)
         self.settled += 1
@@ -203,7 +210,7 @@ class Lane:
         self.queue = PointQueue(todo, self.writer.append, records=self.records, more=self.more)
         self._start_s = self.clock()
         self._lock = RLock()
-        self._first_reference_us: dict[str, float] = {}
+        self._first_references: dict[str, Measurement] = {}
         for record in self.records:
             self._note_reference(record)
 
@@ -232,8 +239,8 @@ class Lane:
             """Returns the next point. Waits while other devices are measuring, because one of them may be lost."""
             with self._lock:
                 # Drift is relative to the median device, so that a slow device's points get a lower grade.
-                first_us = self._first_reference_us.values()
-                sweep.first_reference_us = median_low(first_us) if first_us else None
+                first = sorted(self._first_references.values(), key=lambda each: each.stated.latency_us)
+                sweep.first_reference = first[(len(first) - 1) // 2] if first else None
             while (point := self.queue.take(label)) is None:
                 if not self.queue.left or (self.budget_s is not None and self.clock() - self._start_s > self.budget_s):
                     return ()
@@ -252,7 +259,8 @@ class Lane:
             plan=Plan((), self.plan.reference), run_id=self.writer.info.run_id, spec=self.spec,
             reference_every=reference_every(len(self.plan.points) // self.expected_members),
             timing=self.options.timing, done=frozenset(), connect=lambda: connected,
-            append=partial(self.keep, label=label), clock=self.clock, on_progress=lambda progress: tick(),
+            append=partial(self.keep, label=label), amend=partial(self.amend, label=label), clock=self.clock,
+            on_progress=lambda progress: tick(),
             budget_s=None if self.budget_s is None else self.budget_s - (self.clock() - self._start_s),
             limit_s=self.options.limit_s, more=following,
             interpreter=self.writer.info.environment.get("TRITON_INTERPRET") == "1",
@@ -293,8 +301,12 @@ class Lane:
         lost = isinstance(record.outcome, Failed) and record.outcome.kind in _TRIED_ELSEWHERE
         self.queue.settle(label, record, elsewhere=lost)
 
+    def amend(self, record: Record, label: str) -> None:
+        """Stores the record of a point again, with a lower grade."""
+        self.queue.amend(replace(record, source=label))
+
     def _note_reference(self, record: Record) -> None:
-        us = first_reference_us((record,), self.plan)
-        if us is not None:
+        first = first_reference((record,), self.plan)
+        if first is not None:
             with self._lock:
-                self._first_reference_us.setdefault(record.source, us)
+                self._first_references.setdefault(record.source, first)

@@ -21,7 +21,7 @@ from quantbench.measurement import Measurement
 from quantbench.quantization import cdiv
 from quantbench.stats import typical_us
 from quantbench.store.record import Failed, Measured, Outcome, Place, Record, Skipped, record_key
-from quantbench.timing.grade import grade
+from quantbench.timing.grade import Drift, grade
 from quantbench.timing.lockstep import Leader, LeaderSampler
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.session import sample_point, warm_up
@@ -179,10 +179,10 @@ class CommSession:
             measurement = self._sample(sampler)
         except MeasurementError as error:
             return Failed("error", str(error))
-        drift = self.reference_us[-1] / self.reference_us[0] if self.reference_us else None
+        drift = Drift(self.reference_us[-1] / self.reference_us[0]) if self.reference_us else None
         # No check against a peak: link speeds are not registered.
         graded = grade(
-            measurement, flops=0, min_bytes=0, spec=self._spec, dtype=collective.dtype, drift_ratio=drift,
+            measurement, flops=0, min_bytes=0, spec=self._spec, dtype=collective.dtype, drift=drift,
             options=self._options,
         )  # fmt: skip
         latency_us = typical_us(measurement.samples_us)

@@ -21,7 +21,6 @@ from quantbench.measurement import GRADES
 from quantbench.profile.fit import models_of
 from quantbench.profile.parts import KnownCliff, Provenance, RunSource
 from quantbench.profile.table import LAYOUTS, Table
-from quantbench.stats import typical_interval, typical_us
 from quantbench.store.folder import Run
 from quantbench.store.record import ORIGINS, Measured, Record
 
@@ -67,12 +66,8 @@ def _timings(records: Iterable[Record]) -> Iterator[_Timing]:
         if record.role != "point" or not isinstance(outcome, Measured) or outcome.grade.letter == "rejected":
             continue
         rank = ORIGINS.index(record.origin), GRADES.index(outcome.grade.letter)
-        samples_us = outcome.measurement.samples_us
-        if len(samples_us) == 1:
-            yield rank, samples_us[0], samples_us[0], samples_us[0], record
-        else:
-            interval = typical_interval(samples_us)
-            yield rank, typical_us(samples_us), interval.low, interval.high, record
+        stated = outcome.measurement.stated
+        yield rank, stated.latency_us, stated.interval.low, stated.interval.high, record
 
 
 def _row(kind: str, timings: list[_Timing], num_rows: dict[str, int]) -> tuple[Any, ...]:

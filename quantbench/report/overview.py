@@ -17,7 +17,7 @@ from quantbench.analysis.summary import Row
 from quantbench.report.canvas import CLIFF_COLOUR, figure, plain
 from quantbench.report.content import Caption, Gallery, PictureCard, Section
 from quantbench.report.source import dashed
-from quantbench.stats import median, typical_us
+from quantbench.stats import median
 from quantbench.store.record import Measured, Record
 
 # Pairs of axes (x, y) that are shown first if the run has them.
@@ -164,7 +164,7 @@ def _tracks(records: Sequence[Record]) -> dict[tuple[str, str], list[_Sample]]:
             ("power", "W"): [after.power_w],
         }
         if record.role == "reference":
-            us = typical_us(measurement.samples_us)
+            us = measurement.stated.latency_us
             values[_REFERENCE] = [100 * (us / first_us.setdefault(record.key, us) - 1)]
         for name, every in values.items():
             if known := [value for value in every if value is not None]:

@@ -4,8 +4,8 @@ Entry points: `RunWriter`, used by all that measure or import; `read_run`, which
 `sweep`, `cluster`, `importers`, `analysis`, `report`, `profile`, tools and the commands `check`, `comm` and `sweep`.
 
 Each record is one line, flushed to disk before the next point starts, so a crash loses at most the point in flight.
-`read_run` tolerates and reports an incomplete last line, missing lines and repeated lines. A point that failed may have
-a second record, which replaces the first.
+`read_run` tolerates and reports an incomplete last line, missing lines and repeated lines. A second record replaces the
+first if the point had failed, or if it has the same measurement with another grade.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from quantbench.errors import InputError, StoreError
 from quantbench.files import folders_with, open_binary, reason
-from quantbench.store.record import Failed, Record, record_from_json, record_to_json
+from quantbench.store.record import Failed, Measured, Record, record_from_json, record_to_json
 from quantbench.store.run import RunInfo, now_text, read_run_info, require_name, write_run_info
 
 _MOST_NAMED = 5
@@ -36,6 +36,7 @@ class Run:
 
     warnings: messages about tolerated defects of records.jsonl.
     retried: keys of the points that were tried again after a failure.
+    regraded: number of records that replaced another of the same measurement.
     torn_bytes: bytes in an incomplete last line of records.jsonl.
     """
 
@@ -44,6 +45,7 @@ class Run:
     records: tuple[Record, ...]
     warnings: tuple[str, ...] = ()
     retried: frozenset[str] = frozenset()
+    regraded: int = 0
     torn_bytes: int = 0
 
 
@@ -57,6 +59,7 @@ def read_run(folder: Path) -> Run:
     points: dict[str, int] = {}  # index of each point's record
     digests: set[bytes] = set()
     retried: set[str] = set()
+    regraded = 0
     repeats, torn_bytes = [], 0
     for number, (line, record) in enumerate(_lines(path), start=1):
         if record is None:
@@ -67,13 +70,17 @@ def read_run(folder: Path) -> Run:
         is_point = info.origin == "measured" and record.role == "point"
         before = points.get(record.key) if is_point else None
         failed = before is not None and isinstance(records[before].outcome, Failed) and record.key not in retried
-        if digest in digests or (before is not None and not failed):
+        graded_again = before is not None and _same_measurement(records[before], record)
+        if digest in digests or (before is not None and not failed and not graded_again):
             repeats.append(number)
             continue
         digests.add(digest)
         if before is not None:
             records[before] = record
-            retried.add(record.key)
+            if graded_again:
+                regraded += 1
+            else:
+                retried.add(record.key)
             continue
         if is_point:
             points[record.key] = len(records)
@@ -87,12 +94,19 @@ def read_run(folder: Path) -> Run:
     if repeats:
         named = ", ".join(map(str, repeats[:_MOST_NAMED])) + (", …" if len(repeats) > _MOST_NAMED else "")
         said.append(f"{path}: records that repeat another count once (lines {named})")
-    missing = (info.num_records or 0) - len(records) - len(retried)
+    missing = (info.num_records or 0) - len(records) - len(retried) - regraded
     if missing > 0 and not absent:
         said.append(f"{path}: {missing} of {info.num_records} records missing")
     if info.origin == "measured" and (absent or torn_bytes or missing > 0):
         said[-1] += f"; measure what is missing: quantbench sweep --resume {folder}"
-    return Run(folder, info, tuple(records), tuple(said), frozenset(retried), torn_bytes)
+    return Run(folder, info, tuple(records), tuple(said), frozenset(retried), regraded, torn_bytes)
+
+
+def _same_measurement(one: Record, other: Record) -> bool:
+    """Returns whether two records of a point differ in the grade of one measurement."""
+    if not isinstance(one.outcome, Measured) or not isinstance(other.outcome, Measured):
+        return False
+    return one.outcome.measurement == other.outcome.measurement and one.outcome.grade != other.outcome.grade
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, Record | None]]:
@@ -165,7 +179,7 @@ class RunWriter:
         except StoreError:
             records.close()
             raise
-        return cls(folder, run.info, records, count=len(run.records) + len(run.retried)), run
+        return cls(folder, run.info, records, count=len(run.records) + len(run.retried) + run.regraded), run
 
     def append(self, record: Record) -> None:
         """Appends one record and flushes it to disk; on failure the file is left unchanged."""

@@ -8,7 +8,7 @@ by `analysis`, `report` and `profile`, which read runs.
 History of the format:
 1  first version. `check` and `phases_s` came later; they are absent in older records, and if nothing was checked or
    timed.
-2  measurement.floor_us; null if it is not known, as in version 1.
+2  measurement.floor_us; null if it is not known, as in version 1. `mean_clock` came later.
 """
 
 import hashlib
@@ -146,6 +146,7 @@ def _measurement_to_json(measurement: Measurement, grade: Grade) -> Json:
         "discarded": encode(measurement.discarded),
         "state_before": _encode_once(measurement.state_before),
         "state_after": _encode_once(measurement.state_after),
+        "mean_clock": encode(measurement.mean_clock),
         "grade": {"letter": grade.letter, "reasons": grade.reasons},
     }
 

@@ -9,7 +9,7 @@ from dataclasses import fields
 
 from quantbench.device.spec import DEVICE_KINDS, DeviceSpec
 from quantbench.launch import Launch, Tile
-from quantbench.measurement import GRADES, Grade, Measurement
+from quantbench.measurement import GRADES, Grade, MeanClock, Measurement
 from quantbench.store.record import FAILURES, ORIGINS, RECORD_VERSION, ROLES, Failed, Place, Record, Skipped
 from quantbench.store.run import ENDINGS, RUN_FORMAT, RUN_VERSION, RunInfo
 from quantbench.store.typed import Json, json_schema
@@ -42,6 +42,8 @@ _LIMITS: dict[tuple[type, str], Json] = {
     (Measurement, "mode"): {"enum": ["events", "graph", "cpu", "unknown"]},
     (Measurement, "cache"): {"enum": ["cold", "hot", "unknown"]},
     (Measurement, "kernels_per_sample"): {"minimum": 1},
+    (MeanClock, "mhz"): _POSITIVE,
+    (MeanClock, "half_width_mhz"): {"minimum": 0},
     (Measurement, "floor_us"): {"anyOf": [_POSITIVE, {"type": "null"}]},
     (Grade, "letter"): {"enum": list(GRADES)},
     (Launch, "grid"): {"anyOf": [_GRID, {"type": "null"}]},

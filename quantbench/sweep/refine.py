@@ -157,7 +157,7 @@ class Refine:
             at = sorted({**placed.held, placed.axis: size}.items())
             outcome = outcomes.get((placed.op, placed.provider, *at))
             if isinstance(outcome, Measured) and outcome.grade.letter != "rejected":
-                return outcome.measurement.samples_us
+                return outcome.measurement.stated.times_us
             return None if outcome is None and self._point(placed, size) else ()
 
         return [(placed, *bisect(placed.gap, partial(samples_of, placed=placed))) for placed in self._gaps]
@@ -228,7 +228,7 @@ def _time_us(record: Record) -> float | None:
     outcome = record.outcome
     if record.role != "point" or not isinstance(outcome, Measured) or outcome.grade.letter == "rejected":
         return None
-    return typical_us(outcome.measurement.samples_us)
+    return outcome.measurement.stated.latency_us
 
 
 def _sizes(workload: object) -> tuple[int, int, int]:

@@ -11,18 +11,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import MeasurementError
-from quantbench.stats import median, typical_us
+from quantbench.measurement import GRADES, Grade, Measurement
+from quantbench.stats import median
 from quantbench.store.record import Failed, Measured, Outcome, Record, Skipped
 from quantbench.sweep import naming
 from quantbench.sweep.child import Asked, WorkerLostError
 from quantbench.sweep.messages import Reply, Request
 from quantbench.sweep.plan import Group, Pace, Plan, PlanPoint, fitting
-from quantbench.timing.grade import NO_CHECK, grade
+from quantbench.timing.grade import NO_CHECK, Drift, drift_of, grade
 from quantbench.timing.options import TimingOptions
+from quantbench.workload import Workload
 
 # A worker counts as hanging after this many times the point's estimate, but not before the floor.
 _LIMIT_FACTOR = 20
@@ -86,7 +88,8 @@ class Sweep:
         of the plan run while their expected time at the pace so far fits; at least one group runs. If `more` is set,
         the plan's first part gets 60 % of the budget. The point in progress at 1.2 budgets is ended.
     limit_s: seconds after which a point counts as hanging; None to derive it from the estimate.
-    first_reference_us: time of the run's first reference point, if the run is resumed.
+    first_reference: the run's first measurement of the reference point, if the run is resumed.
+    amend: function that stores the record of a point again, with a lower grade; None for `append`.
     more: function from all records so far to the points to measure next.
     records: records of the run so far, passed to `more`; extended by this pass.
     interpreter: whether Triton's kernels run in its interpreter, which makes their times meaningless.
@@ -105,7 +108,8 @@ class Sweep:
     on_progress: Callable[[Progress], None] = lambda progress: None
     budget_s: float | None = None
     limit_s: float | None = None
-    first_reference_us: float | None = None
+    first_reference: Measurement | None = None
+    amend: Callable[[Record], None] | None = None
     more: More | None = None
     records: list[Record] = field(default_factory=list)
     interpreter: bool = False
@@ -126,7 +130,8 @@ class Sweep:
         self._worker: Asked | None = None
         self._lost_in_a_row = 0
         self._naming_shares: list[float] = []
-        self._last_reference_us = self.first_reference_us
+        self._drift: Drift | None = None
+        self._since_reference: list[int] = []  # points since the last reference, by their place in `records`
 
     def run(self) -> Finished:
         """Measures the missing points. Ends the worker in any case, including Ctrl-C."""
@@ -248,13 +253,29 @@ class Sweep:
             raise _NoWorkerError(f"{_MAX_LOST_IN_A_ROW} workers in a row were lost, the last {outcome.message}")
 
     def _measure_reference(self, point: PlanPoint) -> None:
-        """Measures a reference. The time of the plan's relative to its first time is the drift that grades use."""
+        """Measures a reference. The plan's, relative to its first, is the drift that grades use."""
         self._progress.current = f"reference {point.workload}"
         reply = self._ask(point)
         if reply.measurement is not None and point is self.plan.reference:
-            self._last_reference_us = typical_us(reply.measurement.samples_us)
-            self.first_reference_us = self.first_reference_us or self._last_reference_us
+            self.first_reference = self.first_reference or reply.measurement
+            self._drift = drift_of(self.first_reference, reply.measurement)
+            self._grade_again()
         self._append(point, self._outcome(reply, point), reply, role="reference")
+
+    def _grade_again(self) -> None:
+        """Lowers the grades of the points since the last reference if the device has changed since then."""
+        if self._drift is not None and self._drift.off:
+            for place in self._since_reference:
+                record = self.records[place]
+                if isinstance(record.outcome, Measured):
+                    self._lower_grade(place, record, record.outcome)
+        self._since_reference.clear()
+
+    def _lower_grade(self, place: int, record: Record, outcome: Measured) -> None:
+        verdict = self._grade(outcome.measurement, record.workload, record.provider, checked=record.check is not None)
+        if GRADES.index(verdict.letter) > GRADES.index(outcome.grade.letter):
+            self.records[place] = replace(record, outcome=replace(outcome, grade=verdict))
+            (self.amend or self.append)(self.records[place])
 
     def _ask(self, point: PlanPoint, *, name: bool = False) -> Reply:
         """Sends a point to the worker, which is started if there is none. name: whether to identify the kernel."""
@@ -291,7 +312,7 @@ class Sweep:
         if reply.measurement is not None:
             # The first answer of a worker includes its start: loading torch, allocating the flush buffer, compiling.
             took_s = None if starting else self.clock() - asked_s
-            self._pace.learn(point.workload, typical_us(reply.measurement.samples_us), took_s)
+            self._pace.learn(point.workload, reply.measurement.stated.latency_us, took_s)
         self.phases_s.update(reply.phases_s)
         if "identify" in reply.phases_s:
             timing_s = reply.phases_s.get("warm-up", 0.0) + reply.phases_s.get("measuring", 0.0)
@@ -300,20 +321,20 @@ class Sweep:
 
     def _outcome(self, reply: Reply, point: PlanPoint) -> Outcome:
         if reply.measurement is not None:
-            drift_ratio = None
-            if self.first_reference_us is not None and self._last_reference_us is not None:
-                drift_ratio = self._last_reference_us / self.first_reference_us
-            work = point.workload
-            verdict = grade(
-                reply.measurement, flops=work.flops, min_bytes=work.min_bytes, spec=self.spec, dtype=work.dtype,
-                drift_ratio=drift_ratio, options=self.timing, unchecked="" if reply.checked else NO_CHECK,
-                interpreted=self.interpreter and point.provider.startswith("triton."),
-            )  # fmt: skip
+            checked = reply.checked is not None
+            verdict = self._grade(reply.measurement, point.workload, point.provider, checked=checked)
             return Measured(reply.measurement, verdict)
         if reply.skipped is not None:
             return Skipped(reply.skipped)
         kind, message = reply.failed or ("error", "the worker gave no outcome")
         return Failed(kind, message)
+
+    def _grade(self, measurement: Measurement, work: Workload, provider: str, *, checked: bool) -> Grade:
+        return grade(
+            measurement, flops=work.flops, min_bytes=work.min_bytes, spec=self.spec, dtype=work.dtype,
+            drift=self._drift, options=self.timing, unchecked="" if checked else NO_CHECK,
+            interpreted=self.interpreter and provider.startswith("triton."),
+        )  # fmt: skip
 
     def _append(self, point: PlanPoint, outcome: Outcome, reply: Reply, *, role: str) -> None:
         record = Record(
@@ -322,6 +343,8 @@ class Sweep:
             elapsed_s=self._elapsed_s(), phases_s=reply.phases_s,
         )  # fmt: skip
         self.append(record)
+        if role == "point":
+            self._since_reference.append(len(self.records))
         self.records.append(record)
 
     def _tick(self) -> None:

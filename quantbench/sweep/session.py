@@ -2,7 +2,7 @@
 
 Entry points: `SweepSession` (`new` builds the plan and the run folder, `resume` reopens a run, `run` measures), used by
 the commands `sweep` and `check`; `adaptive_more`, used by the command `sweep`; `resumed_options`, used by it and by
-`cluster.session`; `begun` (makes the run's `RunInfo`), `records_to_keep` and `first_reference_us`, used by `cluster`.
+`cluster.session`; `begun` (makes the run's `RunInfo`), `records_to_keep` and `first_reference`, used by `cluster`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import StoreError
-from quantbench.stats import typical_us
+from quantbench.measurement import Measurement
 from quantbench.store.environment import relevant_environment
 from quantbench.store.folder import Run, RunWriter
 from quantbench.store.record import Failed, Measured, Record
@@ -128,7 +128,7 @@ class SweepSession:
             plan=self.plan, run_id=self._writer.info.run_id, spec=self.hello.device, timing=self.options.timing,
             done=self.done, connect=self._next_worker, append=self._writer.append, clock=clock, on_progress=on_progress,
             budget_s=self.options.budget_s, limit_s=self.options.limit_s,
-            first_reference_us=first_reference_us(self._records, self.plan),
+            first_reference=first_reference(self._records, self.plan),
             more=more or adaptive_more(self.options, self.hello.device), records=list(self._records),
             interpreter=self.interpreted,
         )  # fmt: skip
@@ -203,13 +203,13 @@ def records_to_keep(run: Run) -> tuple[Record, ...]:
     )
 
 
-def first_reference_us(records: tuple[Record, ...], plan: Plan) -> float | None:
-    """Returns the median of the first measurement of the plan's reference in microseconds; None if there is none."""
+def first_reference(records: tuple[Record, ...], plan: Plan) -> Measurement | None:
+    """Returns the first measurement of the plan's reference; None if there is none."""
     for record in records:
         if plan.reference is None or (record.role, record.key) != ("reference", plan.reference.key):
             continue
         if isinstance(record.outcome, Measured):
-            return typical_us(record.outcome.measurement.samples_us)
+            return record.outcome.measurement
     return None
 
 

@@ -28,6 +28,7 @@ from quantbench.errors import InputError, UnsupportedError
 from quantbench.measurement import Measurement
 from quantbench.stats import typical_us
 from quantbench.timing.cuda_samplers import MAX_QUEUED, EventSampler, replay_sampler, samples_that_fit
+from quantbench.timing.mean_clock import MeanClocks
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import Run, cold_copies
 from quantbench.timing.session import Audit, Timer
@@ -40,6 +41,9 @@ _GRAPH_US = 500.0
 _MAX_GRAPH_RUNS = 1000
 # Work that needs more copies than this to fill the cache cannot be timed in cold graphs: making them takes seconds.
 _MOST_COPIES = 6000
+
+# A cold card loses a percent or two of its clock as it gets hot, fastest in the first seconds.
+_HEAT_S = 2.0
 
 # cudaEventElapsedTime: "a resolution of around 0.5 microseconds" (NVIDIA's CUDA Runtime API reference).
 _EVENT_TICK_US = 0.5
@@ -124,12 +128,29 @@ class CudaTimer(Timer):
             copies, runs = runs_in_graph(self._options, run_us, min_bytes=known, l2_bytes=self._spec.l2_bytes)
             turn = [run, *(copy(number) for number in range(copies) if copy is not None)]
             sampler = replay_sampler(self._ops, turn * (runs // len(turn)), before)
+        if self._mean_clocks is None:
+            self._mean_clocks = self._heat(sampler)
         warm = self._warm_up(sampler)
         runs = sampler.runs_per_sample
         measurement = self._sample(sampler, warm, audit, start_s, self._mode, runs, _EVENT_TICK_US / runs)
         if sampler.held_limit is not None:
             self._held_limits[operations] = sampler.held_limit
         return measurement
+
+    def _heat(self, sampler: EventSampler) -> MeanClocks:
+        """Runs the first work until the card is warm. Returns the clocks of its steady part."""
+        warm = self._warm_up(sampler)
+        # Work of seconds would heat for minutes in batches of MAX_QUEUED.
+        count = min(MAX_QUEUED, max(1, int(_HEAT_S / 8 * 1e6 / warm.typical_us)))
+        clocks = MeanClocks()
+        start_s = self._now()
+        at_s = start_s
+        while at_s - start_s < _HEAT_S:
+            batch = sampler.sample(count)
+            at_s = self._now()
+            if batch.clocks_mhz:
+                clocks.add(at_s, batch.clocks_mhz)
+        return clocks
 
     def _events(self, run: Run, before: Run = lambda: None, limit: int = MAX_QUEUED) -> EventSampler:
         flush = self._options.cache == "cold"

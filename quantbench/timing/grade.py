@@ -1,17 +1,18 @@
 """Grades the quality of a measurement from A to D, or rejected, with reasons.
 
-Entry points: `grade`; `NO_CHECK`, which callers pass as its `unchecked`; `INTERPRETED`. Used by `sweep.runner`,
-`comm.session` and `pytest_plugin` for each point, and by `analysis.check`.
+Entry points: `grade`; `Drift` and `NO_CHECK`, which callers pass to it; `drift_of`; `INTERPRETED`. Used by
+`sweep.runner`, `comm.session` and `pytest_plugin` for each point, and by `analysis.check`.
 
 Every reason has a weight; the letter follows from their sum: 0 is A, 1 is B, 2 and 3 are C, more is D. A rate above the
 hardware's peak and a time of Triton's interpreter are rejected.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from quantbench.device.spec import CACHE_OVER_MEMORY, PEAK_MARGIN, DeviceSpec
 from quantbench.measurement import Grade, Measurement
-from quantbench.stats import noise, outlier_share, quantiles, relative_half_width, spread, typical_interval, typical_us
+from quantbench.stats import noise, outlier_share, quantiles, spread, typical_interval, typical_us
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.session import HARD_THROTTLES, KEPT, LAUNCH_GAP, NOT_A_TIME, OTHER_THREADS, PREEMPTED, THROTTLED
 
@@ -27,15 +28,20 @@ _NOTE, _OFF, _BAD, _WORTHLESS = 0, 1, 2, 4
 _SPREAD_OFF, _SPREAD_BAD = 0.10, 0.30
 # Four times the target half-width is the size of the effects that a sweep looks for.
 _HALF_WIDTH_BAD_FACTOR = 4.0
+_STOPPED = {"noise_floor": "the noise stopped falling", "clock": "the SM clock wanders"}
 # Fewer samples than this have no 95 % interval of the median.
 _FEWEST = 6
-# Share of outliers. The median is robust to them, but more than one in twenty means that the machine was shared.
+# Share of outliers. The median is robust to them, but more than one in twenty means that the machine was shared. A
+# single one says nothing: of ten samples with Gaussian noise, one is far out in 4 % of points.
 _OUTLIERS_OFF = 0.05
+_FEWEST_OUTLIERS = 2
 # Change between the first and the second half of the samples; as for drift.
 _TREND_OFF = 0.02
-# Change of the reference point since its first time. Quiet machines repeat within 0.5 % (GPU) and 1.5 % (CPU); the
-# smaller cliffs are 5 %.
+# Change of the reference point since its first time, at equal clock. Quiet machines repeat within 0.5 % (GPU) and 1.5 %
+# (CPU); the smaller cliffs are 5 %.
 _DRIFT_OFF, _DRIFT_BAD = 0.02, 0.05
+# Change of its clock. Heat takes 2 or 3 % of it in the first minutes.
+_CLOCK_DRIFT_OFF, _CLOCK_DRIFT_BAD = 0.05, 0.10
 # 10 %-90 % spread of the SM clock. Steps of 15 MHz are under 1 %; compute-bound times follow the clock one to one.
 _CLOCK_SPREAD_OFF, _CLOCK_SPREAD_BAD = 0.03, 0.10
 # Median clock over the clock of the stated peaks. Large GEMMs under the power limit run at 75-85 % (H100, H200);
@@ -54,6 +60,36 @@ _DISCARDED_KINDS = {
 }
 
 
+@dataclass(frozen=True)
+class Drift:
+    """Change of the reference point since its first measurement.
+
+    time_ratio: its time over the first, without what the clock may explain.
+    clock_ratio: its mean clock over the first; None if unknown.
+    """
+
+    time_ratio: float
+    clock_ratio: float | None = None
+
+    @property
+    def off(self) -> bool:
+        """Whether the device is no longer what it was."""
+        return any(True for _ in _drift(self))
+
+
+def drift_of(first: Measurement, now: Measurement) -> Drift:
+    """Compares two measurements of the reference point.
+
+    At a clock that is lower by some share, a time is longer by at most that share. What lies within is no drift.
+    """
+    ratio = now.stated.latency_us / first.stated.latency_us
+    if first.mean_clock is None or now.mean_clock is None:
+        return Drift(ratio)
+    clock_ratio = now.mean_clock.mhz / first.mean_clock.mhz
+    low, high = sorted((ratio, ratio * clock_ratio))
+    return Drift(min(max(1.0, low), high), clock_ratio)
+
+
 def grade(
     measurement: Measurement,
     *,
@@ -61,7 +97,7 @@ def grade(
     min_bytes: float,
     spec: DeviceSpec,
     dtype: str | None,
-    drift_ratio: float | None = None,
+    drift: Drift | None = None,
     options: TimingOptions | None = None,
     interpreted: bool = False,
     unchecked: str = "",
@@ -70,7 +106,7 @@ def grade(
 
     flops, min_bytes: operations and least device-memory traffic of one run.
     dtype: format whose peak applies; if None or without a known peak, the device's highest peak applies.
-    drift_ratio: current time of the reference point over its first time; None without a reference.
+    drift: of the reference point; None without one.
     interpreted: whether it ran in triton's interpreter, whose times describe no kernel.
     unchecked: why the results could not be checked, or "".
     """
@@ -82,7 +118,8 @@ def grade(
     options = options or TimingOptions()
     found = [
         *_precision(measurement, options), *_samples(measurement), *_discards(measurement),
-        *_clock(measurement, spec), *_surroundings(measurement, options, drift_ratio),
+        *_clock(measurement, spec), *_surroundings(measurement, options),
+        *_drift(drift),
     ]  # fmt: skip
     if unchecked:
         found.insert(0, (_WORTHLESS, unchecked))
@@ -104,7 +141,7 @@ def best_clock_mhz(measurement: Measurement) -> float | None:
 
 def _impossible(m: Measurement, flops: float, min_bytes: float, spec: DeviceSpec, dtype: str | None) -> Iterator[str]:
     """Yields a message for each exceeded peak, naming the rate and the peak."""
-    time_s = typical_us(m.samples_us) * 1e-6
+    time_s = m.stated.latency_us * 1e-6
     # Not a CPU's clock: it is read between runs, where it differs, and a CPU's peaks are upper bounds already.
     clock = best_clock_mhz(m) if spec.kind != "cpu" else None
     highest, which = _ceiling(spec, dtype, clock)
@@ -150,24 +187,29 @@ def _precision(m: Measurement, options: TimingOptions) -> _Reasons:
             yield _BAD, f"{few}, too few for an interval; {options.min_samples} were asked for"
         else:
             yield _OFF, f"{few}, {options.min_samples} were asked for"
-    width = relative_half_width(m.samples_us)
+    width = m.stated.relative_half_width
     if options.half_width < width < float("inf"):
-        why = "the noise stopped falling" if m.stopped_by == "noise_floor" else f"stopped by {m.stopped_by}"
+        why = _STOPPED.get(m.stopped_by, f"stopped by {m.stopped_by}")
         reason = f"the median is known to ±{width:.2%}, not to the ±{options.half_width:.2%} asked for ({why})"
-        yield _BAD if width > _HALF_WIDTH_BAD_FACTOR * options.half_width else _OFF, reason
+        far = width > _HALF_WIDTH_BAD_FACTOR * options.half_width
+        if m.stopped_by == "clock":  # the samples do what was asked for
+            yield _OFF if far else _NOTE, reason
+        else:
+            yield _BAD if far else _OFF, reason
 
 
 def _samples(m: Measurement) -> _Reasons:
-    wide = spread(m.samples_us)
+    times_us = m.stated.times_us
+    wide = spread(times_us)
     if wide > _SPREAD_OFF:
-        reason = f"samples spread by {wide:.0%} (10 % to 90 %; noise {noise(m.samples_us):.1%})"
+        reason = f"samples spread by {wide:.0%} (10 % to 90 %; noise {noise(times_us):.1%})"
         yield _step(wide, _SPREAD_OFF, _SPREAD_BAD), reason
-    outliers = outlier_share(m.samples_us)
-    if outliers > _OUTLIERS_OFF:
+    outliers = outlier_share(times_us)
+    if outliers > _OUTLIERS_OFF and outliers * len(times_us) > _FEWEST_OUTLIERS - 0.5:
         yield _OFF, f"{outliers:.0%} of the samples are far out"
-    half = len(m.samples_us) // 2
+    half = len(times_us) // 2
     if half >= _FEWEST:
-        first, second = m.samples_us[:half], m.samples_us[-half:]
+        first, second = times_us[:half], times_us[-half:]
         trend = typical_us(second) / typical_us(first) - 1
         one, two = typical_interval(first), typical_interval(second)
         apart = one.high < two.low or two.high < one.low
@@ -213,13 +255,22 @@ def _clock(m: Measurement, spec: DeviceSpec) -> _Reasons:
         yield weight, f"the SM clock was {middle:.0f} MHz, {share}{why}"
 
 
-def _surroundings(m: Measurement, options: TimingOptions, drift_ratio: float | None) -> _Reasons:
+def _drift(drift: Drift | None) -> _Reasons:
+    if drift is None:
+        return
+    if not abs(drift.time_ratio - 1) <= _DRIFT_OFF:
+        slower = "slower" if drift.time_ratio > 1 else "faster"
+        weight = _step(abs(drift.time_ratio - 1), _DRIFT_OFF, _DRIFT_BAD) or _BAD
+        yield weight, f"the reference point had become {abs(drift.time_ratio - 1):.1%} {slower} than at first"
+    if drift.clock_ratio is not None and abs(drift.clock_ratio - 1) > _CLOCK_DRIFT_OFF:
+        lower = "lower" if drift.clock_ratio < 1 else "higher"
+        weight = _step(abs(drift.clock_ratio - 1), _CLOCK_DRIFT_OFF, _CLOCK_DRIFT_BAD)
+        yield weight, f"the SM clock of the reference point had become {abs(drift.clock_ratio - 1):.1%} {lower}"
+
+
+def _surroundings(m: Measurement, options: TimingOptions) -> _Reasons:
     if m.cache != options.cache:
         yield _BAD, f"measured with a {m.cache} cache, {options.cache} was asked for"
-    if drift_ratio is not None and not abs(drift_ratio - 1) <= _DRIFT_OFF:
-        slower = "slower" if drift_ratio > 1 else "faster"
-        weight = _step(abs(drift_ratio - 1), _DRIFT_OFF, _DRIFT_BAD) or _BAD
-        yield weight, f"the reference point had become {abs(drift_ratio - 1):.1%} {slower} than at first"
     others = max(s.other_processes or 0 for s in (m.state_before, m.state_after))
     if others:
         yield _OFF, f"{others} other process{'es' if others > 1 else ''} on the card"

@@ -16,8 +16,10 @@ from typing import Protocol
 from quantbench.device.nvml import HARMFUL_REASONS
 from quantbench.device.spec import DeviceState
 from quantbench.errors import MeasurementError
-from quantbench.measurement import Discarded, Measurement
-from quantbench.stats import typical_us
+from quantbench.measurement import Discarded, MeanClock, Measurement
+from quantbench.stated import stated
+from quantbench.stats import median, typical_us
+from quantbench.timing.mean_clock import MeanClocks
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import Run
 from quantbench.timing.stopping import Steadiness, StoppingRule, same_clock
@@ -42,6 +44,15 @@ _LONGEST_PAUSE_S = 0.8
 # Sampling ends after this many batches in a row without a good sample (1.55 s of pauses). Batches in which the thread
 # was preempted do not count: it gets its core back within milliseconds.
 _MAX_BAD_BATCHES = 5
+
+# A clock that differs by more than this within 50 ms has not wandered there: work has begun, or the power limit acts.
+_JUMP = 0.05
+
+# Steady samples of the warm-up that count, at most about so many: a record has two numbers for each.
+_MOST_REUSED = 64
+
+# The end of a point, whose clocks count for the mean clock: in its beginning the clock may still have climbed a little.
+_SETTLED_S = 0.02
 
 # Upper bound on the batches of a warm-up, so that it ends even if the clock stands still.
 _MAX_WARM_UP_ROUNDS = 2000
@@ -97,6 +108,7 @@ class WarmUp:
     steady: False if the time limit came first.
     state: device state at the end.
     light: whether the runs took little of the time (`Steadiness`).
+    batches: steady batches at the end, each with the time when it ended.
     """
 
     typical_us: float
@@ -104,6 +116,7 @@ class WarmUp:
     steady: bool
     state: DeviceState
     light: bool = False
+    batches: tuple[tuple[float, Batch], ...] = ()
 
 
 def batch_size(typical_us: float, limit: int) -> int:
@@ -124,10 +137,13 @@ def warm_up(
     steadiness = Steadiness(window_s, known_mhz)
     start_s = now()
     count = 1
+    batches = []
     while True:
         batch = sampler.sample(count)
         times = [t for t in batch.samples_us if _is_time(t)]
-        elapsed_s = max(0.0, now() - start_s)
+        at_s = now()
+        batches.append((at_s, batch))
+        elapsed_s = max(0.0, at_s - start_s)
         if times:
             steadiness.add(elapsed_s, times, batch.clocks_mhz)
             count = batch_size(typical_us(times), batch_limit)
@@ -136,30 +152,70 @@ def warm_up(
             break
     if not steadiness.rounds:
         raise MeasurementError("warm-up", f"samples of {batch.samples_us[:3]}", "finite times above 0")
-    return WarmUp(steadiness.typical_us, steadiness.clock_mhz, steadiness.steady, batch.state, steadiness.light)
+    last = () if not steadiness.steady else _last(batches, steadiness.counted_s)
+    return WarmUp(steadiness.typical_us, steadiness.clock_mhz, steadiness.steady, batch.state, steadiness.light, last)
+
+
+def _last(batches: list[tuple[float, Batch]], seconds: float) -> tuple[tuple[float, Batch], ...]:
+    """Returns the batches of the last seconds without a jump of the clock; every second, third, … one if many."""
+    end_s, end = batches[-1]
+    recent = [(at_s, batch) for at_s, batch in batches if end_s - at_s < seconds]
+    jumps = [place for place, (_, batch) in enumerate(recent) if _jumped(batch.clocks_mhz, end.clocks_mhz)]
+    if jumps:
+        recent = recent[jumps[-1] + 1 :]
+    many = sum(len(batch.samples_us) for _, batch in recent)
+    return tuple(recent[:: max(1, -(-many // _MOST_REUSED))])
+
+
+def _jumped(before_mhz: Sequence[float], after_mhz: Sequence[float]) -> bool:
+    """Returns whether two clocks differ by more than one wanders."""
+    return bool(before_mhz and after_mhz) and abs(median(before_mhz) / median(after_mhz) - 1) > _JUMP
 
 
 def sample_point(
     sampler: Sampler, options: TimingOptions, warm: WarmUp, *, mode: str, runs_per_sample: int, batch_limit: int,
-    tick_us: float, now: Callable[[], float], pause: Callable[[float], None],
+    tick_us: float, now: Callable[[], float], pause: Callable[[float], None], clocks: MeanClocks | None = None,
 ) -> Measurement:  # fmt: skip
     """Samples a warmed-up point until the stopping rule of `options` is satisfied, or too many batches are bad (stopped
-    by `discards`). Discards throttled samples and pauses after them.
+    by `discards`). Discards throttled samples and pauses after them. With `clocks`, the steady samples of the warm-up
+    count: they show more of the clock than one batch does.
 
     mode, runs_per_sample: stored in the `Measurement`.
     batch_limit: maximum samples in a batch.
     tick_us: resolution of one sample.
     pause: function that sleeps for a number of seconds.
+    clocks: mean clocks of the points so far, at which times are stated; None where clocks are not recorded.
 
     If every sample was bad, all are kept except the one with the lowest clock, whose reason ends with `KEPT`. Raises
     MeasurementError if then fewer than two are finite positive times.
     """
-    rule = StoppingRule(
-        half_width=options.half_width, min_samples=options.min_samples, max_samples=options.max_samples,
-        max_time_s=options.max_time_s, now=now, tick_us=tick_us,
-    )  # fmt: skip
     good: list[Discarded] = []
     bad: list[Discarded] = []
+    seen: list[tuple[float, Batch]] = []
+
+    def mean_clock() -> MeanClock | None:
+        own_mhz = [s.clock_mhz for s in good if s.clock_mhz is not None]
+        if clocks is None or not own_mhz:
+            return None
+        return clocks.of(now(), own_mhz, limited=_limited(seen))
+
+    def widths(samples_us: Sequence[float]) -> tuple[float, float]:
+        own_mhz = [s.clock_mhz for s in good if s.clock_mhz is not None]
+        found = stated(samples_us, own_mhz, mean_clock(), tick_us)
+        return found.relative_half_width, found.sampling
+
+    rule = StoppingRule(
+        half_width=options.half_width, min_samples=options.min_samples, max_samples=options.max_samples,
+        max_time_s=options.max_time_s, now=now, widths=widths,
+    )  # fmt: skip
+    if clocks is not None:
+        for at_s, batch in warm.batches:
+            accepted = [s for s in _judge(batch, warm.clock_mhz) if not s.reason]
+            if len(good) + len(accepted) < options.max_samples:
+                good += accepted
+                seen.append((at_s, batch))
+        for s in good:
+            rule.add(s.sample_us)
     pause_s = _FIRST_PAUSE_S
     bad_batches = 0
     stopped_by = None
@@ -167,6 +223,7 @@ def sample_point(
         while stopped_by is None:
             wanted = min(rule.missing, batch_size(warm.typical_us, batch_limit))
             batch = sampler.sample(wanted)
+            seen.append((now(), batch))
             samples = _judge(batch, warm.clock_mhz)
             accepted = [s for s in samples if not s.reason]
             good += accepted
@@ -189,11 +246,22 @@ def sample_point(
                 pause_s = _FIRST_PAUSE_S
     if not good:
         good, bad = _keep(bad)
-    clocks = tuple(s.clock_mhz for s in good if s.clock_mhz is not None)
+    mean = mean_clock()
+    clocks_mhz = tuple(s.clock_mhz for s in good if s.clock_mhz is not None)
+    if clocks is not None and clocks_mhz and not _limited(seen):
+        end_s = seen[-1][0]
+        last = [(at_s, batch.clocks_mhz) for at_s, batch in seen if end_s - at_s <= _SETTLED_S and batch.clocks_mhz]
+        clocks.learn(clocks_mhz, last)
     return Measurement(
-        tuple(s.sample_us for s in good), clocks if len(clocks) == len(good) else (), tuple(bad), stopped_by, mode,
-        options.cache, state_before=warm.state, state_after=batch.state, kernels_per_sample=runs_per_sample,
+        tuple(s.sample_us for s in good), clocks_mhz if len(clocks_mhz) == len(good) else (), tuple(bad), stopped_by,
+        mode, options.cache, state_before=warm.state, state_after=batch.state, kernels_per_sample=runs_per_sample,
+        mean_clock=mean,
     )  # fmt: skip
+
+
+def _limited(batches: Sequence[tuple[float, Batch]]) -> bool:
+    """Returns whether the power limit held the clock down."""
+    return any("sw_power_cap" in batch.state.throttle_reasons for _, batch in batches)
 
 
 @contextmanager
@@ -213,7 +281,7 @@ class Timer:
     since creating it allocates and compiles.
 
     warmup_s, measuring_s: wall time spent so far on warm-up and on sampling, s. Subclasses for GPUs set _floor_us, the
-    time of an empty kernel.
+    time of an empty kernel, and _mean_clocks.
     """
 
     _batch_limit: int
@@ -225,6 +293,7 @@ class Timer:
         self._now = now
         self._pause = pause
         self._known_mhz: float | None = None  # clock at which light work was last steady over whole windows
+        self._mean_clocks: MeanClocks | None = None
         self._floor_us: float | None = None
         self.warmup_s = 0.0
         self.measuring_s = 0.0
@@ -264,7 +333,7 @@ class Timer:
         try:
             measurement = sample_point(
                 sampler, self._options, warm, mode=mode, runs_per_sample=runs, batch_limit=self._batch_limit,
-                tick_us=tick_us, now=self._now, pause=self._pause,
+                tick_us=tick_us, now=self._now, pause=self._pause, clocks=self._mean_clocks,
             )  # fmt: skip
         finally:
             self.measuring_s += self._now() - warm_s

@@ -5,6 +5,7 @@ Entry points: `Steadiness` (end of the warm-up), `StoppingRule` (end of the samp
 Reasons to stop sampling, strongest first:
 - precision: the relative half-width of the median's 95 % confidence interval is at or below the target. On a coarse
   clock it narrows with the samples too (`stats.typical_interval`);
+- clock: what is left of that interval is the uncertainty of the mean clock, which other points narrow;
 - noise_floor: more samples no longer narrow that interval, so the target cannot be reached;
 - max_samples, max_time: the bounds.
 """
@@ -33,6 +34,9 @@ _LIGHT_SHARE = 1 / 3
 # Statistics are computed each time the number of samples has grown by this factor: the total cost is n log n, and a
 # point takes at most a quarter more samples than it needs.
 _CHECK_GROWTH = 1.25
+
+# Part of the target that more samples need not narrow.
+_SMALL_PART = 0.5
 
 # For independent samples the interval of 4n samples is half as wide as that of n. If it keeps more than 80 % of its
 # width in three checks in a row, the rest is not noise that averages out, but two modes or a drift.
@@ -105,6 +109,11 @@ class Steadiness:
         return self._sampled_us * 1e-6 <= _LIGHT_SHARE * self._batches[-1][0]
 
     @property
+    def counted_s(self) -> float:
+        """Length of the window that counts, s."""
+        return _SHORT_WINDOW_S if self._settled else self._window_s
+
+    @property
     def steady(self) -> bool:
         """Whether the last two windows agree; False while they are not full."""
         return self._agree(self._window_s) or self._settled
@@ -118,7 +127,7 @@ class Steadiness:
     @property
     def _last(self) -> _Window:
         """The window that counts: the last one, a short one if that suffices."""
-        return self._windows(_SHORT_WINDOW_S if self._settled else self._window_s)[1]
+        return self._windows(self.counted_s)[1]
 
     def _agree(self, window_s: float) -> bool:
         if not self._batches or self._batches[-1][0] < 2 * window_s:
@@ -151,6 +160,11 @@ def _clock_mhz(window: _Window) -> float | None:
     return median(window.clocks_mhz) if window.clocks_mhz else None
 
 
+def _median_widths(samples_us: Sequence[float]) -> tuple[float, float]:
+    width = relative_half_width(samples_us)
+    return width, width
+
+
 class StoppingRule:
     """Rule that decides from the samples when to stop.
 
@@ -158,7 +172,8 @@ class StoppingRule:
     min_samples: minimum samples for a statistic.
     max_time_s: seconds by `now` since the rule was created; may end a point with fewer than min_samples, but not with
         none.
-    tick_us: the clock's resolution, used while all samples are equal; 0: unknown.
+    widths: function from the samples to the relative half-width of the time's interval, and to the part of it that more
+        samples narrow; default: that of the median, twice.
 
     >>> rule = StoppingRule(half_width=0.005, min_samples=10, max_samples=100, max_time_s=1.0, now=lambda: 0.0)
     >>> for _ in range(10):
@@ -175,12 +190,12 @@ class StoppingRule:
         max_samples: int,
         max_time_s: float,
         now: Callable[[], float],
-        tick_us: float = 0.0,
+        widths: Callable[[Sequence[float]], tuple[float, float]] | None = None,
     ) -> None:
         self._half_width = half_width
         self.max_samples = max_samples
         self._max_time_s = max_time_s
-        self._tick_us = tick_us
+        self._widths_of = widths or _median_widths
         self._now = now
         self._last_s = now()
         self._elapsed_s = 0.0
@@ -224,10 +239,12 @@ class StoppingRule:
         return reason
 
     def _check(self) -> str | None:
-        width = relative_half_width(self._samples_us, tick_us=self._tick_us)
+        width, sampling = self._widths_of(self._samples_us)
         if width <= self._half_width:
             return "precision"
-        self._widths.append((self.count, width))
+        if sampling <= _SMALL_PART * self._half_width:
+            return "clock"
+        self._widths.append((self.count, sampling))
         return "noise_floor" if self._flat() else None
 
     def _flat(self) -> bool:

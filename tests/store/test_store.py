@@ -14,7 +14,7 @@ from made_devices import A100 as SPEC
 from quantbench.device.spec import DeviceState
 from quantbench.errors import InputError, StoreError
 from quantbench.launch import Launch, Tile
-from quantbench.measurement import Discarded, Grade, Measurement
+from quantbench.measurement import Discarded, Grade, MeanClock, Measurement
 from quantbench.store.folder import RunWriter, find_runs, read_run
 from quantbench.store.record import (
     Failed,
@@ -80,6 +80,7 @@ def record(n: int, outcome: object = None, **changes: object) -> Record:
         record(8, origin="imported", source="a table"),
         record(8, role="reference", places=()),
         record(8, workload=Softmax(4, 16, 16), provider="torch.eager"),
+        record(8, Measured(replace(MEASUREMENT, mean_clock=MeanClock(1400.0, 3.5)), Grade("A"))),
     ],
 )
 def test_a_record_survives_json(made: Record) -> None:
@@ -184,6 +185,24 @@ def test_several_kernels_of_one_workload_in_a_foreign_table_are_no_repeats(tmp_p
         writer.extend([one, replace(one, launch=Launch("two"))])
     run = read_run(writer.folder)
     assert (len(run.records), run.warnings) == (2, ())
+
+
+def test_the_same_measurement_with_another_grade_replaces_the_first(tmp_path: Path) -> None:
+    first = record(1)
+    assert isinstance(first.outcome, Measured)
+    lower = replace(first, outcome=replace(first.outcome, grade=Grade("B", ("the device changed",))))
+    slower = replace(first.outcome.measurement, samples_us=(99.0,) * 5, clocks_mhz=())
+    other = replace(first, outcome=replace(first.outcome, measurement=slower))
+    with RunWriter.create(tmp_path, INFO) as writer:
+        writer.extend([first, record(2), lower])
+        writer.end("complete", {})
+    run = read_run(writer.folder)
+    assert run.records == (lower, record(2))
+    assert run.warnings == ()
+    with RunWriter.resume(writer.folder)[0] as again:
+        assert again.count == 3
+        again.append(other)  # a point that was measured twice counts once
+    assert read_run(writer.folder).records == (lower, record(2))
 
 
 def test_a_line_that_is_missing_is_named_with_the_way_to_measure_it_again(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from quantbench.sweep.edges import parse_grid, predicted_edges
 from quantbench.sweep.messages import Reply, Request, reply_from_json
 from quantbench.sweep.plan import Pace, Plan, PlanPoint, build_plan, point_estimate_s
 from quantbench.sweep.runner import Sweep
-from quantbench.sweep.session import first_reference_us
+from quantbench.sweep.session import first_reference
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm
 
@@ -79,6 +79,24 @@ def test_drift_of_the_reference_lowers_the_trust() -> None:
     assert before.grade.letter == "A"
     assert after.grade.letter != "A"
     assert any("drift" in reason or "reference" in reason for reason in after.grade.reasons)
+
+
+def test_points_since_the_last_reference_are_graded_again() -> None:
+    # The device slows down by 20 % in the middle between two repetitions of the reference.
+    plan = plan_of(25)
+    seen = []
+
+    def answer(request: Request) -> Reply:
+        seen.append(request)
+        return measured(100.0 if len(seen) < 15 else 120.0)
+
+    bench = Bench(plan, answer)
+    sweep = bench.sweep()
+    sweep.run()
+    final = {record.key: record for record in sweep.records if record.role == "point"}
+    letters = [final[point.key].outcome.grade.letter for point in plan.points]  # type: ignore[union-attr]
+    assert letters == ["A"] * 8 + ["C"] * 17  # the references are the requests 0, 9, 18 and 27
+    assert len(bench.of_role("point")) == 25 + 8  # those of the second block are stored twice
 
 
 def test_a_lost_worker_costs_its_point_and_a_fresh_one_goes_on() -> None:
@@ -169,7 +187,7 @@ def test_resuming_measures_what_is_missing_and_keeps_the_first_reference() -> No
     plan = plan_of(10)
     done = frozenset(p.key for p in plan.points[:7])
     bench = Bench(plan, lambda request: measured(200.0))
-    bench.sweep(done=done, first_reference_us=100.0).run()
+    bench.sweep(done=done, first_reference=measured(100.0).measurement).run()
     assert [r.key for r in bench.of_role("point")] == [p.key for p in plan.points[7:]]
     outcome = bench.of_role("point")[0].outcome
     assert isinstance(outcome, Measured)
@@ -377,8 +395,10 @@ def test_the_reference_of_another_plan_tells_no_drift() -> None:
     ]
     plan = plan_of(5)
     assert plan.reference is not None
-    assert first_reference_us(tuple(records), replace(plan, reference=replace(plan.reference, key="1" * 16))) == 100.0
-    assert first_reference_us(tuple(records), plan) is None
+    found = first_reference(tuple(records), replace(plan, reference=replace(plan.reference, key="1" * 16)))
+    assert found is not None
+    assert found.stated.latency_us == 100.0
+    assert first_reference(tuple(records), plan) is None
 
 
 def test_ctrl_c_ends_the_worker_and_is_raised_on() -> None:

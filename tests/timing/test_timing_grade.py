@@ -8,7 +8,7 @@ import pytest
 
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.measurement import Discarded, Grade, Measurement
-from quantbench.timing.grade import INTERPRETED, best_clock_mhz, grade
+from quantbench.timing.grade import INTERPRETED, Drift, best_clock_mhz, grade
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.session import KEPT
 
@@ -212,7 +212,7 @@ def test_times_that_rise_while_sampling() -> None:
     ],
 )
 def test_drift_against_the_reference_point(ratio: float | None, letter: str, reason: str | None) -> None:
-    got = graded(measured(), drift_ratio=ratio)
+    got = graded(measured(), drift=None if ratio is None else Drift(ratio))
     assert (got.letter, got.reasons) == (letter, (reason,) if reason else ())
 
 
@@ -291,8 +291,8 @@ def test_a_card_that_ends_hot() -> None:
 
 def test_several_things_off_add_up_and_the_worst_comes_first() -> None:
     two = measured(state_after=replace(STATE, other_processes=1))
-    assert graded(two, drift_ratio=1.03).letter == "C"
-    got = graded(replace(two, cache="hot"), drift_ratio=1.03)
+    assert graded(two, drift=Drift(1.03)).letter == "C"
+    got = graded(replace(two, cache="hot"), drift=Drift(1.03))
     assert got.letter == "D"
     assert got.reasons[0] == "measured with a hot cache, cold was asked for"
 

@@ -81,7 +81,8 @@ def warmed(batches: Iterable[Batch], clock: Clock, limit_s: float = 1.0) -> tupl
 def test_a_steady_device_is_warm_after_two_windows() -> None:
     clock = Clock()
     warm, _ = warmed([batch(*[800.0] * 12)], clock)
-    assert warm == WarmUp(typical_us=800.0, clock_mhz=1410.0, steady=True, state=OK)
+    assert (warm.typical_us, warm.clock_mhz, warm.steady, warm.state) == (800.0, 1410.0, True, OK)
+    assert [at_s for at_s, _ in warm.batches] == [BATCH_S * number for number in range(9, 17, 2)]  # 96 are many
     assert clock.now_s == 16 * BATCH_S
 
 

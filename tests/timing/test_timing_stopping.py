@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from quantbench import stats
 from quantbench.errors import InputError
-from quantbench.timing import stopping
 from quantbench.timing.stopping import StoppingRule
 
 
@@ -19,9 +20,13 @@ class Clock:
         return self.now_s
 
 
-def rule(clock: Clock | None = None, **changes: float) -> StoppingRule:
-    values = {"half_width": 0.005, "min_samples": 10, "max_samples": 1000, "max_time_s": 1.0, "tick_us": 0.0, **changes}
-    return StoppingRule(now=clock or Clock(), **values)  # type: ignore[arg-type]
+def rule(clock: Clock | None = None, tick_us: float = 0.0, **changes: float) -> StoppingRule:
+    def widths(samples: Sequence[float]) -> tuple[float, float]:
+        width = stats.relative_half_width(samples, tick_us=tick_us)
+        return width, width
+
+    values = {"half_width": 0.005, "min_samples": 10, "max_samples": 1000, "max_time_s": 1.0, **changes}
+    return StoppingRule(now=clock or Clock(), widths=widths, **values)  # type: ignore[arg-type]
 
 
 def feed(of: StoppingRule, samples: object) -> tuple[int, str | None]:
@@ -35,6 +40,14 @@ def feed(of: StoppingRule, samples: object) -> tuple[int, str | None]:
 
 def test_steady_samples_stop_at_the_minimum() -> None:
     assert feed(rule(), [100.0, 100.2] * 50) == (10, "precision")
+
+
+def test_what_samples_cannot_narrow_is_not_waited_for() -> None:
+    def widths(samples: Sequence[float]) -> tuple[float, float]:
+        return 0.02, 0.02 / len(samples)
+
+    of = StoppingRule(half_width=0.005, min_samples=4, max_samples=100, max_time_s=1.0, now=Clock(), widths=widths)
+    assert feed(of, [100.0] * 50) == (9, "clock")  # looked at with 4, 5, 7 and 9; 0.02 / 9 is less than 0.005 / 2
 
 
 def test_nine_samples_are_not_enough() -> None:
@@ -153,9 +166,10 @@ def test_statistics_are_looked_at_only_at_growing_intervals(monkeypatch: pytest.
 
     def count(samples: list[float], **rest: float) -> float:
         looked.append(len(samples))
-        return stats.relative_half_width(samples, **rest)
+        return width_of(samples, **rest)
 
-    monkeypatch.setattr(stopping, "relative_half_width", count)
+    width_of = stats.relative_half_width
+    monkeypatch.setattr(stats, "relative_half_width", count)
     feed(rule(max_samples=2000), np.random.default_rng(8).normal(100, 40, 2000).clip(1))
     assert len(set(looked)) <= 26  # log(2000 / 10) / log(1.25) is 24
     assert sorted(set(looked))[:4] == [10, 13, 17, 22]

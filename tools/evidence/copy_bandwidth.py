@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 from quantbench import device
-from quantbench.stats import relative_half_width, typical_us
 from quantbench.timing import make_timer
 from quantbench.timing.options import TimingOptions
 from tools.evidence.side_by_side import write_json
@@ -33,10 +32,10 @@ def main() -> None:
         target.copy_(source)
 
     measured = timer.measure(copy, min_bytes=moved)
-    time_us = typical_us(measured.samples_us)
+    time_us = measured.stated.latency_us
     figures = {
         "device": spec.name, "bytes_moved": moved, "latency_us": time_us, "gb_per_s": moved / time_us / 1e3,
-        "relative_half_width": relative_half_width(measured.samples_us), "samples_us": list(measured.samples_us),
+        "relative_half_width": measured.stated.relative_half_width, "samples_us": list(measured.samples_us),
     }  # fmt: skip
     write_json(out, figures)
     print(f"copy of {moved / 2**30:.1f} GiB moved: {figures['gb_per_s']:.0f} GB/s")

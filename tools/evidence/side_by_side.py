@@ -48,7 +48,7 @@ def measure_row(gemm: Gemm, spec: DeviceSpec, timers: dict[str, Timer], methods:
             found = medians.setdefault(name, [])
             with suppress(UnsupportedError):  # a graph with a cold cache and too many copies to rotate over
                 measured = timer.measure(task.run, copy=copy, min_bytes=gemm.min_bytes)
-                found.append(typical_us(measured.samples_us))
+                found.append(measured.stated.latency_us)
             wall_s.setdefault(name, []).append(time.perf_counter() - start_s)
         for name, method in methods.items():
             _once(method, task.run, spec, medians.setdefault(name, []), wall_s.setdefault(name, []))

@@ -1,0 +1,118 @@
+"""States the time of a point at its mean SM clock, from its samples and their clocks, with an interval.
+
+A clock wanders, and the samples of a point show a moment of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import hypot, inf, isinf
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.stats import (
+    CONFIDENCE,
+    Interval,
+    normal_quantile,
+    relative_half_width,
+    tick,
+    typical_interval,
+    typical_us,
+)
+
+Times = npt.NDArray[np.float64]
+
+# Fewest samples whose clocks tell how their times follow the clock, and least relative range of these clocks.
+_FEWEST_FOR_EXPONENT = 10
+_LEAST_MOVE = 1e-4
+
+
+class Mean(Protocol):
+    """A mean clock and the half-width of its 95 % interval, such as `measurement.MeanClock`."""
+
+    @property
+    def mhz(self) -> float: ...
+    @property
+    def half_width_mhz(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Stated:
+    """Time of one point at its mean clock.
+
+    times_us: the samples, each as if it had been taken at the mean clock.
+    latency_us: their median.
+    interval: 95 % interval of the time at the mean clock.
+    sampling: relative half-width that more samples narrow; infinite if there are too few for an interval.
+    clock: relative half-width that the mean clock adds.
+    """
+
+    times_us: Sequence[float]
+    latency_us: float
+    interval: Interval
+    sampling: float
+    clock: float = 0.0
+
+    @property
+    def relative_half_width(self) -> float:
+        """Half-width of the interval as a share of the time; infinite if there are too few samples."""
+        if isinf(self.sampling):
+            return self.sampling
+        return self.interval.half_width / self.latency_us
+
+
+def stated(samples_us: Sequence[float], clocks_mhz: Sequence[float], mean: Mean | None, tick_us: float = 0.0) -> Stated:
+    """Returns the time that the samples say at the mean clock.
+
+    A time is proportional to clock^-e: e is 1 for work that waits for the SMs, 0 for work that waits for memory. Within
+    these bounds, the samples and their clocks give the interval of e, by regression.
+
+    clocks_mhz: SM clock at each sample; empty if unknown.
+    tick_us: resolution of the times, used if all samples are equal.
+    """
+    if len(samples_us) == 1:  # large tables of single times
+        return Stated(samples_us, samples_us[0], Interval(samples_us[0], samples_us[0], 0.0), inf)
+    if mean is None or not clocks_mhz:
+        interval = typical_interval(samples_us, tick_us=tick_us)
+        width = relative_half_width(samples_us, tick_us=tick_us)
+        return Stated(samples_us, typical_us(samples_us), interval, width)
+    raw_us = np.asarray(samples_us, dtype=np.float64)
+    logs = np.log(np.asarray(clocks_mhz, dtype=np.float64) / mean.mhz)
+    low, high = _exponent(raw_us, logs)
+    times_us = _scaled(raw_us, logs * (low + high) / 2)
+    latency_us = typical_us(times_us)
+    interval = typical_interval(times_us, tick_us=tick_us)
+    half = interval.half_width / latency_us
+    from_exponent = abs(float(logs.mean())) * (high - low) / 2
+    from_mean = high * mean.half_width_mhz / mean.mhz
+    clock = hypot(half, from_mean) - half + from_exponent
+    sampling = half + from_exponent if interval.coverage >= CONFIDENCE else inf
+    wider_us = clock * latency_us
+    interval = Interval(interval.low - wider_us, interval.high + wider_us, interval.coverage)
+    return Stated(times_us.tolist(), latency_us, interval, sampling, clock)
+
+
+def _exponent(times_us: Times, log_clocks: Times) -> tuple[float, float]:
+    """Returns the interval of the exponent e of time ~ clock^-e, within 0 and 1."""
+    if len(log_clocks) < _FEWEST_FOR_EXPONENT or np.ptp(log_clocks) < _LEAST_MOVE:
+        return 0.0, 1.0
+    x = log_clocks - log_clocks.mean()
+    squares = float(x @ x)
+    y = np.log(times_us)
+    y -= y.mean()
+    exponent = -float(x @ y) / squares
+    rest = y + exponent * x
+    half = normal_quantile() * (float(rest @ rest) / (len(x) - 2) / squares) ** 0.5
+    low, high = np.clip((exponent - half, exponent + half), 0.0, 1.0)
+    return float(low), float(high)
+
+
+def _scaled(times_us: Times, logs: Times) -> Times:
+    """Returns times times exp(logs): one by one, or all alike where they lie on ticks, whose shares tell the time."""
+    if float(np.ptp(logs) * times_us.mean()) < tick(times_us):
+        logs = logs.mean()
+    scaled: Times = times_us * np.exp(logs)
+    return scaled
