@@ -24,8 +24,8 @@ import numpy.typing as npt
 
 from quantbench import __version__
 from quantbench.advice.cost import WIDER
-from quantbench.advice.neighbours import AS_GOOD, LINE_ELEMENTS, WORTH_MOVING
-from quantbench.advice.space import DIMENSIONS, EXPERT_FACTOR, MOST_EP, Space
+from quantbench.advice.search import AS_GOOD, LINE_ELEMENTS, WORTH_MOVING
+from quantbench.advice.space import DIMENSIONS, EXPERT_FACTOR, LARGEST_EP, Space
 from quantbench.device import default_dtype, known
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, printable
@@ -120,8 +120,9 @@ def write_explorer(
         "dimensions": DIMENSIONS,
         "space": {
             **vars(Space()),
+            "most_mbs": Space().largest_mbs,
             "expert_factor": EXPERT_FACTOR,
-            "most_ep": MOST_EP,
+            "most_ep": LARGEST_EP,
             "as_good": AS_GOOD,
             "worth_moving": WORTH_MOVING,
             "line_elements": LINE_ELEMENTS,

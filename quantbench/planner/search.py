@@ -137,7 +137,7 @@ def _require_divisors(job: Job, space: Space) -> None:
     heads, experts, width, each = job.shape.heads, job.shape.experts, job.shape.moe_ffn, space.expert_tp
     tp, ep = (",".join(map(str, degrees)) for degrees in (space.tp, space.ep))
     if space.tp and all(heads % degree for degree in space.tp):
-        raise InputError("plan", f"--tp {tp} for {heads} heads", f"a divisor of {heads}; advise repairs shapes")
+        raise InputError("plan", f"--tp {tp} for {heads} heads", f"a divisor of {heads}")
     if space.tp and all(job.gpus % degree for degree in space.tp):
         raise InputError("plan", f"--tp {tp} on {job.gpus} GPUs", f"a divisor of {job.gpus}")
     for name, typed, idle in (("--ep", ep, 1 in space.ep), ("--expert-tp", each, each == 1)):

@@ -19,10 +19,10 @@ import pytest
 from browser import Browser, Tab, browser, find_browser
 from firefox import find_firefox, firefox
 from made_runs import HOSTILE
+from quantbench.advice.neighbours import Neighbours
 from typer.testing import CliRunner
 
 from quantbench.advice.cost import cost_of
-from quantbench.advice.neighbours import Neighbours
 from quantbench.advice.space import Space, alone, together
 from quantbench.analysis.blocks import idle_reasons, tile_in_use
 from quantbench.cli.app import app

@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.advice.pad import NOISE, Change, Padding, compare
+from quantbench.advice.pad import NOISE, Padding, compare
 from quantbench.alignment_rules import RULES
 from quantbench.device import lookup
 from quantbench.latency.contests import Contest, fit
@@ -165,9 +165,7 @@ def decide(times: ModelTimes, table: GemmTable, both: IntArray) -> list[Padding]
     estimates = times.estimates([*works[0], *works[1]])
     decisions = []
     for gemm, padded, now, then in zip(*works, estimates[: len(both)], estimates[len(both) :], strict=True):
-        change = Change("m", gemm.m, padded.m, at_run_time=False)
-        found = compare((change,), {gemm: (1.0, now)}, {padded: (1.0, then)}, now, then, [], 0, times)
-        decisions.append(found)
+        decisions.append(compare(gemm, padded, now, then, times, copied=False))
     return decisions
 
 
