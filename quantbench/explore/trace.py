@@ -1,11 +1,8 @@
-"""Records numpy expressions symbolically, so that the cost models can be compiled for a page (`webassembly`).
+"""Records numpy expressions symbolically, so that the cost models can be written as another language (`javascript`).
 
-Entry points: `Node`, a symbolic array; `inputs`, which makes the arguments of a function; `as_node`, `in_order`. Used
-by `webassembly` and `evaluator`.
-
-The code of `latency` runs unchanged on nodes: numpy passes its functions to them (NEP 13 and NEP 18). Constants are
-folded by numpy as usual, so an expression holds one GPU's parameters. A node is a row (one number for each shape) or a
-vector (one number for each kernel of a menu); reductions over the first axis turn vectors into rows.
+The code of `latency` runs unchanged on nodes: numpy passes its functions to them (NEP 13 and NEP 18), and constants are
+folded as usual, so an expression holds one GPU's parameters. A node is a row (one number for each shape) or a vector
+(one number for each kernel of a menu); reductions over the first axis turn vectors into rows.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ class Node(NDArrayOperatorsMixin):
     """A symbolic array: an operation on other nodes. Equal operations on equal nodes are one node.
 
     kernels: length of a vector; 0 for a row.
-    value: of a constant.
+    value: of a constant; of other operations, what they are given besides nodes.
     """
 
     def __init__(self, op: str, args: tuple[Any, ...], kernels: int, value: Any = None) -> None:
@@ -30,7 +27,8 @@ class Node(NDArrayOperatorsMixin):
 
     @staticmethod
     def of(op: str, *args: Any, kernels: int | None = None, extra: Any = None) -> Node:
-        """Returns the node of an operation. extra: what selects from a vector (an index, or a tuple of indices)."""
+        """Returns the node of an operation. extra: what selects from a vector (an index, or a tuple of indices), or the
+        name of a function that is called."""
         nodes = tuple(map(as_node, args))
         key = (op, tuple(map(id, nodes)), extra)
         if key not in _KNOWN:
@@ -81,6 +79,8 @@ class Node(NDArrayOperatorsMixin):
         return self.kernels or 1
 
     def __getitem__(self, index: Any) -> Node:
+        if self.op == "call":
+            return Node.of("item", self, extra=int(index))
         if self.op == "sort":  # numpy.sort(x.T, axis=1)[:, i]
             return Node.of("smallest", *self.args, kernels=0, extra=int(index[1]))
         rows = tuple(int(i) for i in np.arange(self.kernels)[index])
@@ -103,6 +103,8 @@ def as_node(value: Any) -> Node:
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "where": lambda condition, yes, no: Node.of("where", condition, yes, no),
     "broadcast_to": lambda x, shape: x,
+    "clip": lambda x, low, high: np.minimum(np.maximum(x, low), high),
+    "full": lambda shape, value: value,
     "einsum": lambda _, a, b: Node.of("multiply", a, b).sum(axis=0),
     "sort": lambda x, axis: Node.of("sort", x),
     "column_stack": list,
@@ -113,6 +115,12 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 def inputs(*names: str) -> list[Node]:
     """Makes the arguments of a function, one number for each shape."""
     return [Node.of("input", kernels=0, extra=name) for name in names]
+
+
+def call(name: str, arguments: Sequence[Any], results: int) -> list[Node]:
+    """Records the call of a function that the page has, with a list of numbers; returns its results."""
+    made = Node.of("call", *arguments, extra=name)
+    return [made[i] for i in range(results)]
 
 
 def in_order(wanted: Sequence[Node]) -> list[Node]:

@@ -75,8 +75,8 @@ _LEAST_SPREAD = 0.2
 # dtype, misaligned or very wide heads. They are predicted without the Gaussian process. Decoding (seq_q = 1), absent
 # from all fits, is within a factor of 1.6 on A100, H100 and H200 (5th to 95th percentile of the public tables) and
 # within 2.4 on L40S.
-_UNSEEN_HALF_WIDTH = float(np.log(2.0))
-_WIDEST_HEAD = 256
+UNSEEN_HALF_WIDTH = float(np.log(2.0))
+WIDEST_HEAD = 256
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class AttentionModel:
             learned = _features(self.physics, shapes, terms)[seen]
             ask = self.learner.predict_quickly if quick else self.learner.predict
             shift[seen], deviation[seen] = ask(learned)
-        half = self.interval.half_width(deviation**2) + np.where(seen, 0.0, _UNSEEN_HALF_WIDTH)
+        half = self.interval.half_width(deviation**2) + np.where(seen, 0.0, UNSEEN_HALF_WIDTH)
         fastest_us = shapes.flops / (peak_tflops(self.device, shapes.dtype) * 1e6)
         latency_us, low_us, high_us = bounded(
             terms.latency_us * np.exp(shift), half + self.below, half + self.above, fastest_us
@@ -192,7 +192,7 @@ class AttentionModel:
     def _seen(self, shapes: AttentionShapes) -> BoolArray:
         masked = np.where(shapes.causal, "causal" in self.masks, "full" in self.masks)
         usual = masked & ~shapes.backward & (shapes.seq_q == shapes.seq_k) & ~shapes.misaligned
-        return np.asarray(usual & (shapes.head_dim <= _WIDEST_HEAD) & (shapes.dtype in (self.dtype, "fp16", "bf16")))
+        return np.asarray(usual & (shapes.head_dim <= WIDEST_HEAD) & (shapes.dtype in (self.dtype, "fp16", "bf16")))
 
     def to_json(self) -> dict[str, Any]:
         """Returns the model as a JSON object; the device is stored by its slug."""

@@ -114,7 +114,8 @@ class IntervalCalibration:
 
     def half_width(self, variance: FloatArray) -> FloatArray:
         """Returns the interval half-width in log time for each predicted variance; both (n,)."""
-        return np.asarray(self.factor * np.sqrt(variance + self.floor**2))
+        half: FloatArray = self.factor * np.sqrt(variance + self.floor**2)
+        return half
 
 
 def measured_times(who: str, latency_us: npt.ArrayLike, count: int) -> FloatArray:

@@ -101,7 +101,7 @@ def check_products(tab: Tab, count: int) -> None:
         model = best_gemm_model(lookup(gpu), dtype, library)[0]
         expected = model.predict(m, n, k, batch=batch, layout=[LAYOUTS[int(index)] for index in layout])
         found = tab.evaluate(
-            f"load(['{gpu}/{dtype}/{library}']).then(() => {json.dumps(products.tolist())}.map(product =>"
+            f"load(['{gpu}/{dtype}/{library}']), {json.dumps(products.tolist())}.map(product =>"
             f"models.get('{gpu}/{dtype}/{library}').entry.gemm.predict(...product))"
             ".map(one => [one.us, one.low, one.high]))"
         )
@@ -162,7 +162,7 @@ def check_settings(tab: Tab, gpu: str, dtype: str, count: int) -> None:
     made = settings(count)
     identity = f"{gpu}/{dtype}/{best_gemm_model(device, dtype)[0].library}"
     script = (
-        f"load(['{identity}']).then(() => {{ const t = models.get('{identity}');"
+        f"(() => {{ load(['{identity}']); const t = models.get('{identity}');"
         f"return {json.dumps(made)}.map(s => {{ s = {{...s, direction: 'both'}}; const sum = t.layer(s);"
         "return {sum: [sum.us, sum.low, sum.high, sum.share], parameters: parameters(s),"
         "ops: ops(s).map(op => { const one = t.estimate(op), waste = t.waste(op);"
@@ -466,11 +466,10 @@ def test_better_shapes_are_those_of_advise(
     found = tab.evaluate(
         f"state = {{...page.setting, ...page.presets['{model}'], ...{json.dumps(changes)}}};"
         f"locks = {json.dumps(locks)}; choose(page.gpus[1].entries[0].id)"
-        ".then(() => [...near(state, locks)].map(one => NAMES.map(name => one.s[name])))"
+        ", [...near(state, locks)].map(one => NAMES.map(name => one.s[name]))"
     )
     names = tab.evaluate("NAMES")
-    single = alone(shape, space)
-    expected = {*together(shape, space), *(one for shapes in single.values() for one in shapes)}
+    expected = {one for shapes in shapes_near(shape, space).values() for one in shapes}
 
     # What the page offers in case that experts or latent attention are switched on.
     offered = {} if shape.experts else {"top_k": 2, "moe_ffn": shape.ffn}
@@ -485,7 +484,7 @@ def test_better_shapes_are_those_of_advise(
         "(search => { let step; do step = search.next(); while (!step.done); return step.value.map(one =>"
         "[NAMES.map(name => one.s[name]), one.gain, one.low, one.high]); })(better(models.get(active)))"
     )
-    near = Neighbours(shape, times, space, [])
+    near = Search(shape, times, space)
     best = {sizes(one.shape): one for one in (*near.best(1000), *near.single())}
     first = sorted(best.values(), key=lambda one: (not one.sure, -one.gain))[:5]
     assert listed

@@ -50,8 +50,8 @@ async function start() {
   [active] = lines;
   readUrl();
   buildControls();
-  await load([...lines, active]);
-  addEventListener('hashchange', async () => { readUrl(); await load([...lines, active]); sync(); update(); });
+  load([...lines, active]);
+  addEventListener('hashchange', () => { readUrl(); load([...lines, active]); sync(); update(); });
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { plot = null; update(); });
   new ResizeObserver(() => plot && plot.setSize({width: $('chart').clientWidth, height: chartHeight()})).observe($('chart'));
   sync();
@@ -66,15 +66,15 @@ const drawn = () => [...new Set([...lines, active])].slice(-COLOURS.length);
 const entryOf = id => page.gpus.flatMap(gpu => gpu.entries.map(entry => ({gpu, entry}))).find(one => one.entry.id === id);
 const nameOf = id => { const {gpu, entry} = entryOf(id); return `${gpu.name} · ${entry.dtype} · ${entry.library}`; };
 
-// Compiles the models that are drawn. Those that were drawn longest ago go: a browser has room for about a hundred.
-async function load(ids) {
+// Unpacks the models that are drawn, and lets go of those that were drawn longest ago.
+function load(ids) {
   for (const id of new Set(ids)) {
     const known = models.get(id), {gpu, entry} = entryOf(id), core = gpu.entries.find(one => one.dtype === page.formats[entry.dtype].attention);
     models.delete(id);
-    if (core !== entry) await load([core.id]);
-    models.set(id, known || new Times(gpu, {...entry, gemm: await GemmModel.load(entry.gemm, page.view),
-      experts: await ExpertsModel.load(entry.experts, page.view), softmax: await loadModel(SoftmaxModel, gpu.softmax, page.view),
-      attention: await AttentionModel.load(gpu.attention[core.dtype], page.view)}, page.formats, models.get(core.id)));
+    if (core !== entry) load([core.id]);
+    models.set(id, known || new Times(gpu, {...entry, gemm: new GemmModel(entry.gemm, page.view),
+      experts: new ExpertsModel(entry.experts, page.view), softmax: new SoftmaxModel(gpu.softmax, page.view),
+      attention: new AttentionModel(gpu.attention[core.dtype], page.view)}, page.formats, models.get(core.id)));
   }
   for (const id of [...models.keys()].slice(0, -MOST_MODELS)) models.delete(id);
 }
@@ -110,10 +110,10 @@ function buildControls() {
   $('reset').onclick = () => { state = {...page.setting}; locks = {}; zoom = null; $('unknown').textContent = ''; sync(); update(); };
 }
 
-async function choose(id) {
+function choose(id) {
   document.documentElement.dataset.busy = 'yes';
   active = id;
-  await load([id]);
+  load([id]);
   plot = null;
   sync();
   update();

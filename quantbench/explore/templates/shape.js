@@ -93,7 +93,7 @@ const layerOf = s => ops(s).filter(op => op.name !== 'logits' && !(s.experts && 
 
 function flopsOf(op) {
   if (op.kind === 'gemm') return 2 * op.batch * op.m * op.n * op.k;
-  if (op.kind === 'attention') return attentionFlops(op.batch, op.heads, op.seq, op.headDim, true, op.phase === 'backward');
+  if (op.kind === 'attention') return 2 * op.batch * op.heads * op.seq * (op.seq + 1) * op.headDim * (op.phase === 'backward' ? 2.5 : 1);
   if (op.kind === 'experts') return 2 * Math.max(...rankRows(op)) * op.hidden * op.ffn / op.tp * (op.gated ? 3 : 2);
   return 0;  // a softmax: its share is that of the memory's bandwidth
 }
@@ -136,7 +136,7 @@ class Times {
   estimate(op) {
     if (op.core && this.core !== this) return this.core.estimate(op);
     const {gemm, attention, softmax, experts, dtype} = this.entry;
-    if (op.kind === 'attention') return attention.predict(op.batch, op.heads, op.kv, op.seq, op.headDim, true, op.phase === 'backward');
+    if (op.kind === 'attention') return attention.predict(op.batch, op.heads, op.kv, op.seq, op.headDim, op.phase === 'backward');
     if (op.kind === 'experts') return experts.predict(op, page.load_draws);
     if (op.kind === 'softmax') {
       const [bytes, all] = softmaxBytes(op, this.format.bytes), separate = softmaxObjections(op, dtype).length ? all : bytes;
