@@ -19,11 +19,11 @@ import pytest
 from browser import Browser, Tab, browser, find_browser
 from firefox import find_firefox, firefox
 from made_runs import HOSTILE
-from quantbench.advice.neighbours import Neighbours
 from typer.testing import CliRunner
 
 from quantbench.advice.cost import cost_of
-from quantbench.advice.space import Space, alone, together
+from quantbench.advice.search import Search
+from quantbench.advice.space import Space, shapes_near
 from quantbench.analysis.blocks import idle_reasons, tile_in_use
 from quantbench.cli.app import app
 from quantbench.device import default_dtype, lookup
@@ -103,7 +103,7 @@ def check_products(tab: Tab, count: int) -> None:
         found = tab.evaluate(
             f"load(['{gpu}/{dtype}/{library}']), {json.dumps(products.tolist())}.map(product =>"
             f"models.get('{gpu}/{dtype}/{library}').entry.gemm.predict(...product))"
-            ".map(one => [one.us, one.low, one.high]))"
+            ".map(one => [one.us, one.low, one.high])"
         )
         times = np.stack([expected.latency_us, expected.low_us, expected.high_us], axis=1)
         assert np.abs(found / times - 1).max() < 1e-6, (gpu, dtype, library)
@@ -168,7 +168,7 @@ def check_settings(tab: Tab, gpu: str, dtype: str, count: int) -> None:
         "ops: ops(s).map(op => { const one = t.estimate(op), waste = t.waste(op);"
         "return {name: label(op), us: one.us, text: latency(one.us), low: one.low, high: one.high,"
         "share: t.share(op, one.us), why: t.reasons(op).map(r => r.words),"
-        "waste: waste && waste.us, words: waste && waste.words}})}})})"
+        "waste: waste && waste.us, words: waste && waste.words}})}})})()"
     )
     answers = tab.evaluate(script)
     share = shipped().unaligned_share
