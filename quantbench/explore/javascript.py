@@ -6,17 +6,20 @@ ends before what its sums and extremes go into begins.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from quantbench.explore.trace import Node, as_node, in_order
+from quantbench.errors import InputError
+from quantbench.explore.trace import MARKED, Node, as_node, in_order, ways
 
 _EXPRESSIONS = {
     "absolute": "Math.abs({})",
     "add": "({} + {})",
     "bitwise_and": "({} & {})",
+    "bit_length": "(32 - Math.clz32({}))",
     "bitwise_or": "({} | {})",
     "ceil": "Math.ceil({})",
     "divide": "({} / {})",
@@ -26,6 +29,7 @@ _EXPRESSIONS = {
     "floor_divide": "Math.floor({} / {})",
     "greater": "+({} > {})",
     "greater_equal": "+({} >= {})",
+    "left_shift": "({} << {})",
     "less": "+({} < {})",
     "less_equal": "+({} <= {})",
     "log": "Math.log({})",
@@ -52,6 +56,8 @@ _CARRIED = {
 }
 # Reductions that read a stored vector v after its loop.
 _READ = {"argmin": "argmin({v})", "smallest": "smallest({v}, {n})"}
+# Longer expressions of scripts become functions.
+_LONG = 120
 
 
 def number(value: float) -> str:
@@ -158,3 +164,62 @@ class _Function:
         if node.op == "item":
             return f"{arguments[0]}[{node.value}]"
         return _EXPRESSIONS[node.op].format(*arguments)
+
+
+class Script:
+    """Functions of one argument, s, that were plain Python. Long expressions become functions, equal ones the same.
+
+    given: outcomes of conditions that are known.
+    """
+
+    def __init__(self, given: Mapping[Node, bool]) -> None:
+        self._given = given
+        self._helpers: dict[str, str] = {}
+        self._functions: dict[str, str] = {}
+        self._texts: dict[int, str] = {}
+
+    def add(self, name: str, function: Callable[[], Any], refused: Callable[[InputError], Any] | None = None) -> None:
+        """Adds a function that takes no argument but reads symbols.
+
+        refused: makes the result of an InputError; None: as in `ways`.
+        """
+        self._functions[name] = ways(
+            lambda: self._named(self._text(function())),
+            lambda condition, yes, no: self._joined(self._text(condition), yes, no),
+            None if refused is None else lambda error: self._text(refused(error)),
+            self._given,
+        )
+
+    def __str__(self) -> str:
+        named = [f"const {name} = s => {text};" for text, name in self._helpers.items()]
+        functions = ",\n".join(f"{name}: s => {text}" for name, text in self._functions.items())
+        return "\n".join(["'use strict';", *named, f"return {{{functions}}};"])
+
+    def _joined(self, condition: str, yes: str, no: str) -> str:
+        return yes if yes == no else self._named(f"({condition} ? {yes} : {no})")
+
+    def _named(self, text: str) -> str:
+        if len(text) <= _LONG:
+            return text
+        return f"{self._helpers.setdefault(text, f'f{len(self._helpers)}')}(s)"
+
+    def _text(self, value: Any) -> str:
+        if isinstance(value, Node):
+            if id(value) not in self._texts:
+                self._texts[id(value)] = self._named(self._node(value))
+            return self._texts[id(value)]
+        if isinstance(value, str):
+            filled = re.sub("\0(\\d+)\0", lambda mark: f"${{{self._text(MARKED[int(mark[1])])}}}", value)
+            return f"`{filled}`"
+        if isinstance(value, dict):
+            return self._named(f"({{{', '.join(f'{name}: {self._text(one)}' for name, one in value.items())}}})")
+        if isinstance(value, list | tuple):
+            return f"[{', '.join(map(self._text, value))}]"
+        return str(value).lower() if isinstance(value, bool) else number(value)
+
+    def _node(self, node: Node) -> str:
+        if node.op == "input":
+            return str(node.value)
+        if node.op == "constant":
+            return number(float(node.value[0]))
+        return _EXPRESSIONS[node.op].format(*map(self._text, node.args))
