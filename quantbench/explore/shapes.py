@@ -82,11 +82,9 @@ def _op(op: Op) -> dict[str, Any]:
     found |= {"core": work.dtype != _DTYPE, "sides": list(side_names(op).values())}
     if work.kind == "gemm":
         found["layout"] = LAYOUTS.index(work.layout)
-    if work.kind != "moe":
-        found["flops"] = work.flops
     return found
 
 
 def _softmax(work: Softmax) -> dict[str, Any]:
-    """Returns the bytes that one kernel and that separate kernels move, and why Megatron's fused kernel does not run."""
+    """Returns the bytes that one and separate kernels move, and why Megatron's fused kernel does not run."""
     return {"bytes": work.min_bytes, "separate": fallback_bytes(work), "objections": list(softmax_objections(work))}

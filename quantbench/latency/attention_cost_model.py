@@ -60,7 +60,8 @@ class KernelFamily:
 
     def tile(self, head_dim: IntArray, causal: BoolArray) -> tuple[IntArray, IntArray]:
         """Returns block_m and block_n of shapes, (n,) each."""
-        block_m, block_n = (np.where(causal, *sizes) for sizes in zip(self.tiles[-1][2], self.tiles[-1][1], strict=True))
+        _, full, masked = self.tiles[-1]
+        block_m, block_n = np.where(causal, masked[0], full[0]), np.where(causal, masked[1], full[1])
         for widest, full, masked in reversed(self.tiles[:-1]):
             block_m = np.where(head_dim <= widest, np.where(causal, masked[0], full[0]), block_m)
             block_n = np.where(head_dim <= widest, np.where(causal, masked[1], full[1]), block_n)

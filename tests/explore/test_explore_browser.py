@@ -166,8 +166,8 @@ def check_settings(tab: Tab, gpu: str, dtype: str, count: int) -> None:
         f"return {json.dumps(made)}.map(s => {{ s = {{...s, direction: 'both'}}; const sum = t.layer(s);"
         "return {sum: [sum.us, sum.low, sum.high, sum.share], parameters: parameters(s),"
         "ops: ops(s).map(op => { const one = t.estimate(op), waste = t.waste(op);"
-        "return {name: label(op), us: one.us, text: latency(one.us), low: one.low, high: one.high,"
-        "share: t.share(op, one.us), why: t.reasons(op).map(r => r.words),"
+        "return {name: op.label, us: one.us, text: latency(one.us), low: one.low, high: one.high,"
+        "share: t.share(op, one.us), why: t.reasons(op),"
         "waste: waste && waste.us, words: waste && waste.words}})}})})()"
     )
     answers = tab.evaluate(script)
@@ -223,7 +223,7 @@ def test_experts_get_the_tokens_that_python_draws(tab: Tab) -> None:
     for tokens, experts, top_k, ep in ((512, 8, 2, 4), (8192, 64, 6, 8), (100, 128, 1, 2), (4097, 256, 8, 1)):
         for skew in ("balanced", "power_law_1.01", "power_law_1.2"):
             layer = MoE(tokens, 1024, 512, experts, top_k, ep=ep, distribution=skew)
-            asked = {"tokens": tokens, "experts": experts, "topK": top_k, "ep": ep, "routing": skew}
+            asked = {"tokens": tokens, "num_experts": experts, "top_k": top_k, "ep": ep, "distribution": skew}
             assert tab.evaluate(f"tokensPerExpert({json.dumps(asked)}, page.draws)") == list(layer.tokens_per_expert)
 
 
@@ -285,7 +285,7 @@ def test_every_control_changes_what_it_should(tab: Tab, opened: Browser, page: P
         before = seen(tab)
     with opened.tab(page, 1280, fragment="#heads=7&kv_heads=3") as again:
         again.evaluate(IDLE)
-        assert "kv_heads = 3 must divide heads = 7. Change a size, or start again." in seen(again)["wrong"]
+        assert "kv_heads = 3; expected a divisor of heads = 7. Change a size, or start again." in seen(again)["wrong"]
         assert again.shown.problems == []
     fragment = tab.evaluate("location.hash")
     with opened.tab(page, 1280, fragment=fragment) as again:
@@ -300,7 +300,7 @@ def test_every_control_changes_what_it_should(tab: Tab, opened: Browser, page: P
     type_in(tab, "n-tp", 3)
     assert "With tp: vocab" in tab.evaluate("document.getElementById('followed').textContent")
     type_in(tab, "n-tp", 7)
-    assert "tp = 7 must divide heads" in seen(tab)["wrong"]
+    assert "heads = 25 with tp = 7; expected heads divisible by tp: 21 or 28" in seen(tab)["wrong"]
     tab.evaluate("document.getElementById('reset').click()")
     tab.evaluate(IDLE)
     assert seen(tab)["wrong"] == ""
@@ -522,7 +522,7 @@ def test_the_copied_commands_run_and_say_the_same(tab: Tab, change: str) -> None
     assert done.exit_code == 0, done.output
     assert " # " not in seen(tab)["c-predict"]
     listed = "[...layerOf(state), ...ops(state).filter(op => op.name === 'logits')]"
-    ops = tab.evaluate(f"{listed}.map(op => [label(op), models.get(active).estimate(op).us])")
+    ops = tab.evaluate(f"{listed}.map(op => [op.label, models.get(active).estimate(op).us])")
     found = json.loads(done.stdout)["rows"][0]["ops"]
     assert [(one["op"], pytest.approx(one["latency_us"], rel=1e-5)) for one in found] == [tuple(one) for one in ops]
     # The page leaves logits out that are too wide for a prediction, and says so; `advise` refuses them.

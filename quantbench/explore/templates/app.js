@@ -45,6 +45,7 @@ async function start() {
   page = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length)));
   page.view = (Type, [at, bytes]) => new Type(buffer, start + at, bytes / Type.BYTES_PER_ELEMENT);
   for (const name of ['draws', 'load_draws']) page[name] = Array.from(page.view(Float64Array, page[name]));
+  page.shape = functionsOf({code: page.shape}, page.view);
   state = {...page.setting};
   lines = page.gpus.slice(0, page.lines).map(gpu => gpu.entries[0].id);
   [active] = lines;
@@ -74,7 +75,7 @@ function load(ids) {
     if (core !== entry) load([core.id]);
     models.set(id, known || new Times(gpu, {...entry, gemm: new GemmModel(entry.gemm, page.view),
       experts: new ExpertsModel(entry.experts, page.view), softmax: new SoftmaxModel(gpu.softmax, page.view),
-      attention: new AttentionModel(gpu.attention[core.dtype], page.view)}, page.formats, models.get(core.id)));
+      attention: new AttentionModel(gpu.attention[core.dtype], page.view)}, models.get(core.id)));
   }
   for (const id of [...models.keys()].slice(0, -MOST_MODELS)) models.delete(id);
 }
@@ -277,9 +278,9 @@ function answer(times, before) {
   if (state.experts && library && library !== times.entry.library) said.push(`The times of experts are ${library}'s.`);
   if (skewed) said.push(`Against balanced routing: ${signed(now.us / times.layer({...state, routing: 'balanced'}).us - 1)} time.`);
   if (state.sliding_window && state.sliding_window < state.seq) said.push(`The sliding window of ${state.sliding_window} is not priced: attention is over all tokens.`);
-  if (state.kv_rank && state.attention === 'flash') said.push(`Latent attention is not measured: priced as heads of ${coreDim(state)}, with as many FLOPs.`);
+  if (state.kv_rank && state.attention === 'flash') said.push(`Latent attention is not measured: priced as heads of ${ops(state).find(op => op.name === 'attention').head_dim}, with as many FLOPs.`);
   if (!times.measured(state)) said.push(`Nobody measured ${times.entry.dtype} with ${times.entry.library} on ${times.gpu.name}: figures are expected from other GPUs, and their intervals are wide.`);
-  if (state.vocab / state.tp > LARGEST) said.push(`Logits of ${state.vocab / state.tp} columns are left out: no time is predicted above ${LARGEST}.`);
+  if (state.vocab / state.tp > page.largest_side) said.push(`Logits of ${state.vocab / state.tp} columns are left out: no time is predicted above ${page.largest_side}.`);
   if (before) {
     const [here, then] = [state, before.state].map(s => times.layer(s, along(s))), value = state[state.axis];
     const others = SIZES.filter(name => name !== state.axis && before.state[name] !== state[name]).map(name => `${name} ${before.state[name]}`);
@@ -296,25 +297,25 @@ function table(times, list, before) {
   fill('ops', ...list.map((op, i) => {
     const {us, low, high} = times.estimate(op), share = times.share(op, us), waste = times.waste(op), why = times.reasons(op);
     const part = waste ? waste.us / us : 0, shape = `${sizesOf(op)}${state.experts && op.name.startsWith('mlp_') ? ', in dense layers' : ''}`;
-    const show = () => { shownOp = label(op); picture(); };
-    const words = waste ? waste.words : why.length ? why[0].words : share !== null && share < 0.3 && op.kind === 'gemm' ? 'small: launch and memory, no edge' : '';
+    const show = () => { shownOp = op.label; picture(); };
+    const words = waste ? waste.words : why.length ? why[0] : share !== null && share < 0.3 && op.kind === 'gemm' ? 'small: launch and memory, no edge' : '';
     const bar = make('div', {class: 'bar', 'aria-hidden': true}, make('span', {class: 'used'}), make('span', {class: 'wasted'}));
     bar.children[0].style.width = `${100 * us / most * (1 - part)}%`;
     bar.children[1].style.width = `${100 * us / most * part}%`;
     const row = make('tr', {onmouseenter: show},
-      make('th', {scope: 'row'}, drawable(op) ? make('button', {type: 'button', class: 'op', onclick: show, onfocus: show, title: 'Show its tiles'}, label(op)) : label(op)),
+      make('th', {scope: 'row'}, drawable(op) ? make('button', {type: 'button', class: 'op', onclick: show, onfocus: show, title: 'Show its tiles'}, op.label) : op.label),
       make('td', {}, shape), make('td', {class: 'wide'}, bar),
       make('td', {class: 'num'}, latency(us), make('div', {class: 'interval'}, `${latency(low)} – ${latency(high)}`)),
       make('td', {class: 'num'}, share === null ? '?' : percent(share)),
       make('td', {class: 'num'}, waste ? latency(waste.us) : '–'),
       make('td', {class: 'num'}, before && old[i] ? signed(us / times.estimate(old[i]).us - 1) : ''), make('td', {}, words));
-    row.dataset.op = label(op);
+    row.dataset.op = op.label;
     return row;
   }));
 }
 
-const sizesOf = op => op.kind === 'gemm' ? `${op.batch > 1 ? `${op.batch} × ` : ''}${op.m}×${op.n}×${op.k}` : op.kind === 'softmax' ? `${op.batch}×${op.seq}×${op.seq}`
-  : op.kind === 'experts' ? `${op.tokens} tokens to ${op.topK} of ${op.experts}` : `${op.batch}×${op.heads} heads of ${op.headDim}, ${op.seq} tokens`;
+const sizesOf = op => op.kind === 'gemm' ? `${op.batch > 1 ? `${op.batch} × ` : ''}${op.m}×${op.n}×${op.k}` : op.kind === 'softmax' ? `${op.batch}×${op.rows}×${op.rows}`
+  : op.kind === 'moe' ? `${op.tokens} tokens to ${op.top_k} of ${op.num_experts}` : `${op.batch}×${op.heads} heads of ${op.head_dim}, ${op.seq_q} tokens`;
 const drawable = op => op.kind === 'gemm' && op.batch === 1;
 
 // --- the curve --------------------------------------------------------------------------------------------------------
@@ -443,20 +444,20 @@ function cliffs(curve, times) {
 }
 
 function causeOf({op, before}, times) {
-  if (op.kind === 'attention' && op.headDim !== before.headDim) return `attention: heads of ${op.headDim} instead of ${before.headDim}`;
+  if (op.kind === 'attention' && op.head_dim !== before.head_dim) return `attention: heads of ${op.head_dim} instead of ${before.head_dim}`;
   const tile = one => tileName(times.entry.gemm.tile(times.estimate(one).kernel));
-  const waste = times.waste(op), reasons = times.reasons(op), words = waste ? waste.words : reasons.length ? reasons[0].words : '';
+  const waste = times.waste(op), reasons = times.reasons(op), words = waste ? waste.words : reasons.length ? reasons[0] : '';
   const kernel = op.kind === 'gemm' && tile(before) !== tile(op) ? `the library probably changes its kernel, ${tile(before)} → ${tile(op)}` : '';
-  return `${label(op)}: ${[words, kernel].filter(Boolean).join('; ') || 'loses most; no tile or wave explains it here'}`;
+  return `${op.label}: ${[words, kernel].filter(Boolean).join('; ') || 'loses most; no tile or wave explains it here'}`;
 }
 
 // --- tiles and waves --------------------------------------------------------------------------------------------------
 
 function picture() {
   const gemms = ops(state).filter(drawable);
-  const op = gemms.find(one => label(one) === shownOp) || gemms[0], times = models.get(active);
+  const op = gemms.find(one => one.label === shownOp) || gemms[0], times = models.get(active);
   const {us, kernel} = times.estimate(op), q = times.credible(op, kernel, times.share(op, us)), canvas = $('tiles');
-  $('tiles-title').textContent = `${label(op)}: ${op.m}×${op.n}×${op.k}`;
+  $('tiles-title').textContent = `${op.label}: ${op.m}×${op.n}×${op.k}`;
   canvas.hidden = !q;
   if (!q) {
     const t = times.entry.gemm.tile(kernel);
@@ -506,7 +507,7 @@ function picture() {
 // Compares the neighbours per token and parameter, with backward passes where there are models, as `quantbench advise`
 // does (advice.neighbours); yields between them.
 function* better(times) {
-  const workOf = ({name, sides, count, phase, ...work}) => JSON.stringify(work.kind === 'gemm' ? work : {...work, phase});
+  const workOf = ({name, label, sides, count, phase, ...work}) => JSON.stringify(work.kind === 'gemm' ? work : {...work, phase});
   const costOf = s => {
     const parts = new Map();
     let us = 0;
@@ -568,15 +569,15 @@ function neighbours(found, times) {
 // --- experts ----------------------------------------------------------------------------------------------------------
 
 function experts() {
-  const op = ops(state).find(one => one.kind === 'experts');
+  const op = ops(state).find(one => one.kind === 'moe');
   $('experts').hidden = !op;
   if (!op) return void ($('experts-text').textContent = 'A dense model. Set experts above 0: they replace the MLP.');
   const rows = tokensPerExpert(op, page.draws), padded = rows.map(n => cdiv(n, 128) * 128), sum = list => list.reduce((a, b) => a + b, 0);
   const ranks = rankRows(op), most = Math.max(...padded, 1);
-  $('experts-text').textContent = `${op.tokens} tokens × ${op.topK} = ${sum(rows)} rows for ${op.experts} experts: ${Math.min(...rows)} to ${Math.max(...rows)} each. ` +
+  $('experts-text').textContent = `${op.tokens} tokens × ${op.top_k} = ${sum(rows)} rows for ${op.num_experts} experts: ${Math.min(...rows)} to ${Math.max(...rows)} each. ` +
     `Tiles of 128 rows pad them to ${sum(padded)}: ${percent(1 - sum(rows) / sum(padded))} of the rows computed are padding. ` +
     `The busiest of ${op.ep} GPU${op.ep > 1 ? 's' : ''} has ${Math.max(...ranks)} rows, ${(Math.max(...ranks) * op.ep / sum(rows)).toFixed(2)} times the average. ` +
-    `Each row is multiplied by ${(op.gated ? 2 : 1) * op.ffn / op.tp}×${op.hidden} and ${op.hidden}×${op.ffn / op.tp} weights. Dispatch and combine are left out.`;
+    `Each row is multiplied by ${(op.gated ? 2 : 1) * op.expert_ffn / op.tp}×${op.hidden} and ${op.hidden}×${op.expert_ffn / op.tp} weights. Dispatch and combine are left out.`;
   fill('experts', ...rows.map((n, e) => {
     const bar = make('div', {class: 'expert', title: `expert ${e}: ${n} rows, ${padded[e]} with padding`}, make('span', {class: 'pad'}), make('span', {class: 'rows'}));
     bar.children[0].style.height = `${100 * (padded[e] - n) / most}%`;
@@ -597,7 +598,7 @@ function commands() {
   const grouped = [s.gated ? 'experts_up_gate' : 'experts_up', 'experts_down'];
   const others = all.filter(name => name !== s.axis), priced = [...layerOf(s), ...ops(s).filter(op => op.name === 'logits')];
   // `predict` prices a layer's routed products together, `sweep` measures them one by one.
-  const named = routed => [...new Set(priced.flatMap(op => op.kind === 'experts' ? routed : op.name))];
+  const named = routed => [...new Set(priced.flatMap(op => op.kind === 'moe' ? routed : op.name))];
   const xs = axisValues().filter(x => x % 8 === 0 || COUNTS.includes(s.axis));
   const range = COUNTS.includes(s.axis) ? xs.join() : `${xs[0]}:${xs[xs.length - 1]}:${xs[1] - xs[0] || 8}`;
   // Heads follow hidden here, so a sweep over hidden leaves their ops out, and key/value heads with them.

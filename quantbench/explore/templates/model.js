@@ -160,14 +160,14 @@ class GaussianProcess {
   }
 }
 
-// Megatron's softmax of unfused attention; `separate` kernels move more bytes than the fused one.
+// Megatron's softmax of unfused attention; separate kernels move `by` times the bytes of the fused one.
 class SoftmaxModel {
   constructor(data, view) {
     this.run = functionsOf(data, view);
   }
 
-  predict({bytes, separate, rows, columns}) {
-    const [us, low, high] = this.run.times(bytes, rows, columns), by = separate / bytes;
+  predict(bytes, rows, columns, by) {
+    const [us, low, high] = this.run.times(bytes, rows, columns);
     return {us: by * us, low: by * low, high: by * high, fused: us};
   }
 }
@@ -185,18 +185,19 @@ class ExpertsModel {
   }
 
   predict(op, draws) {
-    const key = [op.tokens, op.hidden, op.ffn, op.gated, op.tp, op.experts, op.topK, op.ep, op.routing].join();
+    const {tokens, hidden, expert_ffn, num_experts, top_k, gated, tp, ep, distribution} = op;
+    const key = [tokens, hidden, expert_ffn, num_experts, top_k, gated, tp, ep, distribution].join();
     return remember(this.known, key, () => {
-      const ffn = op.ffn / op.tp, fewer = this.fewerGpus(op), width = op.gated ? 2 * ffn : ffn;
-      const [us, low, high] = this.run.times(op.tokens / fewer, op.hidden, op.ffn, ffn, width,
-        op.experts / fewer, op.topK, op.ep / fewer, ...expertLoads(op, this.tiles, draws));
+      const ffn = expert_ffn / tp, fewer = this.fewerGpus(op), width = gated ? 2 * ffn : ffn;
+      const [us, low, high] = this.run.times(tokens / fewer, hidden, expert_ffn, ffn, width,
+        num_experts / fewer, top_k, ep / fewer, ...expertLoads(op, this.tiles, draws));
       return {us, low, high};
     });
   }
 }
 
 const total = list => list.reduce((sum, one) => sum + one, 0);
-const exponentOf = routing => routing === 'balanced' ? 0 : Number(routing.slice('power_law_'.length));
+const exponentOf = named => named === 'balanced' ? 0 : Number(named.slice('power_law_'.length));
 const evenly = (rows, experts) => Array.from({length: experts},
   (_, e) => Math.floor((e + 1) * rows / experts) - Math.floor(e * rows / experts));
 
@@ -210,8 +211,8 @@ function powerLaw(shares, exponent, tokens, rows) {
 
 // Rows, experts with rows, most and median rows of an expert, and tiles along the rows of each size, on the
 // GPU with the most rows (latency.moe_features.ExpertLoads): means over draws of a power law.
-function expertLoads({tokens, experts, topK, ep, routing}, tiles, draws) {
-  const all = tokens * topK, exponent = exponentOf(routing), local = experts / ep, every = [];
+function expertLoads({tokens, num_experts: experts, top_k, ep, distribution}, tiles, draws) {
+  const all = tokens * top_k, exponent = exponentOf(distribution), local = experts / ep, every = [];
   for (let draw = 0; draw < (exponent ? 4 : 1); draw++) {
     const shares = draws.slice(draw * experts, (draw + 1) * experts);
     const rows = exponent ? powerLaw(shares, exponent, tokens, all) : evenly(all, experts);
@@ -232,8 +233,8 @@ function expertLoads({tokens, experts, topK, ep, routing}, tiles, draws) {
 }
 
 // Tokens of each expert (workload.MoE.tokens_per_expert). draws: the first numbers of Python's random.Random(0).
-function tokensPerExpert({tokens, experts, topK, ep, routing}, draws) {
-  const rows = tokens * topK, exponent = exponentOf(routing), local = experts / ep;
+function tokensPerExpert({tokens, num_experts: experts, top_k, ep, distribution}, draws) {
+  const rows = tokens * top_k, exponent = exponentOf(distribution), local = experts / ep;
   if (!exponent) return evenly(rows, experts);
   const found = powerLaw(draws.slice(0, experts), exponent, tokens, rows);
   let missing = rows - total(found);
