@@ -102,10 +102,10 @@ def gemm_model(model: GemmModel, blobs: Blobs) -> dict[str, Any]:
     ensemble, forests = model.ensemble, _Forests(blobs)
     m, n, k, batch, layout = sizes = inputs(*_GEMM)
     machine, each = ensemble.machine, ensemble.menu.each
-    peak_us = 2.0 * m * n * k * batch / machine.flop_per_us
     if not model.layouts:
         k = k_as_stored(machine, sizes[:4], layout)  # type: ignore[arg-type]
         layout = np.full(1, -1.0)  # type: ignore[assignment]
+    peak_us = 2.0 * m * n * k * batch / machine.flop_per_us
     outputs = []
     for deep in (k, np.full(1, LEAST_K)):
         log_us, variance, kernel = _product(ensemble, (m, n, deep, batch, layout), forests)
