@@ -66,20 +66,13 @@ class _Forests:
         return call(f"forests[{len(self.packed) - 1}]", columns, 2)
 
     def _pack(self, forest: Forest) -> dict[str, Any]:
-        """Packs trees in preorder: the feature of each node (_LEAF: none), thresholds of inner nodes, values of
-        leaves."""
+        """Packs trees: the feature of each node (_LEAF: none), its threshold or value, and how far its right child is."""
         leaf = np.isinf(forest.threshold)
-        waiting: list[int] = []
-        for node in range(len(leaf)):
-            if node not in forest.roots and leaf[node - 1] and forest.right[waiting.pop()] != node:
-                raise InputError("explore", f"node {node} of a tree", "nodes in preorder")
-            if not leaf[node]:
-                waiting.append(node)
         return {
             "roots": self._blobs.add(forest.roots.astype("<i4")),
             "feature": self._blobs.add(np.where(leaf, _LEAF, forest.feature).astype("u1")),
-            "threshold": self._blobs.add(forest.threshold[~leaf].astype("<f4")),
-            "value": self._blobs.add(forest.value[leaf].astype("<f4")),
+            "number": self._blobs.add(np.where(leaf, forest.value, forest.threshold).astype("<f4")),
+            "right": self._blobs.add((forest.right - np.arange(len(leaf))).astype("<i4")),
         }
 
 

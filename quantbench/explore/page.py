@@ -136,6 +136,8 @@ def write_explorer(
         script="\n".join([template_text("uplot.min.js"), *(template_text(name, __package__) for name in _SCRIPTS)]),
         data=_packed(content, blobs),
         notes=list(notes),
+        dimensions=DIMENSIONS,
+        presets=preset_names(),
         version=__version__,
     )
     write_file("explore", path, text)

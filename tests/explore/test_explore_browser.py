@@ -102,7 +102,7 @@ def check_products(tab: Tab, count: int) -> None:
         expected = model.predict(m, n, k, batch=batch, layout=[LAYOUTS[int(index)] for index in layout])
         found = tab.evaluate(
             f"load(['{gpu}/{dtype}/{library}']), {json.dumps(products.tolist())}.map(product =>"
-            f"models.get('{gpu}/{dtype}/{library}').entry.gemm.predict(...product))"
+            f"models.get('{gpu}/{dtype}/{library}').product(...product))"
             ".map(one => [one.us, one.low, one.high])"
         )
         times = np.stack([expected.latency_us, expected.low_us, expected.high_us], axis=1)
@@ -552,7 +552,7 @@ def test_hostile_names_are_text(opened: Browser, tmp_path: Path) -> None:
         assert HOSTILE.strip()[:20] in tab.evaluate("document.body.innerText")
         assert tab.evaluate("document.querySelectorAll('img, b, i, u').length") == 0
         # What a profile has measured is looked up, by layout.
-        looked = "(one => [one.us, one.low, one.high])(models.get(active).entry.gemm.predict(640, 512, 256, 1, 2))"
+        looked = "(one => [one.us, one.low, one.high])(models.get(active).product(640, 512, 256, 1, 2))"
         assert tab.evaluate(looked) == [7, 8, 9]
 
 

@@ -14,21 +14,10 @@ function make(tag, attributes = {}, ...children) {
 }
 const fill = (id, ...children) => $(id).replaceChildren(...children);
 
-const SIZE_CONTROLS = [
-  ['hidden', 256, 16384, 8, 'Hidden size'], ['heads', 1, 256, 1, 'Attention heads'], ['kv_heads', 1, 256, 1, 'Key/value heads'],
-  ['head_dim', 8, 256, 8, 'Width of a head'], ['ffn', 256, 57344, 8, 'Width of the MLP'], ['seq', 8, 32768, 8, 'Tokens of a sequence'],
-  ['mbs', 1, 64, 1, 'Sequences of a micro-batch'], ['tp', 1, 64, 1, 'Tensor-parallel GPUs'], ['vocab', 1024, 262144, 128, 'Vocabulary'],
-  ['layers', 1, 160, 1, 'Layers'],
-];
-const EXPERT_CONTROLS = [['experts', 0, 512, 1, 'Experts (0: dense)'], ['top_k', 1, 16, 1, 'Experts of a token'],
-  ['moe_ffn', 128, 32768, 128, "Width of an expert's MLP"], ['ep', 1, 64, 1, 'Expert-parallel GPUs'],
-  ['shared_ffn', 0, 32768, 128, 'Width of shared experts (0: none)'], ['dense_layers', 0, 32, 1, 'Dense layers']];
-const LATENT_CONTROLS = [['kv_rank', 0, 2048, 64, 'Rank of keys and values (0: usual attention)'], ['q_rank', 0, 4096, 64, 'Rank of queries (0: full)'],
-  ['rope_dim', 0, 256, 8, 'Rotary width of a head'], ['value_dim', 0, 512, 8, "Width of a head's values"]];
-const EVERY = [...SIZE_CONTROLS, ...EXPERT_CONTROLS, ...LATENT_CONTROLS], NAMES = EVERY.map(([name]) => name);
-const AXES = ['hidden', 'ffn', 'heads', 'seq', 'mbs', 'tp', 'vocab', 'moe_ffn', 'top_k', 'ep'];
-const CHOICES = {direction: ['forward', 'both'], attention: ['flash', 'unfused'], routing: ['balanced', 'power_law_1.01', 'power_law_1.2']};
-const COUNTS = ['heads', 'tp', 'mbs', 'ep', 'top_k'], FLAGS = ['gated', 'gate_fused', 'tied'];
+const CHOICES = ['axis', 'attention', 'direction', 'routing'], FLAGS = ['gated', 'gate_fused', 'tied'];
+const NAMES = [...document.querySelectorAll('#controls input[type=range]')].map(slider => slider.id.slice(2));
+const least = name => Number($(`n-${name}`).min), choicesOf = name => [...$(name).options].map(one => one.value);
+const COUNTS = ['heads', 'tp', 'mbs', 'ep', 'top_k'];
 const COLOURS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00'];
 const DARK = ['#56B4E9', '#E69F00', '#2BC79A', '#E59BC6', '#9AD0F5', '#F0E442'];
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 5], [1, 2]];
@@ -45,12 +34,12 @@ async function start() {
   page = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length)));
   page.view = (Type, [at, bytes]) => new Type(buffer, start + at, bytes / Type.BYTES_PER_ELEMENT);
   for (const name of ['draws', 'load_draws']) page[name] = Array.from(page.view(Float64Array, page[name]));
-  page.shape = functionsOf({code: page.shape}, page.view);
+  page.shape = functionsOf({code: page.shape});
   state = {...page.setting};
   lines = page.gpus.slice(0, page.lines).map(gpu => gpu.entries[0].id);
   [active] = lines;
   readUrl();
-  buildControls();
+  bindControls();
   load([...lines, active]);
   addEventListener('hashchange', () => { readUrl(); load([...lines, active]); sync(); update(); });
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { plot = null; update(); });
@@ -64,7 +53,8 @@ async function start() {
 const along = s => state.axis === 'vocab' ? ops(s).filter(op => op.name === 'logits') : layerOf(s);
 // What the plot draws: the lines that were kept, and the model in detail.
 const drawn = () => [...new Set([...lines, active])].slice(-COLOURS.length);
-const entryOf = id => page.gpus.flatMap(gpu => gpu.entries.map(entry => ({gpu, entry}))).find(one => one.entry.id === id);
+const every = () => page.gpus.flatMap(gpu => gpu.entries.map(entry => ({gpu, entry})));
+const entryOf = id => every().find(one => one.entry.id === id);
 const nameOf = id => { const {gpu, entry} = entryOf(id); return `${gpu.name} · ${entry.dtype} · ${entry.library}`; };
 
 // Unpacks the models that are drawn, and lets go of those that were drawn longest ago.
@@ -73,42 +63,39 @@ function load(ids) {
     const known = models.get(id), {gpu, entry} = entryOf(id), core = gpu.entries.find(one => one.dtype === page.formats[entry.dtype].attention);
     models.delete(id);
     if (core !== entry) load([core.id]);
-    models.set(id, known || new Times(gpu, {...entry, gemm: new GemmModel(entry.gemm, page.view),
-      experts: new ExpertsModel(entry.experts, page.view), softmax: new SoftmaxModel(gpu.softmax, page.view),
-      attention: new AttentionModel(gpu.attention[core.dtype], page.view)}, models.get(core.id)));
+    models.set(id, known || new Times(gpu, entry, models.get(core.id)));
   }
   for (const id of [...models.keys()].slice(0, -MOST_MODELS)) models.delete(id);
 }
 
 // --- controls ---------------------------------------------------------------------------------------------------------
 
-function buildControls() {
-  for (const [where, controls] of [['sizes', SIZE_CONTROLS], ['moe-sizes', EXPERT_CONTROLS], ['latent-sizes', LATENT_CONTROLS]]) {
-    for (const [name, low, high, step, title] of controls) {
-      const keep = event => { locks[name] = event.target.checked; update(); };
-      const lock = page.dimensions.includes(name) && make('label', {class: 'lock', title: `Keep ${name}`},
-        make('input', {type: 'checkbox', id: `lock-${name}`, 'aria-label': `Keep ${name}`, onchange: keep}), 'keep');
-      $(where).append(make('div', {class: 'control'},
-        make('label', {for: `n-${name}`}, title, ' ', make('code', {}, name)), lock || '',
-        make('input', {type: 'number', id: `n-${name}`, min: Math.min(low, 1), max: 2 ** 20, step: 1, onchange: event => type(name, event.target.value, Math.min(low, 1))}),
-        make('input', {type: 'range', id: `r-${name}`, min: low, max: high, step, 'aria-label': `${title} (slider)`, oninput: event => slide(name, Number(event.target.value), step)})));
-    }
+function bindControls() {
+  for (const name of NAMES) {
+    const slider = $(`r-${name}`), lock = $(`lock-${name}`);
+    $(`n-${name}`).onchange = event => type(name, event.target.value);
+    slider.oninput = () => slide(name, Number(slider.value), Number(slider.step));
+    if (lock) lock.onchange = () => { locks[name] = lock.checked; update(); };
   }
-  for (const [id, options] of Object.entries({axis: AXES, ...CHOICES})) {
-    fill(id, ...options.map(name => make('option', {value: name}, $(id).dataset[name] || name)));
-    $(id).onchange = event => { if (id === 'axis') zoom = null; state[id] = event.target.value; update(); };
+  for (const name of CHOICES) $(name).onchange = () => restore({[name]: $(name).value}, name !== 'axis');
+  for (const name of ['gated', 'gate_fused']) $(name).onchange = () => restore({[name]: $(name).checked}, true);
+  const chosen = names => names.reduce((left, name) => left.filter(one => one.entry[name] === $(name).value), every());
+  $('gpu').onchange = () => choose(every().find(({gpu}) => gpu.name === $('gpu').value).entry.id);
+  for (const names of [['dtype'], ['dtype', 'library']]) {
+    $(names[names.length - 1]).onchange = () => choose(chosen(names).find(({gpu}) => gpu === entryOf(active).gpu).entry.id);
   }
-  for (const name of ['gated', 'gate_fused']) $(name).onchange = event => { state[name] = event.target.checked; if (!state.gated) state.gate_fused = $('gate_fused').checked = false; update(); };
-  $('gpu').onchange = () => choose(page.gpus.find(gpu => gpu.name === $('gpu').value).entries[0].id);
-  $('dtype').onchange = () => choose(entryOf(active).gpu.entries.find(entry => entry.dtype === $('dtype').value).id);
-  $('library').onchange = () => choose(entryOf(active).gpu.entries.find(entry => entry.dtype === $('dtype').value && entry.library === $('library').value).id);
   $('add').onclick = () => { lines = drawn(); plot = null; update(); };
-  $('preset').append(...Object.keys(page.presets).map(name => make('option', {value: name}, name)));
-  $('preset').onchange = event => {
-    const preset = page.presets[event.target.value];
-    if (preset) { state = {...state, ...preset, preset: event.target.value}; zoom = null; sync(); update(); }
-  };
-  $('reset').onclick = () => { state = {...page.setting}; locks = {}; zoom = null; $('unknown').textContent = ''; sync(); update(); };
+  $('preset').onchange = () => $('preset').value && restore({...page.presets[$('preset').value], preset: $('preset').value});
+  $('reset').onclick = () => { locks = {}; $('unknown').textContent = ''; restore({preset: '', ...page.setting}); };
+}
+
+// Takes over parts of a setting.
+function restore(parts, zoomed = false) {
+  state = {...state, ...parts};
+  state.gate_fused = state.gate_fused && state.gated;
+  if (!zoomed) zoom = null;
+  sync();
+  update();
 }
 
 function choose(id) {
@@ -131,15 +118,15 @@ function set(name, value) {
   update();
 }
 
-function type(name, text, low) {
-  const value = Number(text);
+function type(name, text) {
+  const value = Number(text), low = least(name);
   if (text.trim() && Number.isInteger(value) && value >= low && value < 2 ** 31) return set(name, value);
   $('wrong').textContent = `${name} = ${text.trim() || 'nothing'}: a whole number of at least ${low} was expected. Nothing was changed.`;
 }
 
 // A slider stops at the nearest possible size.
 function slide(name, value, step) {
-  const low = EVERY.find(one => one[0] === name)[1];
+  const low = Number($(`r-${name}`).min);
   for (let off = 0; off <= 400; off++) {
     for (const near of [value - off * step, value + off * step]) {
       if (near >= low && possible(changed(state, name, near, locks))) return set(name, near);
@@ -158,7 +145,7 @@ function sync() {
   if (state.experts) state.gated = true;  // as in all published models with experts, and in `predict`
   $('gated').disabled = state.experts > 0;
   for (const name of ['gated', 'gate_fused']) $(name).checked = state[name];
-  for (const name of ['axis', ...Object.keys(CHOICES)]) $(name).value = state[name];
+  for (const name of CHOICES) $(name).value = state[name];
   for (const option of $('axis').options) option.disabled = !state.experts && ['moe_ffn', 'top_k', 'ep'].includes(option.value);
   const {gpu, entry} = entryOf(active), unique = list => [...new Set(list)].map(name => make('option', {value: name}, name));
   fill('gpu', ...unique(page.gpus.map(one => one.name)));
@@ -170,7 +157,7 @@ function sync() {
 function writeUrl() {
   const words = new URLSearchParams(NAMES.map(name => [name, state[name]]));
   for (const name of FLAGS) words.set(name, +state[name]);
-  for (const name of ['axis', ...Object.keys(CHOICES)]) words.set(name, state[name]);
+  for (const name of CHOICES) words.set(name, state[name]);
   if (state.sliding_window) words.set('sliding_window', state.sliding_window);
   words.set('keep', NAMES.filter(name => locks[name]).join());
   words.set('lines', lines.join());
@@ -180,26 +167,20 @@ function writeUrl() {
 
 // Takes over the setting of a link, and says what of it the page does not know. The last of equal names counts.
 function readUrl() {
-  const sizes = new Map([...EVERY, ['sliding_window', 0]]), choices = new Map(Object.entries({axis: AXES, ...CHOICES})), unknown = [];
+  const unknown = [];
   for (const [name, text] of new Map(new URLSearchParams(location.hash.slice(1)))) {
-    const value = Number(text), isKnown = name === 'keep' ? one => page.dimensions.includes(one) : one => !!entryOf(one);
-    const list = text.split(',').filter(Boolean), known = list.filter(isKnown);
-    let fine = true;
-    if (sizes.has(name)) {
-      fine = text.trim() && Number.isInteger(value) && value >= Math.min(sizes.get(name), 1) && value < 2 ** 31;
-      if (fine) state[name] = value;
-    } else if (FLAGS.includes(name)) {
-      fine = ['0', '1'].includes(text);
-      if (fine) state[name] = text === '1';
-    } else if (choices.has(name)) {
-      fine = choices.get(name).includes(text);
-      if (fine) state[name] = text;
-    } else if (name === 'keep') locks = Object.fromEntries(known.map(one => [one, true]));
-    else if (name === 'lines') lines = known.slice(0, COLOURS.length - 1);
-    else if (name === 'detail') active = known[0] || active;
-    else fine = false;
-    if (!fine) unknown.push(`${name}=${text}`);
-    else if (['keep', 'lines', 'detail'].includes(name)) unknown.push(...list.filter(one => !isKnown(one)).map(one => `${name}=${one}`));
+    const value = Number(text), size = NAMES.includes(name) || name === 'sliding_window';
+    const lists = {keep: one => page.dimensions.includes(one), lines: entryOf, detail: entryOf};
+    if (Object.hasOwn(lists, name)) {
+      const list = text.split(',').filter(Boolean), known = list.filter(lists[name]);
+      if (name === 'keep') locks = Object.fromEntries(known.map(one => [one, true]));
+      if (name === 'lines') lines = known.slice(0, COLOURS.length - 1);
+      if (name === 'detail') active = known[0] || active;
+      unknown.push(...list.filter(one => !lists[name](one)).map(one => `${name}=${one}`));
+    } else if (size && text.trim() && Number.isInteger(value) && value >= (size && NAMES.includes(name) ? least(name) : 0) && value < 2 ** 31) state[name] = value;
+    else if (FLAGS.includes(name) && ['0', '1'].includes(text)) state[name] = text === '1';
+    else if (CHOICES.includes(name) && choicesOf(name).includes(text)) state[name] = text;
+    else unknown.push(`${name}=${text}`);
   }
   zoom = null;
   $('unknown').textContent = unknown.length ? `Ignored from the link, not known here: ${unknown.join(', ').slice(0, 200)}.` : '';
@@ -222,38 +203,32 @@ function update() {
   table(times, list, before);
   picture();
   experts();
-  const xs = axisValues(), first = xs.filter((x, i) => i % 4 === 0 || x === state[state.axis]);
-  const curves = new Map(drawn().map(id => [id, new Map()]));
-  const left = [];
-  for (const x of first) for (const id of curves.keys()) left.push([id, x]);
-  const later = xs.filter(x => !first.includes(x)).flatMap(x => [...curves.keys()].map(id => [id, x]));
+  const xs = axisValues(), curves = new Map(drawn().map(id => [id, new Map()]));
+  const first = xs.filter((x, i) => i % 4 === 0 || x === state[state.axis]), later = xs.filter(x => !first.includes(x));
+  const points = [...first, ...later].flatMap(x => [...curves.keys()].map(id => [id, x]));
   const point = ([id, x]) => {
     const s = changed(state, state.axis, x, locks);
     if (possible(s)) curves.get(id).set(x, models.get(id).layer(s, along(s)));
   };
-  while (left.length && performance.now() - began < FIRST_MS) point(left.shift());
+  const left = later.length * curves.size;
+  while (points.length > left && performance.now() - began < FIRST_MS) point(points.shift());
   draw(curves);
   page.updateMs = performance.now() - began;
   document.documentElement.dataset.busy = 'yes';
-  const rest = [...left, ...later];
-  const search = better(times);
-  (function more() {
-    if (mine !== job) return;
-    const until = performance.now() + SLICE_MS;
-    while (rest.length && performance.now() < until) point(rest.shift());
-    if (rest.length) return void setTimeout(more);
+  run(function* () {
+    while (points.length) yield point(points.shift());
     cliffs(curves.get(active), times);
     draw(curves);
-    (function searching() {
-      if (mine !== job) return;
-      const until = performance.now() + SLICE_MS;
-      let step;
-      do step = search.next(); while (!step.done && performance.now() < until);
-      if (!step.done) return void setTimeout(searching);
-      neighbours(step.value, times);
-      document.documentElement.dataset.busy = 'no';
-    })();
-  })();
+    neighbours(yield* better(times), times);
+    document.documentElement.dataset.busy = 'no';
+  }(), mine);
+}
+
+// Runs steps in slices, until they are done or another update begins.
+function run(steps, mine) {
+  const until = performance.now() + SLICE_MS;
+  while (performance.now() < until) if (steps.next().done) return;
+  setTimeout(() => mine === job && run(steps, mine));
 }
 
 // The size to compare with: the multiple of 64 below, or the next possible one if the size is such a multiple.
@@ -279,7 +254,7 @@ function answer(times, before) {
   if (skewed) said.push(`Against balanced routing: ${signed(now.us / times.layer({...state, routing: 'balanced'}).us - 1)} time.`);
   if (state.sliding_window && state.sliding_window < state.seq) said.push(`The sliding window of ${state.sliding_window} is not priced: attention is over all tokens.`);
   if (state.kv_rank && state.attention === 'flash') said.push(`Latent attention is not measured: priced as heads of ${ops(state).find(op => op.name === 'attention').head_dim}, with as many FLOPs.`);
-  if (!times.measured(state)) said.push(`Nobody measured ${times.entry.dtype} with ${times.entry.library} on ${times.gpu.name}: figures are expected from other GPUs, and their intervals are wide.`);
+  if (!times.rests(state)) said.push(`Nobody measured ${times.entry.dtype} with ${times.entry.library} on ${times.gpu.name}: figures are expected from other GPUs, and their intervals are wide.`);
   if (state.vocab / state.tp > page.largest_side) said.push(`Logits of ${state.vocab / state.tp} columns are left out: no time is predicted above ${page.largest_side}.`);
   if (before) {
     const [here, then] = [state, before.state].map(s => times.layer(s, along(s))), value = state[state.axis];
@@ -445,7 +420,7 @@ function cliffs(curve, times) {
 
 function causeOf({op, before}, times) {
   if (op.kind === 'attention' && op.head_dim !== before.head_dim) return `attention: heads of ${op.head_dim} instead of ${before.head_dim}`;
-  const tile = one => tileName(times.entry.gemm.tile(times.estimate(one).kernel));
+  const tile = one => tileName(times.tile(times.estimate(one).kernel));
   const waste = times.waste(op), reasons = times.reasons(op), words = waste ? waste.words : reasons.length ? reasons[0] : '';
   const kernel = op.kind === 'gemm' && tile(before) !== tile(op) ? `the library probably changes its kernel, ${tile(before)} → ${tile(op)}` : '';
   return `${op.label}: ${[words, kernel].filter(Boolean).join('; ') || 'loses most; no tile or wave explains it here'}`;
@@ -460,8 +435,8 @@ function picture() {
   $('tiles-title').textContent = `${op.label}: ${op.m}×${op.n}×${op.k}`;
   canvas.hidden = !q;
   if (!q) {
-    const t = times.entry.gemm.tile(kernel);
-    $('tiles-text').textContent = times.waves
+    const t = times.tile(kernel);
+    $('tiles-text').textContent = times.entry.gemm.in_waves
       ? `No picture: ${t.held > 1 ? `${t.held} blocks of the expected ${t.blockM}x${t.blockN} tile share an SM, so that a partly filled wave is shorter` : 'its tiles and waves contradict the expected rate'}.`
       : `No picture: on ${times.gpu.name} the waves of one tile do not explain the steps that were measured${times.entry.gemm.rows ? '' : ' on related GPUs'}, so it would mislead.`;
     return;
@@ -507,12 +482,11 @@ function picture() {
 // Compares the neighbours per token and parameter, with backward passes where there are models, as `quantbench advise`
 // does (advice.neighbours); yields between them.
 function* better(times) {
-  const workOf = ({name, label, sides, count, phase, ...work}) => JSON.stringify(work.kind === 'gemm' ? work : {...work, phase});
   const costOf = s => {
     const parts = new Map();
     let us = 0;
     for (const op of ops({...s, direction: 'both'})) {
-      const one = times.estimate(op), key = workOf(op);
+      const one = times.estimate(op), key = keyOf(op);
       parts.set(key, {kind: op.kind, us: (parts.get(key) || {us: 0}).us + one.us * op.count, half: Math.log(one.high / one.low) / 2});
       us += one.us * op.count;
     }
@@ -551,7 +525,7 @@ function ratioFactor(above, below, times) {
     alone += part ** 2;
     shared[one.kind] = (shared[one.kind] || 0) + part;
   }
-  const common = times.measured(state) ? 0 : page.unmeasured_common;
+  const common = times.rests(state) ? 0 : page.unmeasured_common;
   return Math.exp(page.wider * Math.sqrt((1 - common) * alone + common * Object.values(shared).reduce((sum, part) => sum + part ** 2, 0)));
 }
 
@@ -562,7 +536,7 @@ function neighbours(found, times) {
   fill('better', ...found.map(one => make('tr', {}, make('td', {}, changes(one.s)),
     make('td', {class: 'num'}, signed(one.gain)), make('td', {class: 'num'}, `${signed(one.low)} to ${signed(one.high)}`),
     make('td', {class: 'num'}, signed(parameters(one.s) / parameters(state) - 1)), make('td', {class: 'num'}, hours(one).toFixed(0)),
-    make('td', {}, make('button', {type: 'button', 'aria-label': `Take ${changes(one.s)}`, onclick: () => { state = {...one.s}; zoom = null; sync(); update(); }}, 'Take')))));
+    make('td', {}, make('button', {type: 'button', 'aria-label': `Take ${changes(one.s)}`, onclick: () => restore(one.s)}, 'Take')))));
   $('no-better').textContent = found.length ? (found.some(one => one.sure) ? '' : 'None is surely faster: measure before you move.') : `No shape near this one gains ${percent(page.space.worth_moving)} or more.`;
 }
 

@@ -4,51 +4,25 @@
 'use strict';
 
 // Makes the functions of a model from its text.
-function functionsOf(data, view, process) {
-  const text = new TextDecoder().decode(view(Uint8Array, data.code));
-  const forests = (data.forests || []).map(forest => walker(forest, view));
+function functionsOf(data) {
+  const text = new TextDecoder().decode(page.view(Uint8Array, data.code));
+  const forests = (data.forests || []).map(walker), process = data.process && gaussianProcess(data.process);
   return new Function('forests', 'process', 'argmin', 'smallest', text)(forests, process, argmin, smallest);
 }
 
-function argmin(values) {
-  let best = 0;
-  for (let i = 1; i < values.length; i++) if (values[i] < values[best]) best = i;
-  return best;
-}
-
+const argmin = values => values.reduce((best, value, i) => value < values[best] ? i : best, 0);
 const smallest = (values, n) => values.slice().sort()[n];
 
-// Remembers what `make` returns for a key.
-function remember(known, key, make) {
-  let found = known.get(key);
-  if (!found) {
-    if (known.size > 60000) known.clear();
-    known.set(key, found = make());
-  }
-  return found;
-}
-
 // Returns the function from features to the mean and the variance of the trees of a forest.
-function walker(data, view) {
-  const LEAF = 255, feature = view(Uint8Array, data.feature), roots = view(Int32Array, data.roots);
-  const thresholds = view(Float32Array, data.threshold), values = view(Float32Array, data.value);
-  const number = new Float32Array(feature.length), right = new Int32Array(feature.length);
-  const starts = new Set(roots), waiting = [];
-  let inner = 0, leaf = 0;
-  for (let node = 0; node < feature.length; node++) {
-    if (!starts.has(node) && feature[node - 1] === LEAF) right[waiting.pop()] = node;
-    if (feature[node] === LEAF) number[node] = values[leaf++];
-    else {
-      number[node] = thresholds[inner++];
-      waiting.push(node);
-    }
-  }
+function walker(data) {
+  const roots = page.view(Int32Array, data.roots), feature = page.view(Uint8Array, data.feature), LEAF = 255;
+  const number = page.view(Float32Array, data.number), right = page.view(Int32Array, data.right);
   return columns => {
     const x = Float32Array.from(columns);
     let sum = 0, squares = 0;
     for (const root of roots) {
       let node = root, of;
-      while ((of = feature[node]) !== LEAF) node = x[of] > number[node] ? right[node] : node + 1;
+      while ((of = feature[node]) !== LEAF) node = x[of] > number[node] ? node + right[node] : node + 1;
       sum += number[node];
       squares += number[node] ** 2;
     }
@@ -57,143 +31,49 @@ function walker(data, view) {
   };
 }
 
-class GemmModel {
-  constructor(data, view) {
-    Object.assign(this, data, {run: functionsOf(data, view), known: new Map(), measured: new Map()});
-    this.kernels = view(Float64Array, data.kernels);
-    // Times that were measured, by m, n and k; three for each layout.
-    const sizes = view(Int32Array, data.measured.sizes), times = view(Float32Array, data.measured.times);
-    for (let row = 0; row < sizes.length / 3; row++) {
-      this.measured.set(sizes.subarray(3 * row, 3 * row + 3).join(), times.subarray(9 * row, 9 * row + 9));
-    }
-  }
-
-  // Returns {us, low, high, kernel} of one product; layout: an index (nn, nt, tn).
-  predict(m, n, k, batch = 1, layout = 0) {
-    return remember(this.known, `${m},${n},${k},${batch},${layout}`, () => {
-      const run = k < this.least_k ? this.run.short : this.run.times;
-      const measured = batch === 1 && this.measured.get(`${m},${n},${k}`);
-      const [us, low, high, kernel] = run(m, n, k, batch, layout);
-      if (!measured) return {us, low, high, kernel};
-      return {us: measured[3 * layout], low: measured[3 * layout + 1], high: measured[3 * layout + 2], kernel};
-    });
-  }
-
-  // Returns {blockM, blockN, splitK, held} of a kernel.
-  tile(kernel) {
-    const [blockM, blockN, splitK, held] = this.kernels.subarray(4 * kernel, 4 * kernel + 4);
-    return {blockM, blockN, splitK, held};
-  }
-}
-
-class AttentionModel {
-  constructor(data, view) {
-    const process = data.process && new GaussianProcess(data.process, view);
-    this.run = functionsOf(data, view, features => process.predict(features));
-    this.known = new Map();
-  }
-
-  // Returns {us, low, high} of causal attention of `seq` tokens.
-  predict(batch, heads, kvHeads, seq, headDim, backward) {
-    return remember(this.known, [batch, heads, kvHeads, seq, headDim, backward].join(), () => {
-      const run = backward ? this.run.backward : this.run.forward;
-      const [us, low, high] = run(batch, heads, kvHeads, seq, headDim);
-      return {us, low, high};
-    });
-  }
-}
-
-// A Gaussian process with a Matérn 3/2 kernel, conditioned when it is first asked.
-class GaussianProcess {
-  constructor(data, view) {
-    Object.assign(this, data);
-    for (const name of ['features', 'targets', 'shift', 'spread', 'length_scales']) {
-      this[name] = view(Float64Array, data[name]);
-    }
-  }
-
-  prepare() {
-    const rows = this.targets.length, width = this.shift.length, L = new Float64Array(rows * rows);
-    this.scaled = this.features.map((x, i) => x / this.length_scales[i % width]);
-    for (let i = 0; i < rows; i++) {
-      for (let j = 0; j <= i; j++) {
-        let sum = this.kernel(this.scaled, i * width, j * width);
-        if (i === j) sum += this.noise + 1e-10 * this.amplitude;
-        for (let d = 0; d < j; d++) sum -= L[i * rows + d] * L[j * rows + d];
-        L[i * rows + j] = i === j ? Math.sqrt(sum) : sum / L[j * rows + j];
-      }
-    }
-    this.weights = this.solve(L, Float64Array.from(this.targets));
-    for (let i = rows - 1; i >= 0; i--) {
-      this.weights[i] /= L[i * rows + i];
-      for (let j = 0; j < i; j++) this.weights[j] -= L[i * rows + j] * this.weights[i];
-    }
-    // Single precision: the deviation changes by less than 1e-5 of itself.
-    this.factor = new Float32Array(L);
-  }
-
-  solve(L, y) {
-    const rows = y.length;
+// Returns the function from features to the mean and the deviation of a Gaussian process with a Matérn 3/2 kernel, which
+// is conditioned when it is first asked.
+function gaussianProcess({amplitude, noise, centre, ...arrays}) {
+  const names = ['features', 'targets', 'shift', 'spread', 'length_scales'];
+  const [features, targets, shift, spread, scales] = names.map(name => page.view(Float64Array, arrays[name]));
+  const rows = targets.length, width = shift.length, scaled = features.map((x, i) => x / scales[i % width]);
+  const kernel = (left, at, row) => {
+    let squared = 0;
+    for (let d = 0; d < width; d++) squared += (left[at + d] - scaled[row * width + d]) ** 2;
+    const distance = Math.sqrt(3 * squared);
+    return amplitude * (1 + distance) * Math.exp(-distance);
+  };
+  const solve = (L, y) => {
     for (let i = 0; i < rows; i++) {
       let sum = y[i];
       for (let j = 0, at = i * rows; j < i; j++, at++) sum -= L[at] * y[j];
       y[i] = sum / L[i * rows + i];
     }
     return y;
-  }
-
-  kernel(left, at, other) {
-    let squared = 0;
-    for (let d = 0; d < this.shift.length; d++) squared += (left[at + d] - this.scaled[other + d]) ** 2;
-    const distance = Math.sqrt(3 * squared);
-    return this.amplitude * (1 + distance) * Math.exp(-distance);
-  }
-
-  // Returns the mean and the standard deviation at raw features.
-  predict(features) {
-    if (!this.weights) this.prepare();
-    const x = features.map((value, i) => (value - this.shift[i]) / this.spread[i] / this.length_scales[i]);
-    const cross = this.targets.map((_, i) => this.kernel(x, 0, i * x.length));
-    const mean = cross.reduce((sum, value, i) => sum + value * this.weights[i], this.centre);
-    const explained = this.solve(this.factor, cross).reduce((sum, value) => sum + value * value, 0);
-    return [mean, Math.sqrt(Math.max(this.amplitude - explained, 0))];
-  }
-}
-
-// Megatron's softmax of unfused attention; separate kernels move `by` times the bytes of the fused one.
-class SoftmaxModel {
-  constructor(data, view) {
-    this.run = functionsOf(data, view);
-  }
-
-  predict(bytes, rows, columns, by) {
-    const [us, low, high] = this.run.times(bytes, rows, columns);
-    return {us: by * us, low: by * low, high: by * high, fused: us};
-  }
-}
-
-// The routed experts of a layer, on the GPU with the most rows.
-class ExpertsModel {
-  constructor(data, view) {
-    Object.assign(this, data, {run: functionsOf(data, view), known: new Map()});
-  }
-
-  // latency.moe_features.fewer_gpus
-  fewerGpus({tokens, ep}) {
-    for (let f = 1; f < ep; f++) if (ep % f === 0 && tokens <= f * this.most_tokens) return f;
-    return ep;
-  }
-
-  predict(op, draws) {
-    const {tokens, hidden, expert_ffn, num_experts, top_k, gated, tp, ep, distribution} = op;
-    const key = [tokens, hidden, expert_ffn, num_experts, top_k, gated, tp, ep, distribution].join();
-    return remember(this.known, key, () => {
-      const ffn = expert_ffn / tp, fewer = this.fewerGpus(op), width = gated ? 2 * ffn : ffn;
-      const [us, low, high] = this.run.times(tokens / fewer, hidden, expert_ffn, ffn, width,
-        num_experts / fewer, top_k, ep / fewer, ...expertLoads(op, this.tiles, draws));
-      return {us, low, high};
-    });
-  }
+  };
+  let factor = null, weights = null;
+  const condition = () => {
+    const L = new Float64Array(rows * rows);
+    for (let i = 0; i < rows; i++) for (let j = 0; j <= i; j++) {
+      let sum = kernel(scaled, i * width, j) + (i === j ? noise + 1e-10 * amplitude : 0);
+      for (let d = 0; d < j; d++) sum -= L[i * rows + d] * L[j * rows + d];
+      L[i * rows + j] = i === j ? Math.sqrt(sum) : sum / L[j * rows + j];
+    }
+    weights = solve(L, targets.slice());
+    for (let i = rows - 1; i >= 0; i--) {
+      weights[i] /= L[i * rows + i];
+      for (let j = 0; j < i; j++) weights[j] -= L[i * rows + j] * weights[i];
+    }
+    factor = new Float32Array(L);  // the deviation changes by less than 1e-5 of itself
+  };
+  return raw => {
+    if (!factor) condition();
+    const x = raw.map((value, i) => (value - shift[i]) / spread[i] / scales[i]);
+    const cross = targets.map((_, i) => kernel(x, 0, i));
+    const mean = cross.reduce((sum, value, i) => sum + value * weights[i], centre);
+    const explained = solve(factor, cross).reduce((sum, value) => sum + value * value, 0);
+    return [mean, Math.sqrt(Math.max(amplitude - explained, 0))];
+  };
 }
 
 const total = list => list.reduce((sum, one) => sum + one, 0);

@@ -75,12 +75,20 @@ function rankRows(op) {
 // Whether the weights of a model with experts leave memory on each of its GPUs.
 const fits = (s, gpu, format) => !s.experts || page.shape.weights(exact(s)) * format.weight < gpu.memory_bytes;
 
+// What of an op its time depends on.
+const keyOf = ({name, label, count, sides, phase, ...work}) => JSON.stringify(work.kind === 'gemm' ? work : [work, phase]);
+
 // The models of one GPU, number format and library; `core`: those of its attention's number format.
 class Times {
   constructor(gpu, entry, core) {
-    Object.assign(this, {gpu, entry, format: page.formats[entry.dtype], core: core || this});
-    this.peak = gpu.peaks[entry.dtype];
-    this.waves = entry.gemm.in_waves;
+    const {gemm} = entry, attention = gpu.attention[entry.dtype];
+    Object.assign(this, {gpu, entry, core: core || this, format: page.formats[entry.dtype], peak: gpu.peaks[entry.dtype],
+      known: new Map(), gemm: functionsOf(gemm), experts: functionsOf(entry.experts), softmaxes: functionsOf(gpu.softmax),
+      attention: attention && functionsOf(attention), kernels: page.view(Float64Array, gemm.kernels)});
+    // Times that were measured, by m, n and k; three for each layout.
+    const sizes = page.view(Int32Array, gemm.measured.sizes), times = page.view(Float32Array, gemm.measured.times);
+    const rows = Array.from({length: sizes.length / 3}, (_, row) => row);
+    this.measured = new Map(rows.map(row => [sizes.subarray(3 * row, 3 * row + 3).join(), times.subarray(9 * row, 9 * row + 9)]));
   }
 
   // The models of an op.
@@ -89,45 +97,78 @@ class Times {
   }
 
   // Whether all models of a setting's ops rest on measurements.
-  measured(s) {
+  rests(s) {
     const {gemm, experts} = this.entry;
     return gemm.rows > 0 && this.core.entry.gemm.rows > 0 && !(s.experts && !experts.rows);
   }
 
+  // Returns {us, low, high} of an op; of a product also its kernel, of a softmax the time of one fused kernel.
   estimate(op) {
-    return this.of(op).own(op);
+    if (op.core && this.core !== this) return this.core.estimate(op);
+    const key = keyOf(op);
+    let found = this.known.get(key);
+    if (!found) {
+      if (this.known.size > 60000) this.known.clear();
+      this.known.set(key, found = this[{gemm: 'batched', attention: 'heads'}[op.kind] || op.kind](op));
+    }
+    return found;
   }
 
-  own(op) {
-    const {gemm, attention, softmax, experts, dtype} = this.entry;
-    if (op.kind === 'attention') {
-      return attention.predict(op.batch, op.heads, op.kv_heads, op.seq_q, op.head_dim, op.phase === 'backward');
-    }
-    if (op.kind === 'moe') return experts.predict(op, page.load_draws);
-    if (op.kind === 'softmax') {
-      const {bytes, separate, objections} = this.softmax(op);
-      return softmax.predict(bytes, op.batch * op.rows, op.rows, objections.length ? separate / bytes : 1);
-    }
+  heads(op) {
+    const [us, low, high] = this.attention[op.phase](op.batch, op.heads, op.kv_heads, op.seq_q, op.head_dim);
+    return {us, low, high};
+  }
+
+  // The routed experts of a layer, on the GPU with the most rows; of many tokens, with fewer GPUs (moe_features.fewer_gpus).
+  moe(op) {
+    const {tokens, hidden, expert_ffn, num_experts, top_k, gated, tp, ep} = op, {tiles, most_tokens} = this.entry.experts;
+    const fewer = multiples(1, 1, ep).find(f => f === ep || (ep % f === 0 && tokens <= f * most_tokens)), ffn = expert_ffn / tp;
+    const [us, low, high] = this.experts.times(tokens / fewer, hidden, expert_ffn, ffn, gated ? 2 * ffn : ffn,
+      num_experts / fewer, top_k, ep / fewer, ...expertLoads(op, tiles, page.load_draws));
+    return {us, low, high};
+  }
+
+  // Megatron's softmax of unfused attention; separate kernels move more bytes than the fused one.
+  softmax(op) {
+    const {bytes, separate, objections} = this.bytes(op), by = objections.length ? separate / bytes : 1;
+    const [us, low, high] = this.softmaxes.times(bytes, op.batch * op.rows, op.rows);
+    return {us: by * us, low: by * low, high: by * high, fused: us};
+  }
+
+  // Returns {us, low, high, kernel} of a product as it was measured or is predicted.
+  product(m, n, k, batch, layout) {
+    const run = k < this.entry.gemm.least_k ? this.gemm.short : this.gemm.times, [us, low, high, kernel] = run(m, n, k, batch, layout);
+    const measured = batch === 1 && this.measured.get(`${m},${n},${k}`);
+    if (!measured) return {us, low, high, kernel};
+    return {us: measured[3 * layout], low: measured[3 * layout + 1], high: measured[3 * layout + 2], kernel};
+  }
+
+  batched(op) {
     const batch = Math.min(op.batch, Math.floor(page.largest_side / op.m)), by = op.batch / batch;
-    const found = gemm.predict(op.m, op.n, op.k, batch, op.layout);
+    const found = this.product(op.m, op.n, op.k, batch, op.layout), {fp32} = this.gpu.peaks;
     if (op.batch === 1) return found;
     const [us, low, high] = [by * found.us, by * found.low, by * found.high];
     const aligned = [op.m, op.n, op.k].every(side => side % 8 === 0);
-    if (!['fp16', 'bf16'].includes(dtype) || !this.gpu.peaks.fp32 || aligned) return {...found, us, low, high};
+    if (!['fp16', 'bf16'].includes(this.entry.dtype) || !fp32 || aligned) return {...found, us, low, high};
     // Unaligned batches: latency.op_times.as_run.
-    const {share, spread} = page.unaligned;
-    const slow = Math.max(us, flopsOf(op) / (this.gpu.peaks.fp32 * 1e6 * share));
+    const {share, spread} = page.unaligned, slow = Math.max(us, flopsOf(op) / (fp32 * 1e6 * share));
     return {...found, us: slow, low: Math.max(slow / spread, low), high: slow * spread};
   }
 
+  // Returns {blockM, blockN, splitK, held} of a kernel.
+  tile(kernel) {
+    const [blockM, blockN, splitK, held] = this.kernels.subarray(4 * kernel, 4 * kernel + 4);
+    return {blockM, blockN, splitK, held};
+  }
+
   // Bytes of a softmax in one kernel and in separate ones, and why Megatron's fused kernel does not run.
-  softmax(op) {
+  bytes(op) {
     return page.shape[`${op.phase}_${this.of(op).entry.dtype}`](op);
   }
 
   share(op, us) {
     const {peak, gpu} = this.of(op);
-    if (op.kind === 'softmax') return this.softmax(op).bytes / us / gpu.bytes_per_us;
+    if (op.kind === 'softmax') return this.bytes(op).bytes / us / gpu.bytes_per_us;
     return peak ? flopsOf(op) / us / 1e6 / peak : null;
   }
 
@@ -136,7 +177,7 @@ class Times {
   layer(s, list = layerOf(s)) {
     const times = list.map(op => this.estimate(op)), us = total(times.map(one => one.us));
     const shares = list.map((op, i) => op.kind === 'softmax' ? 0 : (this.share(op, times[i].us) ?? NaN) * times[i].us);
-    const correlation = this.measured(s) ? 0.5 : 1;
+    const correlation = this.rests(s) ? 0.5 : 1;
     const joined = half => Math.sqrt((1 - correlation) * total(half.map(x => x * x)) + correlation * total(half) ** 2);
     return {us, low: us - joined(times.map(one => one.us - one.low)), high: us + joined(times.map(one => one.high - one.us)),
       share: total(shares) / us, flops: total(list.map(flopsOf))};
@@ -144,7 +185,7 @@ class Times {
 
   // Tiles and waves of a GEMM with the kernel that the model chooses.
   quantize(op, kernel) {
-    const t = this.of(op).entry.gemm.tile(kernel), sms = this.gpu.sm_count;
+    const t = this.of(op).tile(kernel), sms = this.gpu.sm_count;
     const tilesM = cdiv(op.m, t.blockM), tilesN = cdiv(op.n, t.blockN), blocks = op.batch * tilesM * tilesN * t.splitK;
     const waves = cdiv(blocks, sms), waveShare = blocks / (waves * sms);
     const tileShare = op.m * op.n / (tilesM * t.blockM * tilesN * t.blockN);
@@ -155,7 +196,7 @@ class Times {
   // The same, or null where waves cannot be stated (quantization.credible_waves).
   credible(op, kernel, share) {
     const found = this.quantize(op, kernel);
-    return this.of(op).waves && found.held === 1 && !(share > found.efficiency) ? found : null;
+    return this.of(op).entry.gemm.in_waves && found.held === 1 && !(share > found.efficiency) ? found : null;
   }
 
   // Reasons why an op runs below peak, as analysis.blocks.idle_reasons words them.
@@ -202,7 +243,7 @@ class Times {
       lost(this.estimate(before).us * flopsOf(op) / flopsOf(before), words, most);
     };
     if (op.kind === 'attention') this.headEdges(op, add);
-    if (op.kind === 'softmax') lost(now.fused, `Megatron's fused softmax does not run: ${this.softmax(op).objections.join('; ')}`);
+    if (op.kind === 'softmax') lost(now.fused, `Megatron's fused softmax does not run: ${this.bytes(op).objections.join('; ')}`);
     if (op.kind === 'moe') this.expertEdges(op, add, lost);
     if (op.kind === 'gemm') {
       this.unaligned(op, add);
