@@ -274,18 +274,14 @@ function table(times, list, before) {
     const part = waste ? waste.us / us : 0, shape = `${sizesOf(op)}${state.experts && op.name.startsWith('mlp_') ? ', in dense layers' : ''}`;
     const show = () => { shownOp = op.label; picture(); };
     const words = waste ? waste.words : why.length ? why[0] : share !== null && share < 0.3 && op.kind === 'gemm' ? 'small: launch and memory, no edge' : '';
-    const bar = make('div', {class: 'bar', 'aria-hidden': true}, make('span', {class: 'used'}), make('span', {class: 'wasted'}));
-    bar.children[0].style.width = `${100 * us / most * (1 - part)}%`;
-    bar.children[1].style.width = `${100 * us / most * part}%`;
-    const row = make('tr', {onmouseenter: show},
+    const bar = [1 - part, part].map((of, j) => make('span', {class: ['used', 'wasted'][j], style: `width: ${100 * us / most * of}%`}));
+    const number = (...content) => make('td', {class: 'num'}, ...content);
+    return make('tr', {onmouseenter: show, 'data-op': op.label},
       make('th', {scope: 'row'}, drawable(op) ? make('button', {type: 'button', class: 'op', onclick: show, onfocus: show, title: 'Show its tiles'}, op.label) : op.label),
-      make('td', {}, shape), make('td', {class: 'wide'}, bar),
-      make('td', {class: 'num'}, latency(us), make('div', {class: 'interval'}, `${latency(low)} – ${latency(high)}`)),
-      make('td', {class: 'num'}, share === null ? '?' : percent(share)),
-      make('td', {class: 'num'}, waste ? latency(waste.us) : '–'),
-      make('td', {class: 'num'}, before && old[i] ? signed(us / times.estimate(old[i]).us - 1) : ''), make('td', {}, words));
-    row.dataset.op = op.label;
-    return row;
+      make('td', {}, shape), make('td', {class: 'wide'}, make('div', {class: 'bar', 'aria-hidden': true}, ...bar)),
+      number(latency(us), make('div', {class: 'interval'}, `${latency(low)} – ${latency(high)}`)),
+      number(share === null ? '?' : percent(share)), number(waste ? latency(waste.us) : '–'),
+      number(before && old[i] ? signed(us / times.estimate(old[i]).us - 1) : ''), make('td', {}, words));
   }));
 }
 
@@ -348,23 +344,17 @@ function draw(curves) {
   }, data, $('chart'));
   plot.lines = `${state.axis} ${ids}`;
   plot.root.querySelectorAll('.u-series').forEach((row, i) => {
-    if (i && (i - 1) % 3) row.hidden = true;
-    if (i && (i - 1) % 3 === 0) {
-      const head = row.querySelector('th');
-      head.tabIndex = 0;
-      head.setAttribute('role', 'button');
-      head.setAttribute('aria-label', `Show or hide ${nameOf(ids[(i - 1) / 3])}`);
-      const band = () => [1, 2].forEach(j => plot.setSeries(i + j, {show: plot.series[i].show}));
-      head.addEventListener('click', () => setTimeout(band));
-      head.addEventListener('keydown', event => { if (event.key === 'Enter' || event.key === ' ') { event.preventDefault(); head.click(); } });
-    }
+    row.hidden = i > 0 && (i - 1) % 3 > 0;
+    if (!i || row.hidden) return;
+    const head = row.querySelector('th'), band = () => [1, 2].forEach(j => plot.setSeries(i + j, {show: plot.series[i].show}));
+    Object.assign(head, {tabIndex: 0, role: 'button', ariaLabel: `Show or hide ${nameOf(ids[(i - 1) / 3])}`});
+    head.addEventListener('click', () => setTimeout(band));
+    head.onkeydown = event => { if ([' ', 'Enter'].includes(event.key)) { event.preventDefault(); head.click(); } };
   });
-  fill('shown', ...ids.map((id, i) => {
-    const chip = make('li', {}, make('span', {class: 'swatch'}), nameOf(id),
-      lines.includes(id) ? make('button', {type: 'button', 'aria-label': `Remove ${nameOf(id)}`, onclick: () => { lines = lines.filter(line => line !== id); plot = null; update(); }}, '×') : '');
-    chip.querySelector('.swatch').style.borderTop = `3px ${['solid', 'dashed', 'dotted'][i % 3]} ${palette[i % palette.length]}`;
-    return chip;
-  }));
+  const remove = id => { lines = lines.filter(line => line !== id); plot = null; update(); };
+  const border = i => `border-top: 3px ${['solid', 'dashed', 'dotted'][i % 3]} ${palette[i % palette.length]}`;
+  fill('shown', ...ids.map((id, i) => make('li', {}, make('span', {class: 'swatch', style: border(i)}), nameOf(id),
+    lines.includes(id) ? make('button', {type: 'button', 'aria-label': `Remove ${nameOf(id)}`, onclick: () => remove(id)}, '×') : '')));
 }
 
 // Marks the present value and the cliffs.
@@ -449,30 +439,26 @@ function picture() {
   const across = Math.max(1, Math.floor((width - left - 20) / cell)), perWave = Math.ceil(sms / across);
   const rows = shown * (perWave + 0.6), tileH = Math.min(left / q.tilesN, 260 / q.tilesM), height = Math.max(rows * cell + 30, Math.min(260, tileH * q.tilesM) + 30);
   canvas.width = width * ratio; canvas.height = height * ratio; canvas.style.height = `${height}px`;
-  const c = canvas.getContext('2d');
+  const c = canvas.getContext('2d'), box = (colour, ...place) => { c.fillStyle = css(colour); c.fillRect(...place); };
   c.scale(ratio, ratio);
   c.font = '12px system-ui, sans-serif';
   c.fillStyle = css('--ink');
   c.fillText(`output, ${op.m} × ${op.n}`, 0, 12);
   c.fillText(q.waves > shown ? `SMs, the last ${shown} of ${q.waves} waves` : 'SMs, wave by wave', left + 20, 12);
-  const hue = wave => wave === q.waves - 1 ? css('--last') : wave % 2 ? css('--wave-b') : css('--wave-a');
+  const hue = wave => wave === q.waves - 1 ? '--last' : wave % 2 ? '--wave-b' : '--wave-a';
   const [w, h] = [(left - 4) / q.tilesN, Math.min(260, height - 30) / q.tilesM], gap = w > 4 && h > 4 ? 1 : 0;
   // Tiles of one row and wave are drawn together: thousands of tiles stay fast.
-  for (let i = 0; i < q.tilesM; i++) for (let j = 0; j < q.tilesN;) {
-    const wave = Math.floor((i * q.tilesN + j) * q.splitK / sms), next = gap ? j + 1 : Math.min(q.tilesN, j + Math.max(1, Math.ceil((((wave + 1) * sms) / q.splitK) - (i * q.tilesN + j))));
-    c.fillStyle = hue(wave);
-    c.fillRect(j * w, 20 + i * h, (next - j) * w - gap, h - gap);
-    j = next;
+  for (let i = 0; i < q.tilesM; i++) for (let j = 0, next; j < q.tilesN; j = next) {
+    const tile = i * q.tilesN + j, wave = Math.floor(tile * q.splitK / sms);
+    next = gap ? j + 1 : Math.min(q.tilesN, j + Math.max(1, Math.ceil((wave + 1) * sms / q.splitK - tile)));
+    box(hue(wave), j * w, 20 + i * h, (next - j) * w - gap, h - gap);
   }
-  c.strokeStyle = css('--cliff'); c.lineWidth = 1.5;
+  Object.assign(c, {strokeStyle: css('--cliff'), lineWidth: 1.5});
   c.strokeRect(0.5, 20.5, w * op.n / q.blockN - 1, h * op.m / q.blockM - 1);
-  for (let row = 0; row < shown; row++) {
+  for (let row = 0; row < shown; row++) for (let sm = 0; sm < sms; sm++) {
     const wave = q.waves - shown + row, busy = wave === q.waves - 1 ? q.last : sms;
-    for (let sm = 0; sm < sms; sm++) {
-      const x = left + 20 + (sm % across) * cell, y = 20 + (row * (perWave + 0.6) + Math.floor(sm / across)) * cell;
-      c.fillStyle = sm < busy ? hue(wave) : css('--idle');
-      c.fillRect(x, y, cell - 1, cell - 1);
-    }
+    const y = 20 + (row * (perWave + 0.6) + Math.floor(sm / across)) * cell;
+    box(sm < busy ? hue(wave) : '--idle', left + 20 + (sm % across) * cell, y, cell - 1, cell - 1);
   }
   canvas.setAttribute('aria-label', $('tiles-text').textContent);
 }
@@ -552,12 +538,9 @@ function experts() {
     `Tiles of 128 rows pad them to ${sum(padded)}: ${percent(1 - sum(rows) / sum(padded))} of the rows computed are padding. ` +
     `The busiest of ${op.ep} GPU${op.ep > 1 ? 's' : ''} has ${Math.max(...ranks)} rows, ${(Math.max(...ranks) * op.ep / sum(rows)).toFixed(2)} times the average. ` +
     `Each row is multiplied by ${(op.gated ? 2 : 1) * op.expert_ffn / op.tp}×${op.hidden} and ${op.hidden}×${op.expert_ffn / op.tp} weights. Dispatch and combine are left out.`;
-  fill('experts', ...rows.map((n, e) => {
-    const bar = make('div', {class: 'expert', title: `expert ${e}: ${n} rows, ${padded[e]} with padding`}, make('span', {class: 'pad'}), make('span', {class: 'rows'}));
-    bar.children[0].style.height = `${100 * (padded[e] - n) / most}%`;
-    bar.children[1].style.height = `${100 * n / most}%`;
-    return bar;
-  }));
+  const part = (name, n) => make('span', {class: name, style: `height: ${100 * n / most}%`});
+  fill('experts', ...rows.map((n, e) => make('div', {class: 'expert', title: `expert ${e}: ${n} rows, ${padded[e]} with padding`},
+    part('pad', padded[e] - n), part('rows', n))));
   $('experts').setAttribute('aria-label', $('experts-text').textContent);
 }
 

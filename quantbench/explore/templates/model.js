@@ -118,16 +118,12 @@ function tokensPerExpert({tokens, num_experts: experts, top_k, ep, distribution}
   if (!exponent) return evenly(rows, experts);
   const found = powerLaw(draws.slice(0, experts), exponent, tokens, rows);
   let missing = rows - total(found);
-  while (missing) {
-    for (let rank = 0; rank < ep && missing; rank++) {
-      let pick = rank * local;
-      for (let e = pick; e < (rank + 1) * local; e++) {
-        if (missing > 0 ? found[e] < found[pick] : found[e] > found[pick]) pick = e;
-      }
-      const step = missing > 0 ? Math.min(1, tokens - found[pick]) : -Math.min(1, found[pick]);
-      found[pick] += step;
-      missing -= step;
-    }
+  for (let rank = 0; missing; rank = (rank + 1) % ep) {
+    let pick = rank * local;
+    for (let e = pick; e < (rank + 1) * local; e++) if (missing > 0 ? found[e] < found[pick] : found[e] > found[pick]) pick = e;
+    const step = missing > 0 ? Math.min(1, tokens - found[pick]) : -Math.min(1, found[pick]);
+    found[pick] += step;
+    missing -= step;
   }
   return found;
 }

@@ -32,18 +32,10 @@ const parameters = s => page.shape.parameters(exact(s));
 function objection(s) {
   const part = NAMES.find(name => !Number.isInteger(s[name]));
   if (part) return `${part} = ${s[part]}; expected a whole number`;
-  if (s.experts > page.most_experts) {
-    return `experts = ${s.experts}; expected at most ${page.most_experts}, which are drawn`;
-  }
-  const found = page.shape.objection(exact(s));
-  if (found) return found;
-  for (const op of ops(s)) {
-    const side = op.kind === 'gemm' ? Math.max(op.m, op.n, op.k) : 0;
-    if (side > page.largest_side) {
-      return `${op.name} has a side of ${side}: no time is predicted above ${page.largest_side}`;
-    }
-  }
-  return '';
+  if (s.experts > page.most_experts) return `experts = ${s.experts}; expected at most ${page.most_experts}, which are drawn`;
+  const found = page.shape.objection(exact(s)), side = op => op.kind === 'gemm' ? Math.max(op.m, op.n, op.k) : 0;
+  const wide = found ? null : ops(s).find(op => side(op) > page.largest_side);
+  return wide ? `${wide.name} has a side of ${side(wide)}: no time is predicted above ${page.largest_side}` : found;
 }
 
 // Returns the ops of one GPU (TransformerShape.modelled_ops). Logits too wide for the models are left out.
@@ -59,12 +51,9 @@ const layerOf = s => ops(s).filter(op => op.name !== 'logits' && !(s.experts && 
 
 function flopsOf(op) {
   if (op.kind === 'gemm') return 2 * op.batch * op.m * op.n * op.k;
-  const passes = op.phase === 'backward' ? 2.5 : 1;
-  if (op.kind === 'attention') {
-    return 2 * op.batch * op.heads * op.seq_q * (op.seq_q + 1) * op.head_dim * passes;
-  }
-  const width = (op.gated ? 3 : 2) * op.expert_ffn / op.tp;
-  return op.kind === 'moe' ? 2 * Math.max(...rankRows(op)) * op.hidden * width : 0;
+  const products = op.phase === 'backward' ? 5 : 2;
+  if (op.kind === 'attention') return products * op.batch * op.heads * op.seq_q * (op.seq_q + 1) * op.head_dim;
+  return op.kind === 'moe' ? 2 * Math.max(...rankRows(op)) * op.hidden * (op.gated ? 3 : 2) * op.expert_ffn / op.tp : 0;
 }
 
 function rankRows(op) {
@@ -92,9 +81,7 @@ class Times {
   }
 
   // The models of an op.
-  of(op) {
-    return op.core ? this.core : this;
-  }
+  of(op) { return op.core ? this.core : this; }
 
   // Whether all models of a setting's ops rest on measurements.
   rests(s) {
@@ -105,13 +92,10 @@ class Times {
   // Returns {us, low, high} of an op; of a product also its kernel, of a softmax the time of one fused kernel.
   estimate(op) {
     if (op.core && this.core !== this) return this.core.estimate(op);
-    const key = keyOf(op);
-    let found = this.known.get(key);
-    if (!found) {
-      if (this.known.size > 60000) this.known.clear();
-      this.known.set(key, found = this[{gemm: 'batched', attention: 'heads'}[op.kind] || op.kind](op));
-    }
-    return found;
+    const key = keyOf(op), known = this.known;
+    if (known.size > 60000) known.clear();
+    if (!known.has(key)) known.set(key, this[{gemm: 'batched', attention: 'heads'}[op.kind] || op.kind](op));
+    return known.get(key);
   }
 
   heads(op) {
@@ -162,9 +146,7 @@ class Times {
   }
 
   // Bytes of a softmax in one kernel and in separate ones, and why Megatron's fused kernel does not run.
-  bytes(op) {
-    return page.shape[`${op.phase}_${this.of(op).entry.dtype}`](op);
-  }
+  bytes(op) { return page.shape[`${op.phase}_${this.of(op).entry.dtype}`](op); }
 
   share(op, us) {
     const {peak, gpu} = this.of(op);
@@ -204,11 +186,10 @@ class Times {
     if (op.kind === 'attention' && op.head_dim % 8) return [`head_dim = ${op.head_dim} is not a multiple of 8`];
     if (op.kind !== 'gemm') return [];
     const {us, kernel} = this.estimate(op), share = this.share(op, us), q = this.quantize(op, kernel);
-    const sides = [['m', op.m, q.blockM], ['n', op.n, q.blockN]], idle = [];
+    const idle = [];
     if (!(share > q.tileShare)) {
-      for (const [name, size, block] of sides) {
-        const padded = cdiv(size, block) * block;
-        idle.push([1 - size / padded, `${name} = ${size} pads to ${padded}`]);
+      for (const [name, size, to] of [['m', op.m, q.tilesM * q.blockM], ['n', op.n, q.tilesN * q.blockN]]) {
+        idle.push([1 - size / to, `${name} = ${size} pads to ${to}`]);
       }
       const waves = this.credible(op, kernel, share), sms = this.gpu.sm_count;
       if (waves) idle.push([1 - waves.waveShare, this.waveWords(waves)]);
@@ -227,9 +208,7 @@ class Times {
   }
 
   // Sides along which rows lie, and what they must be a multiple of to be aligned.
-  rows(op) {
-    return this.of(op).format.rows[op.layout];
-  }
+  rows(op) { return this.of(op).format.rows[op.layout]; }
 
   // The worst edge that an op has crossed, {us, words}: the time beyond the rate just before the edge (advice.cost).
   waste(op) {
@@ -308,9 +287,7 @@ class Times {
     }
   }
 
-  waveWords(q) {
-    return `wave ${q.waves} of ${q.waves} is ${percent(q.last / this.gpu.sm_count)} full`;
-  }
+  waveWords(q) { return `wave ${q.waves} of ${q.waves} is ${percent(q.last / this.gpu.sm_count)} full`; }
 }
 
 const tileName = t => `${t.blockM}x${t.blockN}${t.splitK > 1 ? ` split-k ${t.splitK}` : ''}`;
@@ -337,20 +314,13 @@ function changed(s, name, value, locks) {
 // tp and the ratio of key/value heads divide.
 function headsFor(s, hidden, free) {
   const group = free('kv_heads') ? s.heads / s.kv_heads : 1;
-  const splits = heads => {
-    if (!Number.isInteger(heads) || heads % s.tp || heads % group) return false;
-    if (!free('kv_heads')) return heads % s.kv_heads === 0;
-    return (heads / group) % s.tp === 0 || s.tp % (heads / group) === 0;
-  };
+  const splits = heads => Number.isInteger(heads) && heads % s.tp === 0 && heads % group === 0 && (free('kv_heads')
+    ? (heads / group) % s.tp === 0 || s.tp % (heads / group) === 0 : heads % s.kv_heads === 0);
   if (!free('heads')) return {head_dim: free('head_dim') ? hidden / s.heads : s.head_dim};
   if (!free('head_dim')) return {heads: splits(hidden / s.head_dim) ? hidden / s.head_dim : 0};
-  for (let off = 0; off <= 128; off++) {
-    for (const width of [s.head_dim + off, s.head_dim - off]) {
-      const usual = width % 8 === 0 && width >= 48 && width <= 256;
-      if (usual && splits(hidden / width)) return {heads: hidden / width, head_dim: width};
-    }
-  }
-  return {heads: 0};
+  const far = width => Math.abs(width - s.head_dim), widths = multiples(8, 48, 256).filter(width => splits(hidden / width));
+  const [width] = widths.sort((a, b) => far(a) - far(b) || b - a).filter(one => far(one) <= 128);
+  return width ? {heads: hidden / width, head_dim: width} : {heads: 0};
 }
 
 const paddedVocab = (vocab, tp) => cdiv(vocab, 128 * tp) * 128 * tp;
@@ -360,8 +330,6 @@ const paddedVocab = (vocab, tp) => cdiv(vocab, 128 * tp) * 128 * tp;
 function* near(s, locks) {
   const base = parameters(s), names = [...SIZES, ...EXPERT_SIZES];
   const within = next => Math.abs(parameters(next) / base - 1) <= page.space.tolerance;
-  const allowed = next => names.some(name => next[name] !== s[name]) &&
-    names.every(name => !locks[name] || next[name] === s[name]) && !objection(next);
   for (const [group, change] of changesNear(s)) {
     let next = {...s, ...change};
     const joint = group.startsWith('hidden');
@@ -369,7 +337,8 @@ function* near(s, locks) {
       const one = parameters({...next, layers: 1}), each = parameters({...next, layers: 2}) - one;
       next = {...next, layers: Math.max(1, roundEven((base - (one - each)) / each))};
     }
-    if (within(next) && allowed(next)) yield {group, joint, s: next};
+    const changed = names.filter(name => next[name] !== s[name]), kept = !changed.some(name => locks[name]);
+    if (within(next) && changed.length && kept && !objection(next)) yield {group, joint, s: next};
   }
 }
 
