@@ -18,8 +18,6 @@ const CHOICES = ['axis', 'attention', 'direction', 'routing'], FLAGS = ['gated',
 const NAMES = [...document.querySelectorAll('#controls input[type=range]')].map(slider => slider.id.slice(2));
 const least = name => Number($(`n-${name}`).min), choicesOf = name => [...$(name).options].map(one => one.value);
 const COUNTS = ['heads', 'tp', 'mbs', 'ep', 'top_k'];
-const COLOURS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00'];
-const DARK = ['#56B4E9', '#E69F00', '#2BC79A', '#E59BC6', '#9AD0F5', '#F0E442'];
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 5], [1, 2]];
 // CLIFF: drop of the rate that is named. SUGGESTED: gain from which another size is offered; less is within the error.
 const CLIFF = 0.05, SUGGESTED = 0.02, SLICE_MS = 12, FIRST_MS = 16, MOST_MODELS = 12;
@@ -52,7 +50,7 @@ async function start() {
 // The ops whose sum is drawn: those of a layer, or the logits, which alone depend on the vocabulary.
 const along = s => state.axis === 'vocab' ? ops(s).filter(op => op.name === 'logits') : layerOf(s);
 // What the plot draws: the lines that were kept, and the model in detail.
-const drawn = () => [...new Set([...lines, active])].slice(-COLOURS.length);
+const drawn = () => [...new Set([...lines, active])].slice(-DASHES.length);
 const every = () => page.gpus.flatMap(gpu => gpu.entries.map(entry => ({gpu, entry})));
 const entryOf = id => every().find(one => one.entry.id === id);
 const nameOf = id => { const {gpu, entry} = entryOf(id); return `${gpu.name} · ${entry.dtype} · ${entry.library}`; };
@@ -67,8 +65,6 @@ function load(ids) {
   }
   for (const id of [...models.keys()].slice(0, -MOST_MODELS)) models.delete(id);
 }
-
-// --- controls ---------------------------------------------------------------------------------------------------------
 
 function bindControls() {
   for (const name of NAMES) {
@@ -147,37 +143,31 @@ function sync() {
   for (const name of ['gated', 'gate_fused']) $(name).checked = state[name];
   for (const name of CHOICES) $(name).value = state[name];
   for (const option of $('axis').options) option.disabled = !state.experts && ['moe_ffn', 'top_k', 'ep'].includes(option.value);
-  const {gpu, entry} = entryOf(active), unique = list => [...new Set(list)].map(name => make('option', {value: name}, name));
-  fill('gpu', ...unique(page.gpus.map(one => one.name)));
-  fill('dtype', ...unique(gpu.entries.map(one => one.dtype)));
-  fill('library', ...unique(gpu.entries.filter(one => one.dtype === entry.dtype).map(one => one.library)));
-  $('gpu').value = gpu.name; $('dtype').value = entry.dtype; $('library').value = entry.library;
+  const {gpu, entry} = entryOf(active), libraries = gpu.entries.filter(one => one.dtype === entry.dtype).map(one => one.library);
+  const lists = {gpu: page.gpus.map(one => one.name), dtype: gpu.entries.map(one => one.dtype), library: libraries};
+  for (const [id, list] of Object.entries(lists)) fill(id, ...[...new Set(list)].map(name => make('option', {value: name}, name)));
+  for (const [id, name] of [['gpu', gpu.name], ['dtype', entry.dtype], ['library', entry.library]]) $(id).value = name;
 }
 
 function writeUrl() {
-  const words = new URLSearchParams(NAMES.map(name => [name, state[name]]));
-  for (const name of FLAGS) words.set(name, +state[name]);
-  for (const name of CHOICES) words.set(name, state[name]);
-  if (state.sliding_window) words.set('sliding_window', state.sliding_window);
-  words.set('keep', NAMES.filter(name => locks[name]).join());
-  words.set('lines', lines.join());
-  words.set('detail', active);
-  history.replaceState(null, '', `#${words}`);
+  const window = state.sliding_window ? ['sliding_window'] : [], kept = NAMES.filter(name => locks[name]);
+  const words = [...NAMES, ...FLAGS, ...CHOICES, ...window].map(name => [name, FLAGS.includes(name) ? +state[name] : state[name]]);
+  history.replaceState(null, '', `#${new URLSearchParams([...words, ['keep', kept], ['lines', lines], ['detail', active]])}`);
 }
 
 // Takes over the setting of a link, and says what of it the page does not know. The last of equal names counts.
 function readUrl() {
   const unknown = [];
   for (const [name, text] of new Map(new URLSearchParams(location.hash.slice(1)))) {
-    const value = Number(text), size = NAMES.includes(name) || name === 'sliding_window';
+    const value = Number(text), low = NAMES.includes(name) ? least(name) : name === 'sliding_window' ? 0 : Infinity;
     const lists = {keep: one => page.dimensions.includes(one), lines: entryOf, detail: entryOf};
     if (Object.hasOwn(lists, name)) {
       const list = text.split(',').filter(Boolean), known = list.filter(lists[name]);
       if (name === 'keep') locks = Object.fromEntries(known.map(one => [one, true]));
-      if (name === 'lines') lines = known.slice(0, COLOURS.length - 1);
+      if (name === 'lines') lines = known.slice(0, DASHES.length - 1);
       if (name === 'detail') active = known[0] || active;
       unknown.push(...list.filter(one => !lists[name](one)).map(one => `${name}=${one}`));
-    } else if (size && text.trim() && Number.isInteger(value) && value >= (size && NAMES.includes(name) ? least(name) : 0) && value < 2 ** 31) state[name] = value;
+    } else if (text.trim() && Number.isInteger(value) && value >= low && value < 2 ** 31) state[name] = value;
     else if (FLAGS.includes(name) && ['0', '1'].includes(text)) state[name] = text === '1';
     else if (CHOICES.includes(name) && choicesOf(name).includes(text)) state[name] = text;
     else unknown.push(`${name}=${text}`);
@@ -185,8 +175,6 @@ function readUrl() {
   zoom = null;
   $('unknown').textContent = unknown.length ? `Ignored from the link, not known here: ${unknown.join(', ').slice(0, 200)}.` : '';
 }
-
-// --- update -----------------------------------------------------------------------------------------------------------
 
 function update() {
   if (!state.experts && ['moe_ffn', 'top_k', 'ep'].includes(state.axis)) $('axis').value = state.axis = 'hidden';
@@ -242,7 +230,7 @@ function neighbourValue() {
 }
 
 function answer(times, before) {
-  const now = times.layer(state), skewed = state.experts && state.routing !== 'balanced', wasted = layerOf(state).reduce((sum, op) => sum + ((times.waste(op) || {us: 0}).us), 0);
+  const now = times.layer(state), skewed = state.experts && state.routing !== 'balanced', wasted = total(layerOf(state).map(op => times.waste(op)?.us || 0));
   const what = state.direction === 'both' && !state.experts ? 'forward and backward' : 'forward';
   const parts = [make('strong', {}, nameOf(active)), `: one layer ${what} takes `, make('strong', {}, latency(now.us)),
     ` (90 % interval ${latency(now.low)} to ${latency(now.high)}), ${Number.isFinite(now.share) ? percent(now.share) : '?'} of peak. `,
@@ -289,8 +277,6 @@ const sizesOf = op => op.kind === 'gemm' ? `${op.batch > 1 ? `${op.batch} × ` :
   : op.kind === 'moe' ? `${op.tokens} tokens to ${op.top_k} of ${op.num_experts}` : `${op.batch}×${op.heads} heads of ${op.head_dim}, ${op.seq_q} tokens`;
 const drawable = op => op.kind === 'gemm' && op.batch === 1;
 
-// --- the curve --------------------------------------------------------------------------------------------------------
-
 function axisValues() {
   const now = state[state.axis], name = state.axis;
   if (name !== 'heads' && COUNTS.includes(name)) return [...new Set([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 64, now])].sort((a, b) => a - b);
@@ -319,12 +305,11 @@ function draw(curves) {
   for (const id of ids) data.push(of(id, one => one.share), of(id, one => one.share * one.us / one.high), of(id, one => one.share * one.us / one.low));
   draw.curves = curves;
   if (plot && plot.lines === `${state.axis} ${ids}`) return plot.setData(data);
-  const palette = matchMedia('(prefers-color-scheme: dark)').matches ? DARK : COLOURS;
   if (plot) plot.destroy();
   $('chart').replaceChildren();
   const series = [{label: state.axis}], bands = [];
   ids.forEach((id, i) => {
-    const colour = palette[i % palette.length];
+    const colour = css(`--curve-${i}`);
     const value = (u, v, s, at) => at === null || at === undefined ? '–' : v === null ? '–' : `${v.toFixed(1)} % · ${latency(draw.curves.get(id).get(u.data[0][at]).us)}`;
     series.push({label: nameOf(id), stroke: colour, width: 2, dash: DASHES[i], value, spanGaps: true, points: {size: 4}},
       {label: 'low', stroke: 'transparent', points: {show: false}, spanGaps: true}, {label: 'high', stroke: 'transparent', points: {show: false}, spanGaps: true});
@@ -352,44 +337,38 @@ function draw(curves) {
     head.onkeydown = event => { if ([' ', 'Enter'].includes(event.key)) { event.preventDefault(); head.click(); } };
   });
   const remove = id => { lines = lines.filter(line => line !== id); plot = null; update(); };
-  const border = i => `border-top: 3px ${['solid', 'dashed', 'dotted'][i % 3]} ${palette[i % palette.length]}`;
+  const border = i => `border-top: 3px ${['solid', 'dashed', 'dotted'][i % 3]} var(--curve-${i})`;
   fill('shown', ...ids.map((id, i) => make('li', {}, make('span', {class: 'swatch', style: border(i)}), nameOf(id),
     lines.includes(id) ? make('button', {type: 'button', 'aria-label': `Remove ${nameOf(id)}`, onclick: () => remove(id)}, '×') : '')));
 }
 
 // Marks the present value and the cliffs.
 function marker(u) {
-  const context = u.ctx, ratio = devicePixelRatio, at = u.valToPos(state[state.axis], 'x', true), {left, top, width, height} = u.bbox;
-  context.save();
-  if (at >= left && at <= left + width) {
-    context.strokeStyle = context.fillStyle = css('--ink');
-    context.lineWidth = 1.5 * ratio;
-    context.beginPath(); context.moveTo(at, top); context.lineTo(at, top + height); context.stroke();
-    context.font = `${12 * ratio}px system-ui, sans-serif`;
-    context.textAlign = at > left + width / 2 ? 'right' : 'left';
-    context.fillText(` ${state[state.axis]} `, at, top + 12 * ratio);
+  const c = u.ctx, ratio = devicePixelRatio, {left, top, width, height} = u.bbox, place = x => u.valToPos(x, 'x', true);
+  const inside = x => place(x) >= left && place(x) <= left + width, now = state[state.axis], at = place(now);
+  const style = (colour, weight, textAlign) => Object.assign(c, {fillStyle: css(colour), font: `${weight}px system-ui, sans-serif`, textAlign});
+  c.save();
+  if (inside(now)) {
+    style('--ink', 12 * ratio, at > left + width / 2 ? 'right' : 'left');
+    c.fillRect(at - 0.75 * ratio, top, 1.5 * ratio, height);
+    c.fillText(` ${now} `, at, top + 12 * ratio);
   }
-  context.textAlign = 'center';
   marks.forEach(({x, y}, i) => {
-    const px = u.valToPos(x, 'x', true), py = u.valToPos(y, 'y', true) + 14 * ratio;
-    if (px < left || px > left + width) return;
-    context.fillStyle = css('--cliff');
-    context.beginPath(); context.arc(px, py, 8 * ratio, 0, 7); context.fill();
-    context.fillStyle = css('--paper');
-    context.font = `bold ${11 * ratio}px system-ui, sans-serif`;
-    context.fillText(`${i + 1}`, px, py + 4 * ratio);
+    if (!inside(x)) return;
+    const py = u.valToPos(y, 'y', true) + 14 * ratio;
+    style('--cliff', `bold ${11 * ratio}`, 'center');
+    c.beginPath(); c.arc(place(x), py, 8 * ratio, 0, 7); c.fill();
+    c.fillStyle = css('--paper');
+    c.fillText(`${i + 1}`, place(x), py + 4 * ratio);
   });
-  context.restore();
+  c.restore();
 }
 
 // Names the largest drops of the share of peak between neighbouring sizes, with the op that loses most there.
 function cliffs(curve, times) {
-  const xs = [...curve.keys()].sort((a, b) => a - b), found = [];
-  for (let i = 1; i < xs.length; i++) {
-    const drop = 1 - curve.get(xs[i]).share / curve.get(xs[i - 1]).share;
-    if (drop >= CLIFF) found.push({x: xs[i], from: xs[i - 1], drop, y: 100 * curve.get(xs[i]).share});
-  }
-  marks = found.sort((a, b) => b.drop - a.drop).slice(0, 5).sort((a, b) => a.x - b.x);
+  const xs = [...curve.keys()].sort((a, b) => a - b), share = x => curve.get(x).share;
+  marks = xs.slice(1).map((x, i) => ({x, from: xs[i], drop: 1 - share(x) / share(xs[i]), y: 100 * share(x)}))
+    .filter(one => one.drop >= CLIFF).sort((a, b) => b.drop - a.drop).slice(0, 5).sort((a, b) => a.x - b.x);
   fill('cliffs', ...marks.map(one => {
     const [old, now] = [one.from, one.x].map(x => along(changed(state, state.axis, x, locks)));
     const slower = curve.get(one.x).us - curve.get(one.from).us * curve.get(one.x).flops / curve.get(one.from).flops;
@@ -400,10 +379,9 @@ function cliffs(curve, times) {
   }));
   $('no-cliff').textContent = marks.length ? '' : `No drop of ${percent(CLIFF)} or more between the sizes drawn.`;
   const now = curve.get(state[state.axis]);
-  let best = null;
-  for (const x of xs) if (Math.abs(x / state[state.axis] - 1) <= 0.05 && (!best || curve.get(x).share > curve.get(best).share)) best = x;
-  if (now && best && curve.get(best).share > (1 + SUGGESTED) * now.share) {
-    fill('best', `Best ${state.axis} within 5 %: `, make('strong', {}, `${best}`), `, ${percent(curve.get(best).share)} of peak instead of ${percent(now.share)}. `,
+  const [best] = xs.filter(x => Math.abs(x / state[state.axis] - 1) <= 0.05).sort((a, b) => share(b) - share(a));
+  if (now && best && share(best) > (1 + SUGGESTED) * now.share) {
+    fill('best', `Best ${state.axis} within 5 %: `, make('strong', {}, `${best}`), `, ${percent(share(best))} of peak instead of ${percent(now.share)}. `,
       make('button', {type: 'button', onclick: () => set(state.axis, best)}, `Take ${best}`));
   } else fill('best', now ? `No ${state.axis} drawn within 5 % is more than ${percent(SUGGESTED)} faster for its arithmetic than ${state[state.axis]}.` : '');
 }
@@ -415,8 +393,6 @@ function causeOf({op, before}, times) {
   const kernel = op.kind === 'gemm' && tile(before) !== tile(op) ? `the library probably changes its kernel, ${tile(before)} → ${tile(op)}` : '';
   return `${op.label}: ${[words, kernel].filter(Boolean).join('; ') || 'loses most; no tile or wave explains it here'}`;
 }
-
-// --- tiles and waves --------------------------------------------------------------------------------------------------
 
 function picture() {
   const gemms = ops(state).filter(drawable);
@@ -463,23 +439,18 @@ function picture() {
   canvas.setAttribute('aria-label', $('tiles-text').textContent);
 }
 
-// --- better shapes ----------------------------------------------------------------------------------------------------
-
 // Compares the neighbours per token and parameter, with backward passes where there are models, as `quantbench advise`
 // does (advice.neighbours); yields between them.
 function* better(times) {
   const costOf = s => {
     const parts = new Map();
-    let us = 0;
     for (const op of ops({...s, direction: 'both'})) {
-      const one = times.estimate(op), key = keyOf(op);
-      parts.set(key, {kind: op.kind, us: (parts.get(key) || {us: 0}).us + one.us * op.count, half: Math.log(one.high / one.low) / 2});
-      us += one.us * op.count;
+      const one = times.estimate(op), key = keyOf(op), us = (parts.get(key)?.us || 0) + one.us * op.count;
+      parts.set(key, {kind: op.kind, us, half: Math.log(one.high / one.low) / 2});
     }
-    const useful = parameters({...s, vocab: Math.min(s.vocab, state.vocab)});
-    const perToken = us * s.tp / (s.seq * s.mbs);
-    const attention = [...parts.values()].reduce((sum, part) => sum + (part.kind === 'attention' ? part.us / us : 0), 0);
-    return {s, parts, us, perToken, each: perToken / useful, attention};
+    const every = [...parts.values()], us = total(every.map(part => part.us)), perToken = us * s.tp / (s.seq * s.mbs);
+    const attention = total(every.filter(part => part.kind === 'attention').map(part => part.us / us));
+    return {s, parts, us, perToken, each: perToken / parameters({...s, vocab: Math.min(s.vocab, state.vocab)}), attention};
   };
   const base = costOf(state), groups = new Map(), best = new Map();
   yield;
@@ -503,16 +474,14 @@ function* better(times) {
 
 // advice.cost.ratio_factor
 function ratioFactor(above, below, times) {
-  const shared = {};
-  let alone = 0;
+  const shared = {}, parts = [], common = times.rests(state) ? 0 : page.unmeasured_common;
   for (const key of new Set([...above.parts.keys(), ...below.parts.keys()])) {
-    const [a, b] = [above.parts.get(key), below.parts.get(key)], one = a || b;
-    const part = ((a ? a.us / above.us : 0) - (b ? b.us / below.us : 0)) * one.half;
-    alone += part ** 2;
-    shared[one.kind] = (shared[one.kind] || 0) + part;
+    const a = above.parts.get(key), b = below.parts.get(key), {kind, half} = a || b;
+    parts.push(((a ? a.us / above.us : 0) - (b ? b.us / below.us : 0)) * half);
+    shared[kind] = (shared[kind] || 0) + parts[parts.length - 1];
   }
-  const common = times.rests(state) ? 0 : page.unmeasured_common;
-  return Math.exp(page.wider * Math.sqrt((1 - common) * alone + common * Object.values(shared).reduce((sum, part) => sum + part ** 2, 0)));
+  const squares = list => total(list.map(part => part ** 2));
+  return Math.exp(page.wider * Math.sqrt((1 - common) * squares(parts) + common * squares(Object.values(shared))));
 }
 
 function neighbours(found, times) {
@@ -526,13 +495,11 @@ function neighbours(found, times) {
   $('no-better').textContent = found.length ? (found.some(one => one.sure) ? '' : 'None is surely faster: measure before you move.') : `No shape near this one gains ${percent(page.space.worth_moving)} or more.`;
 }
 
-// --- experts ----------------------------------------------------------------------------------------------------------
-
 function experts() {
   const op = ops(state).find(one => one.kind === 'moe');
   $('experts').hidden = !op;
   if (!op) return void ($('experts-text').textContent = 'A dense model. Set experts above 0: they replace the MLP.');
-  const rows = tokensPerExpert(op, page.draws), padded = rows.map(n => cdiv(n, 128) * 128), sum = list => list.reduce((a, b) => a + b, 0);
+  const rows = tokensPerExpert(op, page.draws), padded = rows.map(n => cdiv(n, 128) * 128), sum = total;
   const ranks = rankRows(op), most = Math.max(...padded, 1);
   $('experts-text').textContent = `${op.tokens} tokens × ${op.top_k} = ${sum(rows)} rows for ${op.num_experts} experts: ${Math.min(...rows)} to ${Math.max(...rows)} each. ` +
     `Tiles of 128 rows pad them to ${sum(padded)}: ${percent(1 - sum(rows) / sum(padded))} of the rows computed are padding. ` +
@@ -543,8 +510,6 @@ function experts() {
     part('pad', padded[e] - n), part('rows', n))));
   $('experts').setAttribute('aria-label', $('experts-text').textContent);
 }
-
-// --- commands ---------------------------------------------------------------------------------------------------------
 
 function commands() {
   const {gpu, entry} = entryOf(active), s = {...state, kv_heads: kvHeads(state)};

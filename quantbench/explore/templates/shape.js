@@ -1,6 +1,5 @@
-// Tiles and waves, edges, sums and shapes near a setting: the arithmetic of quantbench.quantization, advice
-// and sweep.axes, tested against them on random settings (tests/explore). Ops, parameters and what makes a
-// shape impossible are generated from quantbench.workload (page.shape).
+// Tiles and waves, edges, sums and shapes near a setting: the arithmetic of quantbench.quantization, advice and sweep.axes,
+// tested against them on random settings. Ops, parameters and what makes a shape impossible are generated (page.shape).
 'use strict';
 
 const cdiv = (a, b) => Math.ceil(a / b);
@@ -13,8 +12,7 @@ const fixed = (x, d) => {
 const percent = share => `${fixed(100 * share, Math.abs(100 * share) >= 9.95 ? 0 : 1)} %`;
 const signed = share => `${share < 0 ? '−' : '+'}${percent(Math.abs(share))}`;
 const digits = value => fixed(value, value > 0 ? Math.max(0, 2 - Math.floor(Math.log10(value))) : 0);
-const latency = us => us < 999.5 ? `${digits(us)} µs`
-  : us / 1e3 < 999.5 ? `${digits(us / 1e3)} ms` : `${digits(us / 1e6)} s`;
+const latency = us => us < 999.5 ? `${digits(us)} µs` : us < 999.5e3 ? `${digits(us / 1e3)} ms` : `${digits(us / 1e6)} s`;
 
 const SIZES = ['hidden', 'heads', 'kv_heads', 'head_dim', 'ffn', 'seq', 'mbs', 'tp', 'vocab', 'layers'];
 const EXPERT_SIZES = ['experts', 'top_k', 'moe_ffn', 'ep', 'shared_ffn', 'dense_layers'];
@@ -186,16 +184,12 @@ class Times {
     if (op.kind === 'attention' && op.head_dim % 8) return [`head_dim = ${op.head_dim} is not a multiple of 8`];
     if (op.kind !== 'gemm') return [];
     const {us, kernel} = this.estimate(op), share = this.share(op, us), q = this.quantize(op, kernel);
-    const idle = [];
-    if (!(share > q.tileShare)) {
-      for (const [name, size, to] of [['m', op.m, q.tilesM * q.blockM], ['n', op.n, q.tilesN * q.blockN]]) {
-        idle.push([1 - size / to, `${name} = ${size} pads to ${to}`]);
-      }
-      const waves = this.credible(op, kernel, share), sms = this.gpu.sm_count;
-      if (waves) idle.push([1 - waves.waveShare, this.waveWords(waves)]);
-      else if (!(share > q.tileShare * q.blocks / sms)) idle.push([1 - q.blocks / sms, `${q.blocks} blocks for ${sms} SMs`]);
-    }
-    const said = idle.filter(([part]) => part >= 0.01).sort((a, b) => b[0] - a[0])
+    const sides = [['m', op.m, q.tilesM * q.blockM], ['n', op.n, q.tilesN * q.blockN]];
+    const idle = sides.map(([name, size, to]) => [1 - size / to, `${name} = ${size} pads to ${to}`]);
+    const waves = this.credible(op, kernel, share), sms = this.gpu.sm_count;
+    if (waves) idle.push([1 - waves.waveShare, this.waveWords(waves)]);
+    else if (!(share > q.tileShare * q.blocks / sms)) idle.push([1 - q.blocks / sms, `${q.blocks} blocks for ${sms} SMs`]);
+    const said = idle.filter(([part]) => part >= 0.01 && !(share > q.tileShare)).sort((a, b) => b[0] - a[0])
       .map(([part, words]) => `${words}: ${percent(part)} idle`);
     const aligned = this.alignment(op);
     return aligned < 16 ? [...said, `rows are aligned to ${aligned} bytes, not 16`] : said;
@@ -212,77 +206,57 @@ class Times {
 
   // The worst edge that an op has crossed, {us, words}: the time beyond the rate just before the edge (advice.cost).
   waste(op) {
-    const now = this.estimate(op), found = [];
-    const lost = (ideal, words, most = 1) => {
-      const share = Math.min(most, 1 - ideal / now.us);
-      if (share >= 0.01) found.push({us: share * now.us, words});
-    };
-    const add = (changes, words, most) => {
-      const before = {...op, ...changes};
-      lost(this.estimate(before).us * flopsOf(op) / flopsOf(before), words, most);
-    };
-    if (op.kind === 'attention') this.headEdges(op, add);
-    if (op.kind === 'softmax') lost(now.fused, `Megatron's fused softmax does not run: ${this.bytes(op).objections.join('; ')}`);
-    if (op.kind === 'moe') this.expertEdges(op, add, lost);
-    if (op.kind === 'gemm') {
-      this.unaligned(op, add);
-      this.tileEdges(op, now, add);
-    }
-    return found.sort((a, b) => b.us.toPrecision(6) - a.us.toPrecision(6))[0] || null;
+    const now = this.estimate(op), found = [...this[`${op.kind}Edges`](op, now)];
+    return found.map(([ideal, words, most = 1]) => ({us: Math.min(most, 1 - ideal / now.us) * now.us, words}))
+      .filter(one => one.us >= 0.01 * now.us).sort((a, b) => b.us.toPrecision(6) - a.us.toPrecision(6))[0] || null;
   }
 
-  headEdges(op, add) {
-    const width = op.head_dim, bytes = this.of(op).format.bytes, step = 16 / bytes, to = cdiv(width, 32) * 32;
-    if (width % step) {
-      const row = width * bytes, words = `head_dim = ${width} is no multiple of ${step}: rows aligned to ${row & -row} bytes, not 16`;
-      add({head_dim: Math.max(step, width - width % step)}, words);
-    }
-    if (to !== width && to > 32) add({head_dim: to - 32}, padWords('head_dim', width, to), 1 - width / to);
+  // The time of an op's arithmetic at the rate with other sizes.
+  at(op, changes) {
+    const before = {...op, ...changes};
+    return this.estimate(before).us * flopsOf(op) / flopsOf(before);
   }
 
-  expertEdges(op, add, lost) {
-    const balanced = {...op, distribution: 'balanced'}, all = op.tokens * op.top_k;
-    const skew = Math.max(...rankRows(op)) / (all / op.ep), rows = Math.max(...tokensPerExpert(balanced));
-    if (skew > 1 && op.distribution !== 'balanced') {
-      const fullest = Math.max(...tokensPerExpert(op, page.draws)), mean = Number((all / op.num_experts).toPrecision(4));
-      const words = op.ep === 1 ? `the fullest expert has ${fullest} rows, the mean ${mean}`
-        : `the busiest of ${op.ep} GPUs has ${fixed(skew, 2)} times the rows of the mean`;
-      lost(this.estimate(balanced).us, `${words} (${op.distribution})`);
-    }
-    const block = [128, 64].find(size => size <= rows) || 16, to = cdiv(rows, block) * block;
+  // Each yields [ideal time, words, largest share that is lost] of the edges that an op of a kind has crossed.
+  *softmaxEdges(op, now) {
+    yield [now.fused, `Megatron's fused softmax does not run: ${this.bytes(op).objections.join('; ')}`];
+  }
+
+  *attentionEdges(op) {
+    const width = op.head_dim, bytes = this.of(op).format.bytes, step = 16 / bytes, row = width * bytes, to = cdiv(width, 32) * 32;
+    const words = `head_dim = ${width} is no multiple of ${step}: rows aligned to ${row & -row} bytes, not 16`;
+    if (width % step) yield [this.at(op, {head_dim: Math.max(step, width - width % step)}), words];
+    if (to !== width && to > 32) yield [this.at(op, {head_dim: to - 32}), padWords('head_dim', width, to), 1 - width / to];
+  }
+
+  *moeEdges(op) {
+    const balanced = {...op, distribution: 'balanced'}, all = op.tokens * op.top_k, rows = Math.max(...tokensPerExpert(balanced));
+    const skew = Math.max(...rankRows(op)) / (all / op.ep), fullest = Math.max(...tokensPerExpert(op, page.draws));
+    const words = op.ep > 1 ? `the busiest of ${op.ep} GPUs has ${fixed(skew, 2)} times the rows of the mean`
+      : `the fullest expert has ${fullest} rows, the mean ${Number((all / op.num_experts).toPrecision(4))}`;
+    if (skew > 1 && op.distribution !== 'balanced') yield [this.estimate(balanced).us, `${words} (${op.distribution})`];
+    const block = [128, 64].find(size => size <= rows) || 16, to = cdiv(rows, block) * block, padded = padWords('rows of an expert', rows, to);
     const tokens = Math.floor(Math.floor(rows / block) * block * op.num_experts / op.top_k);
-    const words = `${padWords('rows of an expert', rows, to)} (tiles of ${block} rows)`;
-    if (to !== rows && tokens) add({tokens}, words, 1 - rows / to);
+    if (to !== rows && tokens) yield [this.at(op, {tokens}), `${padded} (tiles of ${block} rows)`, 1 - rows / to];
   }
 
-  unaligned(op, add) {
-    const names = {m: op.sides[0], n: op.sides[1], k: op.sides[2]}, before = {}, said = new Set();
-    for (const [side, step] of Object.entries(this.rows(op))) {
-      if (op[side] % step === 0) continue;
-      before[side] = Math.max(step, op[side] - op[side] % step);
-      said.add(`${names[side]} = ${op[side]} is no multiple of ${step}`);
-    }
-    if (said.size) add(before, `${[...said].join(', ')}: rows aligned to ${this.alignment(op)} bytes, not 16`);
-  }
-
-  tileEdges(op, {us, kernel}, add) {
-    const share = this.share(op, us), now = this.credible(op, kernel, share), q = this.quantize(op, kernel);
-    const tiles = `(${tileName(q)} tiles)`;
-    for (const [side, block, name] of [['m', q.blockM, op.sides[0]], ['n', q.blockN, op.sides[1]]]) {
-      const size = op[side], first = Math.floor((size - 1) / block) * block;
-      for (let below = first; below > 0; below -= block) {
-        const near = below >= size * 0.9;
-        if (!near && below !== first) break;
+  *gemmEdges(op, {us, kernel}) {
+    const steps = Object.entries(this.rows(op)).filter(([side, step]) => op[side] % step), name = side => op.sides['mnk'.indexOf(side)];
+    const before = Object.fromEntries(steps.map(([side, step]) => [side, Math.max(step, op[side] - op[side] % step)]));
+    const said = new Set(steps.map(([side, step]) => `${name(side)} = ${op[side]} is no multiple of ${step}`));
+    if (said.size) yield [this.at(op, before), `${[...said].join(', ')}: rows aligned to ${this.alignment(op)} bytes, not 16`];
+    const share = this.share(op, us), now = this.credible(op, kernel, share), q = this.quantize(op, kernel), tiles = `(${tileName(q)} tiles)`;
+    for (const [side, block] of [['m', q.blockM], ['n', q.blockN]]) {
+      const size = op[side], first = Math.floor((size - 1) / block) * block, to = cdiv(size, block) * block;
+      for (let below = first; below > 0 && (below === first || below >= size * 0.9); below -= block) {
         const then = this.quantize({...op, [side]: below}, kernel);
-        if (near && now && then.waves < now.waves) {
-          const words = `${this.waveWords(now)}, and ${name} = ${size} is past ${below} ${tiles}`;
-          add({[side]: below}, words, Math.max(0, 1 - now.efficiency / then.efficiency));
+        if (below >= size * 0.9 && now && then.waves < now.waves) {
+          const words = `${this.waveWords(now)}, and ${name(side)} = ${size} is past ${below} ${tiles}`;
+          yield [this.at(op, {[side]: below}), words, Math.max(0, 1 - now.efficiency / then.efficiency)];
           break;
         }
-        if (below === first && size % block && !(share > q.tileShare)) {
-          const to = cdiv(size, block) * block;
-          add({[side]: below}, `${padWords(name, size, to)} ${tiles}`, 1 - size / to);
-        }
+        if (below < first || size % block === 0 || share > q.tileShare) continue;
+        yield [this.at(op, {[side]: below}), `${padWords(name(side), size, to)} ${tiles}`, 1 - size / to];
       }
     }
   }
