@@ -133,7 +133,7 @@ def product_model(
         for size, given in zip((m, n, k), every, strict=True):
             size[: len(rows)] = given[rows]
     whole = model.predict(m, n, k)
-    times_us = fast.predict_us(m, n, k, rising=False)
+    times_us = fast.predict_us(m, n, k)
     half = np.log(whole.high_us / whole.latency_us)
     added = np.abs(np.log(times_us / whole.latency_us))
     log_us, points = [], []

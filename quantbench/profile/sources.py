@@ -77,7 +77,7 @@ def roofline_parts(device: DeviceSpec, kind: str, sizes: Sizes, fixed: Fixed) ->
 def _product(sizes: Sizes, *, model: ProductModel, wider: float = 0.0) -> Predicted:
     """Predicts GEMMs with a distilled model, a batch as batch × m rows. wider: extra half-width, log time."""
     m, n, k, batch = sizes
-    found = model.fast.predict_us(m * batch, n, k, rising=False)
+    found = model.fast.predict_us(m * batch, n, k)
     half = model.half_width(found) + wider
     floor_us = np.asarray(m * batch, dtype=np.float64) * n * k * (2.0 / model.fast.machine.flop_per_us)
     return found, half, half, floor_us

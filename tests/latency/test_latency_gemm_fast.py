@@ -33,18 +33,6 @@ def test_it_repeats_the_whole_model() -> None:
     assert np.quantile(error, 0.95) < 0.12
 
 
-def test_doubling_k_is_never_faster_and_nothing_beats_the_peak() -> None:
-    model, fast = both()
-    m, n, k = sizes(500)
-    k[:20] = np.arange(1, 21)
-    last = fast.predict_us(m, n, k)
-    for factor in (2, 4, 8):
-        longer = fast.predict_us(m, n, factor * k)
-        assert (longer >= last * (1 - 1e-12)).all()
-        last = longer
-    assert (fast.predict_us(m, n, k) >= 2 * m * n * k / (model.device.peak_tflops["bf16"] * 1e6)).all()
-
-
 def test_json_gives_the_same_predictions() -> None:
     _, fast = both()
     back = fast_from_parts(json.loads(json.dumps(text_arrays(fast_to_parts(fast)))))

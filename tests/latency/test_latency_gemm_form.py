@@ -19,7 +19,6 @@ from quantbench.latency.gemm.cost_model import (
     hand_prior,
     log_latency,
 )
-from quantbench.latency.gemm.ensemble import hold_rising
 from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.gemm.training import Prior, fit_parameters
 from quantbench.latency.gemm.trees import Measured, Member, watched_columns
@@ -70,14 +69,6 @@ def test_narrow_formats_pay_for_rows_beyond_m_and_for_quantizing_a() -> None:
     assert us("fp8", 257, 8192, 8192, padded=1) > 1.1 * us("fp8", 257, 8192, 8192)
     assert us("fp8", 512, 8192, 8192, padded=1) == pytest.approx(us("fp8", 512, 8192, 8192))
     assert us("bf16", 257, 64, 8192, padded=1, convert=1, convert_row=0.01) == us("bf16", 257, 64, 8192)
-
-
-def test_doubling_k_is_held_to_be_no_faster_from_64_bytes() -> None:
-    held = {dtype: Machine.of(lookup("b200-sxm-180gb"), dtype).rising_k for dtype in ("bf16", "fp8", "nvfp4")}
-    assert held == {"bf16": 32, "fp8": 64, "nvfp4": 128}
-    k, log_us = np.array([64.0, 128.0, 256.0]), np.array([2.0, 1.0, 1.0])
-    asked = hold_rising(log_us, k, 128, lambda rows, half: np.full(len(rows), 9.0), lambda rows, half: 300.0 / half)
-    assert asked.tolist() == [2.0, 1.0, 300 / 128]
 
 
 @pytest.mark.parametrize("operation", ["exp", "log", "sigmoid", "soft_plus"])

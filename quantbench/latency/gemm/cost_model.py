@@ -3,7 +3,7 @@
 Entry points: `log_latency`, the time of the kernel that a library chooses from a `Menu` on a `Machine`, for `Shapes`
 and parameter `Values`. Its parts: `kernel_parts`, which returns `Parts`; `chosen_time`, `clock_loss`, `hand_prior`,
 `upgraded`, `resident_blocks`, `variant`, `runs_in_waves`, `keep_freed_memory`. Types of arrays: `Array`, `FloatArray`,
-`IndexArray`. Constants: `TILES`, `SPLITS`, `FIRST_TILE`, `INDEX`, `ADDED`, `LEAST_K`, `ROUNDING`. Used by the other
+`IndexArray`. Constants: `TILES`, `SPLITS`, `FIRST_TILE`, `INDEX`, `ADDED`, `LEAST_K`. Used by the other
 modules of `latency.gemm`, by `model_times`, `profile.models`, `explore.evaluator` and tools.
 
 A kernel runs batch · ceil(m / block_m) · ceil(n / block_n) · split_k blocks in waves. Its time is a launch, plus the
@@ -276,8 +276,6 @@ _FAR_SLOPE = 3.0
 _NT, _TN = LAYOUTS.index("nt"), LAYOUTS.index("tn")
 #: smallest k that the trees see: one step of a main loop; smaller k are corrected like this one
 LEAST_K = 32.0
-#: upper bound on the error of single precision, log time
-ROUNDING = 1e-4
 
 
 @dataclass(frozen=True)
@@ -295,11 +293,6 @@ class Machine:
     def is_narrow(self) -> bool:
         """Whether a and b have fewer bytes per element than c, as in FP8 and FP4."""
         return self.element_bytes < self.output_bytes
-
-    @property
-    def rising_k(self) -> float:
-        """Smallest k from which doubling k is held to be no faster: 64 bytes. In FP4, k = 32 is slower than k = 64."""
-        return max(LEAST_K, 64.0 / self.element_bytes)
 
     @classmethod
     def of(cls, device: DeviceSpec, dtype: str) -> Machine:
@@ -323,7 +316,7 @@ class Shapes:
     m, n, k, batch: (rows,) each; batch is 1 by default.
     layout: index in `LAYOUTS`, -1 (the default) if unknown: rows of a and b then run along k.
     dtype: float type of the arrays; counts of blocks and waves are rounded to it last. float32, for distilled models,
-        is faster and changes a log time by less than ROUNDING. (`attention_cost_model.AttentionShapes` is attention's
+        is faster and changes a log time by less than 1e-4. (`attention_cost_model.AttentionShapes` is attention's
         counterpart.)
     """
 

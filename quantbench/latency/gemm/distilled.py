@@ -28,7 +28,7 @@ from quantbench.latency.gemm.cost_model import (
     keep_freed_memory,
     log_latency,
 )
-from quantbench.latency.gemm.ensemble import Ensemble, hold_rising
+from quantbench.latency.gemm.ensemble import Ensemble
 from quantbench.latency.gemm.training import Prior, fit_parameters
 from quantbench.latency.gemm.trees import Float32Array, Forest, Measured, chunks
 
@@ -66,52 +66,34 @@ class FastGemm:
     forest: Forest
     most: float
 
-    def predict_us(
-        self, sizes_m: npt.ArrayLike, sizes_n: npt.ArrayLike, sizes_k: npt.ArrayLike, *, rising: bool = True
-    ) -> FloatArray:
-        """Predicts µs of GEMMs, (rows,). Sizes: integers from 1, broadcast, not checked.
-
-        rising: whether to ensure that doubling k is never faster, which takes twice the time; otherwise the trees may
-        violate that by a few percent.
-        """
+    def predict_us(self, sizes_m: npt.ArrayLike, sizes_n: npt.ArrayLike, sizes_k: npt.ArrayLike) -> FloatArray:
+        """Predicts µs of GEMMs, (rows,). Sizes: integers from 1, broadcast, not checked."""
         m, n, k = np.broadcast_arrays(
             *(np.atleast_1d(np.asarray(x, dtype=np.float64)) for x in (sizes_m, sizes_n, sizes_k))
         )
-        log_us, kernel = self._raw(m, n, k)
-        if rising:
-            log_us = hold_rising(
-                log_us,
-                k,
-                self.machine.rising_k,
-                lambda rows, half: self._one_kernel(kernel[rows], m[rows], n[rows], half) + self.most,
-                lambda rows, half: self._raw(m[rows], n[rows], half)[0],
-            )
+        log_us = self._raw(m, n, k)
         return np.asarray(np.maximum(np.exp(log_us), 2.0 * m * n * k / self.machine.flop_per_us))
 
-    def _raw(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[FloatArray, IndexArray]:
+    def _raw(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
         keep_freed_memory()
-        log_us, kernel = np.empty(len(m)), np.empty(len(m), dtype=np.intp)
+        log_us = np.empty(len(m))
         for part in chunks(len(m), _CHUNK):
-            log_us[part], kernel[part] = self._chunk(m[part], n[part], k[part])
-        return log_us, kernel
+            log_us[part] = self._chunk(m[part], n[part], k[part])
+        return log_us
 
-    def _chunk(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[Array, IndexArray]:
+    def _chunk(self, m: FloatArray, n: FloatArray, k: FloatArray) -> Array:
         deep = np.maximum(k, LEAST_K)
         single = Values(self.parameters.astype(np.float32))
-        physics, parts = log_latency(single, Shapes(self.machine, self.menu, m, n, deep, dtype=np.float32))
+        physics, _ = log_latency(single, Shapes(self.machine, self.menu, m, n, deep, dtype=np.float32))
         x = features(self.machine, m, n, deep, physics)
         log_us = physics + np.clip(self.forest.predict(x)[0], -self.most, self.most)
         short = k < LEAST_K
         if short.any():
-            # Below LEAST_K the trees see one k, and single precision could break the cost model's order of k.
+            # Below LEAST_K the trees see one k.
             values, sizes = Values(self.parameters), (m[short], n[short])
             shallow = log_latency(values, Shapes(self.machine, self.menu, *sizes, k[short]))[0]
             log_us[short] += shallow - log_latency(values, Shapes(self.machine, self.menu, *sizes, deep[short]))[0]
-        return log_us, parts.log_time.argmin(axis=0)
-
-    def _one_kernel(self, kernel: IndexArray, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
-        shapes = Shapes(self.machine, self.menu.by_row(kernel), m, n, k)
-        return np.asarray(log_latency(Values(self.parameters), shapes)[0])
+        return np.asarray(log_us)
 
 
 def features(machine: Machine, m: FloatArray, n: FloatArray, k: FloatArray, log_us: Array) -> Float32Array:
@@ -138,7 +120,7 @@ def distil(
     m, n, k = _teaching_shapes(_TAUGHT, np.random.default_rng(seed))
     if also is not None:
         m, n, k = (np.concatenate([own, other]) for own, other in zip((m, n, k), also, strict=True))
-    answer = ensemble.monotone(m, n, k)
+    answer = ensemble.raw(m, n, k)
     mean = np.mean([member.parameters for member in ensemble.members], axis=0)
     some = np.random.default_rng(seed).permutation(len(m))[:_TAUGHT_PHYSICS]
     every = Shapes(ensemble.machine, ensemble.menu, m[some], n[some], k[some])

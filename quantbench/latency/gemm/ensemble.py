@@ -1,21 +1,18 @@
-"""Averages several fitted cost models and their trees into one prediction of GEMM times, monotone in doubling k.
+"""Averages several fitted cost models and their trees into one prediction of GEMM times.
 
-Entry points: `Ensemble`; `Reference`, the rows that it was fitted to; `shape_keys`, `hold_rising`. Used by `model`,
+Entry points: `Ensemble`; `Reference`, the rows that it was fitted to; `shape_keys`. Used by `model`,
 `training`, `distilled`, `files` and tools.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from quantbench.latency.gemm.cost_model import (
     LEAST_K,
-    ROUNDING,
     FloatArray,
     IndexArray,
     Machine,
@@ -24,7 +21,6 @@ from quantbench.latency.gemm.cost_model import (
     keep_freed_memory,
 )
 from quantbench.latency.gemm.trees import Measured, Member, chunks, watched_columns
-from quantbench.workload.ops import LAYOUTS
 
 IntArray = npt.NDArray[np.int64]
 #: m, n, k, batch and layout (index in `LAYOUTS`), (rows,) each
@@ -71,61 +67,6 @@ def shape_keys(m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike) -> IntArray
     return np.asarray((parts[0] << 42) | (parts[1] << 21) | parts[2])
 
 
-class _Seen:
-    """Cache of log µs by shape: half of one row's k is often another row's k."""
-
-    def __init__(self, ensemble: Ensemble, sizes: Sizes, log_us: FloatArray) -> None:
-        m, n, k, batch, layout = self._sizes = sizes
-        self._ensemble = ensemble
-        line = np.unique(shape_keys(m, n, batch), return_inverse=True)[1].ravel()
-        self._line = len(LAYOUTS) * line + layout.astype(np.int64)
-        self._keys, first = np.unique(self._key(slice(None), k), return_index=True)
-        self._log_us = log_us[first]
-
-    def _key(self, rows: IndexArray | slice, k: FloatArray) -> IntArray:
-        """Returns one integer per shape of k and the other sizes of the rows."""
-        return np.asarray((self._line[rows] << 21) | k.astype(np.int64))
-
-    def or_ask(self, rows: IndexArray, k: FloatArray) -> FloatArray:
-        """Returns log µs of the rows' shapes with another k, evaluating each unknown shape once."""
-        wanted, first, place = np.unique(self._key(rows, k), return_index=True, return_inverse=True)
-        at = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
-        new = self._keys[at] != wanted
-        log_us = self._log_us[at]
-        ask = first[new]
-        m, n, _, *others = (x[rows[ask]] for x in self._sizes)
-        log_us[new] = self._ensemble.raw(m, n, k[ask], *others).log_us
-        keys = np.concatenate([self._keys, wanted[new]])
-        order = np.argsort(keys, kind="stable")
-        self._keys, self._log_us = keys[order], np.concatenate([self._log_us, log_us[new]])[order]
-        return np.asarray(log_us[place.ravel()])
-
-
-def hold_rising(
-    log_us: FloatArray,
-    k: FloatArray,
-    least: float,
-    at_most: Callable[[IndexArray, FloatArray], FloatArray],
-    ask: Callable[[IndexArray, FloatArray], FloatArray],
-) -> FloatArray:
-    """Returns the largest log µs at k, k / 2, k / 4, … (whole numbers), (rows,), so that doubling k is never faster.
-
-    log_us: prediction at k.
-    least: k at which halving stops.
-    at_most, ask: functions from (row indices, halved k) to an upper bound on log µs, and to log µs. The cost model
-        rises with k, the trees may not; so halving stops if the bound is below the largest so far.
-    """
-    best = log_us.copy()
-    rows, half = np.flatnonzero((k > least) & (k % 2 == 0)), k / 2
-    while len(rows):
-        rows = rows[at_most(rows, half[rows]) + ROUNDING > best[rows]]
-        if len(rows):
-            best[rows] = np.maximum(best[rows], ask(rows, half[rows]))
-        rows = rows[(half[rows] > least) & (half[rows] % 2 == 0)]
-        half = half / 2
-    return best
-
-
 @dataclass(frozen=True)
 class RawPrediction:
     """Log µs (rows,), variance between members and trees (rows,), each member's fastest kernel (members, rows), and log
@@ -156,39 +97,8 @@ class Ensemble:
     members: tuple[Member, ...]
     reference: Reference | None = None
 
-    @cached_property
-    def most(self) -> float:
-        """Largest correction of the members' mean, log time."""
-        return float(np.mean([member.most for member in self.members]))
-
-    def monotone(self, *asked: FloatArray) -> RawPrediction:
-        """Predicts at m, n, k and optionally batch and layout, (rows,) each, such that doubling k is never faster
-        (`hold_rising`)."""
-        sizes = m, n, k, *others = _all_sizes(*asked)
-        answer = self.raw(*sizes)
-        if self.most == 0.0:
-            return answer
-        best = hold_rising(
-            answer.log_us,
-            k,
-            self.machine.rising_k,
-            lambda rows, half: (
-                self._at_most(answer.kernels[:, rows], m[rows], n[rows], half, *(x[rows] for x in others)) + self.most
-            ),
-            _Seen(self, sizes, answer.log_us).or_ask,
-        )
-        return replace(answer, log_us=best)
-
-    def _at_most(self, kernels: IndexArray, *sizes: FloatArray) -> FloatArray:
-        """Returns a cheap upper bound on the cost model's log time, (rows,): that of one kernel per member."""
-        total = np.zeros(len(sizes[0]))
-        for member, kernel in zip(self.members, kernels, strict=True):
-            shapes = Shapes(self.machine, self.menu.by_row(kernel), *sizes)
-            total += member.physics(shapes)[0]
-        return total / len(self.members)
-
     def raw(self, *asked: FloatArray) -> RawPrediction:
-        """Predicts at m, n, k and optionally batch and layout, (rows,) each, without that constraint on k."""
+        """Predicts at m, n, k and optionally batch and layout, (rows,) each."""
         sizes = m, *_ = _all_sizes(*asked)
         keep_freed_memory()
         log_us, variance, alone = np.empty((3, len(m)))

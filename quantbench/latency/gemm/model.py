@@ -265,7 +265,7 @@ class GemmModel:
             were fitted.
         launches: kernel that will run each row, None if unknown (one-dimensional sizes only).
 
-        No prediction is below the time at the device's peak, and doubling a k of 64 bytes or more never lowers one.
+        No prediction is below the time at the device's peak.
         """
         wide = np.broadcast_arrays(np.asarray(m), np.asarray(n), np.asarray(k), np.asarray(batch))
         sizes = whole_sizes("GemmModel.predict", *(w.ravel() for w in wide))
@@ -274,7 +274,7 @@ class GemmModel:
             m, n, _, batch = sizes
             sizes = (m, n, k_as_stored(self.ensemble.machine, sizes, layouts), batch)
             layouts = np.full(len(layouts), -1.0)
-        answer = self.ensemble.monotone(*sizes, layouts)
+        answer = self.ensemble.raw(*sizes, layouts)
         log_us, kernel, menu = answer.log_us, answer.kernels[0], self.ensemble.menu
         if launches is not None:
             recorded, split_k = recorded_kernels(menu, launches, len(log_us))
