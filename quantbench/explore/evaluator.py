@@ -53,11 +53,11 @@ class Blobs:
 def gemm_model(model: GemmModel, blobs: Blobs) -> dict[str, Any]:
     """Returns a GEMM model as JSON.
 
-    Raises InputError for a model that rests on measured rows of another GPU (`fit(sibling=…)`), which no page holds.
+    Raises InputError for a model with a reference, which no page holds.
     """
     ensemble, menu = model.ensemble, model.ensemble.menu
     if ensemble.reference is not None:
-        raise InputError("explore", f"a model of {model.device.name} with a sibling", "a model of its own rows")
+        raise InputError("explore", f"a model of {model.device.name} with a reference", "a model of its own rows")
     shapes = Shapes(ensemble.machine, menu, *inputs(*_GEMM))  # type: ignore[arg-type]
     watched = watched_columns(shapes)
     outputs: list[Any] = []

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from quantbench.latency.attention import AttentionModel as AttentionModel
     from quantbench.latency.estimate import Estimate as Estimate
     from quantbench.latency.estimate import Estimates as Estimates
-    from quantbench.latency.gemm.cliffs import cliff_probability as cliff_probability
     from quantbench.latency.gemm.model import GemmModel as GemmModel
     from quantbench.latency.model_times import ModelTimes as ModelTimes
     from quantbench.latency.op_times import OpTimes as OpTimes
@@ -26,7 +25,6 @@ _MODULES = {
     "ModelTimes": "model_times",
     "OpTimes": "op_times",
     "SoftmaxModel": "softmax",
-    "cliff_probability": "gemm.cliffs",
 }
 __all__ = [*_MODULES]
 

@@ -67,6 +67,10 @@ class ModelTimes:
     def note(self) -> str:
         return "; ".join(filter(None, self._notes))
 
+    def products(self, dtype: str) -> tuple[GemmModel, str]:
+        """Returns the model of a dtype's products and a note on its source."""
+        return self._gemm_of(dtype)
+
     def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
         """Returns one estimate per workload, in order; predicts all workloads of one kind and dtype in one batch."""
         answers: dict[type[Any], Callable[[list[Any]], list[Estimate]]] = {

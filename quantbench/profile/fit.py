@@ -20,8 +20,8 @@ from quantbench.latency.attention_cost_model import AttentionShapes
 from quantbench.latency.gemm.distilled import LEAN, distil
 from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.gemm.public import TABLE_EFFORT, TABLE_ROWS
 from quantbench.latency.gemm.training import FEWEST_ROWS as FEWEST_PRODUCT_ROWS
+from quantbench.latency.gemm.training import TABLE_EFFORT, TABLE_ROWS
 from quantbench.latency.libraries import library_of
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.launch import Launch, Tile

@@ -18,11 +18,10 @@ from quantbench.latency.gemm.files import MODEL_VERSION, pack, text_arrays, unpa
 from quantbench.latency.gemm.model import GemmEstimates, GemmModel, shipped_model
 from quantbench.latency.gemm.training import Effort, choose, shipped_pool
 from quantbench.latency.gemm.trees import Growth
-from quantbench.latency.scoring import coverage, summarize
-from quantbench.latency.tables import GemmTable
 from quantbench.launch import Launch, Tile
 from quantbench.quantization import quantize
 from quantbench.workload import Gemm
+from tools.accuracy.scoring import coverage, summarize
 from tools.accuracy.tables import SHIPPED_GPUS
 
 A100 = "a100-sxm4-80gb"
@@ -289,36 +288,6 @@ def test_shipped_models_state_where_they_come_from_and_are_sane(slug: str) -> No
     m = np.array([128, 129, 4096, 17])
     whole, fast = model.predict(m, 4096, 4096).latency_us, model.compiled().predict_us(m, 4096, 4096)
     assert fast == pytest.approx(whole, rel=0.25)
-
-
-def table_of(gpu: str, rows: tuple[np.ndarray, ...]) -> GemmTable:
-    m, n, k = (x.astype(np.int64) for x in rows[:3])
-    return GemmTable(m, n, k, rows[3], "bf16", gpu)
-
-
-@pytest.mark.slow
-def test_a_siblings_table_helps_where_it_was_measured() -> None:
-    """H100 and H200 share a quirk that no feature shows: every other n is slow."""
-
-    def odd(rows: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-        slow = np.random.default_rng(11).random(2**16) < 0.5
-        return (*rows[:3], rows[3] * np.where(slow[(rows[1] / 64 + 7 * rows[2] / 64).astype(int)], 1.3, 1.0))
-
-    sibling = table_of("h200-sxm-141gb", odd(invented(1200, seed=12, gpu="h200-sxm-141gb", quirk=0.0)))
-    m, n, k = (np.asarray(x, dtype=float) for x in (sibling.m, sibling.n, sibling.k))
-    mean, sd = hand_prior()
-    truth = mean + 0.5 * sd * np.random.default_rng(99).standard_normal(len(mean))
-    machine = Machine.of(lookup("h100-sxm5-80gb"), "bf16")
-    own = np.exp(log_latency(Values(truth), Shapes(machine, Menu.of(), m, n, k))[0])
-    measured = odd((m, n, k, own))[3]
-    train, test = slice(0, 100), slice(100, 600)
-    arguments = (m[train], n[train], k[train], measured[train])
-    errors = []
-    for helper in (None, sibling):
-        model = GemmModel.fit("h100-sxm5-80gb", *arguments, prior="none", sibling=helper, effort=QUICK)
-        errors.append(summarize(model.predict(m[test], n[test], k[test]).latency_us, measured[test]).median_pct)
-        assert pack(model.to_parts())
-    assert errors[1] < 0.5 * errors[0]
 
 
 @pytest.mark.slow

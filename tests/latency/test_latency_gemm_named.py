@@ -12,12 +12,12 @@ from quantbench.latency.gemm.cost_model import INDEX, Machine, Menu, Shapes, Val
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.gemm.training import Effort, menu_for
 from quantbench.latency.gemm.trees import Growth
-from quantbench.latency.scoring import coverage
 from quantbench.launch import Launch, Tile
 from quantbench.providers.identity import split_k_of
 from quantbench.providers.kernel_names import parse
 from quantbench.workload import Gemm
 from quantbench.workload.ops import LAYOUTS
+from tools.accuracy.scoring import coverage
 
 A100 = "a100-pcie-40gb"
 DATA = Path(__file__).parents[1] / "data" / "named_gemms.csv"

@@ -22,8 +22,8 @@ from quantbench.latency.gemm.model import GemmModel, shipped_model
 from quantbench.latency.gemm.training import Effort
 from quantbench.latency.gemm.trees import Growth
 from quantbench.latency.model_times import ModelTimes
-from quantbench.latency.scoring import coverage
 from quantbench.workload import Gemm
+from tools.accuracy.scoring import coverage
 from tools.accuracy.tables import DATA, PUBLISHED, read_published
 
 V100 = "v100-pcie-32gb"

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from quantbench.device import lookup
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.scoring import Split, coverage, held_out_sites, random_split, summarize
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.units import percent
+from tools.accuracy.scoring import Split, coverage, held_out_sites, random_split, summarize
 from tools.accuracy.tables import PUBLISHED, SOFTMAX_GPUS, PublishedTable, SoftmaxTable, read_published, read_softmax
 from tools.guide.markers import table as markdown
 

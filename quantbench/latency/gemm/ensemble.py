@@ -6,7 +6,7 @@ Entry points: `Ensemble`; `Reference`, the rows that it was fitted to; `shape_ke
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -29,42 +29,19 @@ Sizes = tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]
 
 @dataclass(frozen=True)
 class Reference:
-    """Residual of another model (of this GPU or of a similar one): log of measured over predicted time.
-
-    ensemble: the other model.
-    keys, residual: sorted keys (`shape_keys`) of its measured shapes and their residuals; empty if only the model is
-        known. Shapes that were not measured take the correction of its trees.
-    """
+    """Residual of another model (of this GPU or of a similar one): the correction of its trees, log time."""
 
     ensemble: Ensemble
-    keys: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    residual: FloatArray = field(default_factory=lambda: np.zeros(0))
 
-    def at(self, m: FloatArray, n: FloatArray, k: FloatArray, batch: FloatArray, layout: FloatArray) -> FloatArray:
-        """Returns the residual at shapes, (rows,), log time. The measured shapes have no batch."""
-        out = np.empty(len(m))
-        found = np.zeros(len(m), dtype=bool)
-        if len(self.keys):
-            wanted = shape_keys(m, n, k)
-            place = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
-            found = (self.keys[place] == wanted) & (batch == 1)
-            out[found] = self.residual[place[found]]
-        if not found.all():
-            rest = ~found
-            out[rest] = self.ensemble.correction(*(x[rest] for x in (m, n, k, batch, layout)))
-        return out
+    def at(self, *sizes: FloatArray) -> FloatArray:
+        """Returns the residual at shapes, (rows,), log time. sizes: as `Ensemble.raw`."""
+        return self.ensemble.correction(*sizes)
 
 
 def _all_sizes(
     m: FloatArray, n: FloatArray, k: FloatArray, batch: FloatArray | None = None, layout: FloatArray | None = None
 ) -> Sizes:
     return m, n, k, np.ones(len(m)) if batch is None else batch, np.full(len(m), -1.0) if layout is None else layout
-
-
-def shape_keys(m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike) -> IntArray:
-    """Returns one integer per shape, unique for sizes below 2**21."""
-    parts = [np.asarray(x).astype(np.int64) for x in (m, n, k)]
-    return np.asarray((parts[0] << 42) | (parts[1] << 21) | parts[2])
 
 
 @dataclass(frozen=True)

@@ -173,11 +173,7 @@ def device_from_parts(data: Mapping[str, Any]) -> DeviceSpec:
 def ensemble_to_parts(ensemble: Ensemble) -> dict[str, Any]:
     reference = None
     if ensemble.reference is not None:
-        reference = {
-            "ensemble": ensemble_to_parts(ensemble.reference.ensemble),
-            "keys": np.diff(ensemble.reference.keys, prepend=0),
-            "residual": ensemble.reference.residual.astype(np.float32),
-        }
+        reference = ensemble_to_parts(ensemble.reference.ensemble)
     members = [
         {
             "parameters": [float(z) for z in member.parameters],
@@ -211,12 +207,7 @@ def ensemble_from_parts(data: Mapping[str, Any]) -> Ensemble:
     reference = data["reference"]
     if reference is None:
         return Ensemble(machine, menu, members)
-    other = Reference(
-        ensemble_from_parts(reference["ensemble"]),
-        np.cumsum(_array(reference["keys"])),
-        _array(reference["residual"]).astype(np.float64),
-    )
-    return Ensemble(machine, menu, members, other)
+    return Ensemble(machine, menu, members, Reference(ensemble_from_parts(reference)))
 
 
 def _vector(parameters: Any, tiles: Any) -> FloatArray:
@@ -365,9 +356,6 @@ def require_sound(ensemble: Ensemble, fast: FastGemm | None) -> None:
             if member.named_forest is not None:
                 require_sound_forest(member.named_forest, seen.shape[1] + NAMED_COLUMNS)
     if ensemble.reference is not None:
-        if len(ensemble.reference.keys) != len(ensemble.reference.residual):
-            raise _broken(f"{len(ensemble.reference.keys)} keys for {len(ensemble.reference.residual)} residuals")
-        _finite("residuals", ensemble.reference.residual)
         require_sound(ensemble.reference.ensemble, None)
     if fast is not None:
         require_sound_fast(fast)

@@ -12,10 +12,8 @@ True
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -27,16 +25,15 @@ import numpy.typing as npt
 from quantbench.device.registry import known as known_devices
 from quantbench.device.registry import lookup
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError, QuantbenchError, StoreError, UnsupportedError, require_choice
+from quantbench.errors import InputError, QuantbenchError, StoreError, require_choice
 from quantbench.files import read_bytes, reason, write_file
 from quantbench.latency.estimate import Estimate, IntervalCalibration, measured_times, name_bound
 from quantbench.latency.families import family, unit
 from quantbench.latency.gemm import files
 from quantbench.latency.gemm.cost_model import FloatArray, IndexArray, Machine, Menu, Shapes, runs_in_waves
 from quantbench.latency.gemm.distilled import FastGemm, distil
-from quantbench.latency.gemm.ensemble import Ensemble, Reference, shape_keys
+from quantbench.latency.gemm.ensemble import Ensemble, Reference
 from quantbench.latency.gemm.inputs import k_as_stored, layout_indices, machine_of, recorded_kernels, whole_sizes
-from quantbench.latency.gemm.public import FOLDER, TABLE_EFFORT, TABLE_ROWS, PublicTable, file_name, fitting
 from quantbench.latency.gemm.table_audit import Unexplained, audit
 from quantbench.latency.gemm.training import (
     FEWEST_FOR_TREES,
@@ -52,19 +49,16 @@ from quantbench.latency.gemm.training import (
     spec_sheet,
     train,
 )
-from quantbench.latency.gemm.trees import Growth, Measured, Member, chunks
+from quantbench.latency.gemm.trees import Measured, Member, chunks
 from quantbench.latency.libraries import LIBRARIES, default_library, libraries_of, resolve_library
-from quantbench.latency.scoring import coverage, random_split, summarize
-from quantbench.latency.tables import GemmTable
 from quantbench.launch import Launch, Tile
 from quantbench.workload import Gemm
 from quantbench.workload.dtypes import GEMM_DTYPES
 
 IntArray = npt.NDArray[np.int64]
 
-_SIBLING_EFFORT = Effort(members=1, rows_first=600, growth=Growth(trees=20, leaf=3))
-_SIBLING_ROWS = 6000
-_JUDGED_ROWS = 4000
+#: folder of the shipped models
+FOLDER = Path(__file__).parent.parent / "models"
 # `from_parts` checks the time of this shape.
 _PROBE = ([128], [4096], [1024])
 
@@ -136,8 +130,7 @@ class GemmModel:
         dtype: str = "bf16",
         library: str = "torch",
         launches: Sequence[Launch | None] | None = None,
-        prior: str | Sequence[GemmModel] = "auto",
-        sibling: GemmTable | GemmModel | None = None,
+        prior: str | GemmModel | Sequence[GemmModel] = "auto",
         seed: int = 0,
         effort: Effort | None = None,
     ) -> GemmModel:
@@ -148,10 +141,8 @@ class GemmModel:
         library: whose kernels ran.
         launches: kernel that ran each row, None if unknown.
         prior: "auto" (best shipped parameters, and the residual of the shipped model of this GPU, or else of one of its
-            family, in this dtype and library), "family-out" (other GPU generations only), "none" (spec sheet only) or a
-            sequence of models.
-        sibling: table or model of another GPU, whose residual at the same shape becomes a feature; it helps if both
-            GPUs run the same kernels.
+            family, in this dtype and library), "family-out" (other GPU generations only), "none" (spec sheet only), a
+            model (its parameters and its residual) or a sequence of models (their parameters).
         seed: the same rows and seed give the same model.
 
         Rows that no hardware explains (`table_audit`) are set aside; `provenance` counts them by reason.
@@ -174,8 +165,6 @@ class GemmModel:
         aside = audit(sizes, times, machine.flop_per_us, group=group)
         rows = rows.take(np.setdiff1d(np.arange(len(rows)), [one.row for one in aside]))
         start, blind, reference = _start(spec, dtype, prior, library)
-        if sibling is not None:
-            reference, start = _sibling(sibling, dtype, seed)
         if len(rows) < FEWEST_ROWS:
             bare = _unfitted(spec, dtype, machine, start, blind, library)
             few = f"{len(rows)} rows are too few to fit ({FEWEST_ROWS} are needed): the prior as it stands. "
@@ -186,31 +175,6 @@ class GemmModel:
             note = f"{len(rows)} rows: the cost model was fitted, no trees were grown ({FEWEST_FOR_TREES} are needed)"
         told = {} if not aside else {"set_aside": _set_aside(aside)}
         return cls(spec, dtype, ensemble, interval, len(rows), start.source, note, told, library=library)
-
-    @classmethod
-    def of_table(
-        cls, table: GemmTable, provenance: Mapping[str, Any], progress: Callable[[float], None] = lambda done: None
-    ) -> GemmModel:
-        """Fits the model of a public table, with its errors on other rows and its distilled form.
-
-        provenance: origin of the table.
-        progress: called with the share of the work that is done.
-        """
-        split = random_split(len(table), min(TABLE_ROWS, len(table) // 2), seed=0)
-        rows, test = split.train, split.test[:_JUDGED_ROWS]
-        progress(0.05)
-        model = cls.fit(
-            table.gpu, table.m[rows], table.n[rows], table.k[rows], table.latency_us[rows], dtype=table.dtype,
-            library=table.library, prior="none", effort=TABLE_EFFORT,
-        )  # fmt: skip
-        progress(0.7)
-        sizes, measured_us = (table.m[test], table.n[test], table.k[test]), table.latency_us[test]
-        held_out = model.held_out(measured_us, *sizes)
-        fast = distil(model.ensemble, also=(table.m.astype(float), table.n.astype(float), table.k.astype(float)))
-        held_out["fast_median_pct"] = round(summarize(fast.predict_us(*sizes), measured_us).median_pct, 2)
-        progress(1.0)
-        told = {**model.provenance, "rows_fitted": model.rows, "held_out": held_out}
-        return replace(model, provenance={**provenance, **told}, fast=fast)
 
     @classmethod
     def prior(
@@ -229,8 +193,7 @@ class GemmModel:
 
     @classmethod
     def best(cls, device: DeviceSpec | str, *, dtype: str = "bf16", library: str = "") -> GemmModel:
-        """Returns the shipped model of a device, dtype and library; else that of the library's public table, fitted on
-        first use, which takes a minute (`of_table`); else the prior.
+        """Returns the shipped model of a device, dtype and library; else the prior.
 
         library: whose kernels will run, "" for `libraries.default_library`. Raises InputError for an unknown one.
         """
@@ -242,11 +205,9 @@ class GemmModel:
         prior = cls.prior(spec, dtype=dtype, library=library)
         if library not in libraries_of(spec.name, dtype):
             return prior
-        try:
-            return _model_of_table(spec.name, dtype, library)
-        except UnsupportedError as error:
-            why = f"{error.value}: {error.expected}"
-            return replace(prior, note=f"{why}; expected from {prior.prior_source}, the interval is wide")
+        why = f"no model of {library}'s {dtype} products on {spec.name} is shipped: quantbench import aiconfigurator "
+        why += "reads its table, profile export fits it, and --profile predicts with it"
+        return replace(prior, note=f"{why}; expected from {prior.prior_source}, the interval is wide")
 
     def predict(
         self,
@@ -299,16 +260,6 @@ class GemmModel:
             beyond=(latency_us / np.exp(answer.physics) - 1).reshape(asked),
             note=self.note,
         )
-
-    def held_out(self, latency_us: FloatArray, *sizes: Any, **more: Any) -> dict[str, Any]:
-        """Returns the errors on rows that the model was not fitted to, for `provenance`. sizes, more: of `predict`."""
-        found = self.predict(*sizes, **more)
-        errors = summarize(found.latency_us, latency_us)
-        return {
-            "protocol": f"random rows, {len(latency_us)} not fitted", "median_pct": round(errors.median_pct, 2),
-            "mean_pct": round(errors.mean_pct, 2), "p95_pct": round(errors.p95_pct, 2),
-            "interval_coverage": round(coverage(latency_us, found.low_us, found.high_us), 4),
-        }  # fmt: skip
 
     @property
     def batched(self) -> bool:
@@ -433,6 +384,15 @@ class GemmModel:
         return cls.from_parts(files.unpack(raw))
 
 
+def file_name(slug: str, dtype: str, library: str) -> str:
+    """Returns the name of a shipped model's file.
+
+    >>> file_name("h100-sxm5-80gb", "fp8", "vllm")
+    'h100-sxm5-80gb-fp8-vllm.gemm'
+    """
+    return f"{slug}-{dtype}-{library}.gemm"
+
+
 def shipped_model(slug: str, dtype: str, library: str = "") -> GemmModel | None:
     """Returns the packaged model of a device, dtype and library ("": the default one), None if there is none."""
     return _loaded(FOLDER / file_name(slug, dtype, library or default_library(slug, dtype)))
@@ -447,31 +407,17 @@ def _set_aside(rows: Sequence[Unexplained]) -> dict[str, Any]:
     return {"reasons": dict(Counter(one.reason for one in rows)), "worst": rows[0].words}
 
 
-@cache
-def _model_of_table(slug: str, dtype: str, library: str) -> GemmModel:
-    """Returns the model of a library's public table, fitted on first use; a damaged file is fitted again."""
-    table = PublicTable.find(slug, dtype, library)
-    with suppress(QuantbenchError):
-        if table.kept.is_file():
-            return GemmModel.load(table.kept)
-    with fitting(table) as progress:
-        model = GemmModel.of_table(table.read(), table.provenance, progress)
-    try:
-        table.kept.parent.mkdir(parents=True, exist_ok=True)
-        model.save(table.kept)
-    except (OSError, StoreError) as error:
-        print(f"not kept for the next time: {error}", file=sys.stderr)
-    return model
-
-
 def _device(device: DeviceSpec | str) -> DeviceSpec:
     return lookup(device) if isinstance(device, str) else device
 
 
 def _start(
-    device: DeviceSpec, dtype: str, prior: str | Sequence[GemmModel], library: str
+    device: DeviceSpec, dtype: str, prior: str | GemmModel | Sequence[GemmModel], library: str
 ) -> tuple[Prior, float, Reference | None]:
     """Returns the requested prior, the half-width of its interval (log time) and a reference model."""
+    if isinstance(prior, GemmModel):
+        _, blind = choose(device, dtype, shipped_pool(), family_out=True)
+        return near([prior.known()], same_gpu=False), blind, Reference(prior.ensemble)
     if not isinstance(prior, str):
         if not prior or not all(isinstance(model, GemmModel) for model in prior):
             raise InputError("GemmModel.fit", f"prior = {prior!r}", "GemmModels, or auto, family-out or none")
@@ -502,23 +448,6 @@ def shipped_kin(device: DeviceSpec, dtype: str, library: str) -> GemmModel | Non
         if shipped is not None:
             return shipped
     return None
-
-
-def _sibling(sibling: GemmTable | GemmModel, dtype: str, seed: int) -> tuple[Reference, Prior]:
-    """Returns the sibling's residuals and a prior around its parameters."""
-    if isinstance(sibling, GemmModel):
-        return Reference(sibling.ensemble), near([sibling.known()], same_gpu=False)
-    spec = lookup(sibling.gpu)
-    rows = np.random.default_rng(seed).permutation(len(sibling))[:_SIBLING_ROWS]
-    m, n, k = (x.astype(np.float64) for x in (sibling.m, sibling.n, sibling.k))
-    model = GemmModel.fit(
-        spec, m[rows], n[rows], k[rows], sibling.latency_us[rows],
-        dtype=dtype, library=sibling.library, prior="family-out", seed=seed, effort=_SIBLING_EFFORT,
-    )  # fmt: skip
-    residual = np.log(sibling.latency_us) - model.ensemble.physics(m, n, k)
-    keys = shape_keys(m, n, k)
-    order = np.argsort(keys)
-    return Reference(model.ensemble, keys[order], residual[order]), near([model.known()], same_gpu=False)
 
 
 def _unfitted(device: DeviceSpec, dtype: str, machine: Machine, start: Prior, blind: float, library: str) -> GemmModel:

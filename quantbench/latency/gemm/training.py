@@ -247,6 +247,12 @@ class Effort:
         return cls(members=8) if rows < 150 else cls()
 
 
+#: most rows of a table that a model is fitted to
+TABLE_ROWS = 8000
+#: effort for thousands of rows: ten trees keep a file near 0.2 MB
+TABLE_EFFORT = Effort(members=2, rows_first=1000, rows_other=600, growth=Growth(trees=10, leaf=3))
+
+
 def fit_parameters(
     machine: Machine,
     menu: Menu,
