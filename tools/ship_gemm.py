@@ -23,6 +23,7 @@ from quantbench.errors import QuantbenchError
 from quantbench.latency.families import family
 from quantbench.latency.gemm.cost_model import Machine, Menu, hand_prior
 from quantbench.latency.gemm.ensemble import Ensemble
+from quantbench.latency.gemm.member import Growth, Member
 from quantbench.latency.gemm.model import FOLDER, GemmModel, file_name
 from quantbench.latency.gemm.training import (
     POOL_FORMAT,
@@ -33,7 +34,6 @@ from quantbench.latency.gemm.training import (
     Known,
     choose,
 )
-from quantbench.latency.gemm.trees import Growth, Member
 from quantbench.latency.libraries import SYSTEMS, default_library, libraries_of
 from quantbench.workload.dtypes import GEMM_DTYPES
 from tools.accuracy.scoring import coverage, random_split, summarize
@@ -100,10 +100,9 @@ def _provenance(table: Table) -> dict[str, Any]:
 
 
 def _fit(table: Table, rows: npt.NDArray[np.intp]) -> GemmModel:
-    launches = [table.launches[i] for i in rows] if isinstance(table, PublishedTable) else None
     library = default_library(table.gpu, table.dtype)
     return GemmModel.fit(
-        table.gpu, **_arguments(table, rows), latency_us=table.latency_us[rows], dtype=table.dtype, launches=launches,
+        table.gpu, **_arguments(table, rows), latency_us=table.latency_us[rows], dtype=table.dtype,
         prior="none", effort=TABLE_EFFORT, library=library,
     )  # fmt: skip
 

@@ -17,9 +17,10 @@ from quantbench.explore.trace import inputs
 from quantbench.explore.webassembly import Module
 from quantbench.latency.attention import AttentionModel, learner_features
 from quantbench.latency.attention_cost_model import AttentionShapes, Blocks, times
+from quantbench.latency.forest import Forest
 from quantbench.latency.gemm.cost_model import LEAST_K, Shapes
+from quantbench.latency.gemm.member import watched_columns
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.gemm.trees import Forest, watched_columns
 from quantbench.latency.moe import MoEModel
 from quantbench.latency.moe_features import MOST_TOKENS, NUM_FEATURES, TILES, ExpertLoads, Layers
 from quantbench.latency.softmax import SoftmaxModel, softmax_times
@@ -68,7 +69,7 @@ def gemm_model(model: GemmModel, blobs: Blobs) -> dict[str, Any]:
         at = len(outputs)
         outputs += [log_us, parts.log_time.argmin(axis=0), *columns]
         forest = None if member.forest is None else _forest(member.forest, blobs)
-        members.append({"at": at, "columns": len(columns), "most": member.most, "forest": forest})
+        members.append({"at": at, "columns": len(columns), "most": member.limit, "forest": forest})
     module = Module(len(outputs))
     module.add("times", _GEMM, outputs)
     each = menu.each

@@ -37,7 +37,7 @@ FloatArray = npt.NDArray[np.float64]
 
 _WHO = "SoftmaxModel"
 MODEL_FORMAT = "quantbench-softmax-model"
-MODEL_VERSION = 3
+MODEL_VERSION = 1
 #: models fitted to published tables (`tools.ship_softmax`), a JSON object by device
 SHIPPED = Path(__file__).parent / "models" / "softmax.json"
 LIBRARIES = ("megatron", "torch")
@@ -72,7 +72,6 @@ _WIDEST_IN_REGISTERS = 1024
 _HOST_NORM = 8.0  # the host's launch hides behind the kernel: close to the larger of the two
 _FEWEST_ROWS = 6
 _NOISE = 0.05
-_NOTHING = -20.0  # logarithm of next to nothing
 
 
 @dataclass(frozen=True)
@@ -197,15 +196,7 @@ class SoftmaxModel:
 
     @classmethod
     def from_json(cls, data: dict[str, Any], device: DeviceSpec) -> SoftmaxModel:
-        """Inverse of `to_json`. Raises InputError for another device, format or version.
-
-        Older versions are read too: 1 was of Megatron's kernels, and knew neither the host nor wide rows; 2 did not
-        know what wide rows in L2 cost.
-        """
-        if data.get("version") in (1, 2):
-            added = {"log_host_us": _START[_INDEX["log_host_us"]], "log_wide": 0.0, "log_wide_cached": _NOTHING}
-            parameters = {**added, **data.get("parameters", {})}
-            data = {"library": "megatron", **data, "version": MODEL_VERSION, "parameters": parameters}
+        """Inverse of `to_json`. Raises InputError for another device, format or version."""
         require_format(_WHO, data, MODEL_FORMAT, MODEL_VERSION, device)
         values = tuple(float(data["parameters"][name]) for name in _PARAMETERS)
         library = require_choice(_WHO, "library", data["library"], LIBRARIES)
