@@ -1,8 +1,6 @@
-"""Predicts latencies of GEMMs, softmax and attention, with 90 % intervals.
+"""Predicts latencies of products, softmax, attention and experts, with 90 % intervals.
 
-Entry points: the names in `__all__`, such as `GemmModel`, `AttentionModel`, `SoftmaxModel` and `ModelTimes`. Used by
-users' Python code; the other packages import the modules below. Names are imported on first use, so that importing this
-package is cheap.
+Names are imported on first use, so that importing this package is cheap.
 """
 
 from importlib import import_module

@@ -1,10 +1,7 @@
 """Predicts fused attention latencies with a cost model and a Gaussian process for its residual.
 
-Entry points: `AttentionModel` and `FEWEST_ROWS`, the rows that a fit needs; `learner_features`; `shipped_slugs` and
-`shipped_json`, used by `tools.ship_attention`. Used by `model_times`, by `profile`, `explore` and by tools.
-
-A fit selects the kernel family (its tiles, whether it packs query heads) and the parameters with the lowest loss, and
-keeps the Gaussian process if that lowers the cross-validated error. Priors come from the shipped models (`knowledge`).
+A fit selects the kernel family (its tiles, whether it packs query heads) and the parameters with
+the lowest loss; priors come from the shipped models.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Fits Gaussian processes with scikit-learn and evaluates them with numpy and scipy.
 
-Entry point: `GaussianProcess`. Used by `attention`, `contests`, `profile.models` and tools.
-
-The kernel is a Matérn 3/2 with one length scale per feature, plus noise. Hyperparameters are fitted on at most `subset`
-rows, because their search costs the cube of the rows; the posterior then uses all rows.
+The kernel is a Matérn 3/2 with one length scale per feature, plus noise; its hyperparameters are
+fitted on few rows, because that costs the cube of the rows, and the posterior then uses all.
 """
 
 from __future__ import annotations

@@ -1,13 +1,6 @@
 """Predicts op times of one GPU with the shipped latency models, or their priors if none is shipped.
 
-Entry points: `ModelTimes`, used by `advice.pad` and the commands `advise` and `predict`; `BestTimes`, used by the
-command `plan`; `best_gemm_model`, used by `explore` and the command `predict`; `chosen_libraries`, used by the commands
-`advise`, `pad` and `predict`; `require_reach`, used by `profile.answers` and `cli.model_options`. Tools use both
-classes.
-
-`ModelTimes` selects the model of each dtype and extrapolates to batches larger than the models support. GEMMs, softmax,
-attention and experts have models; norms, residual additions, activations, embeddings, optimizer and communication have
-none.
+It selects the model of each dtype and extrapolates to batches larger than the models support.
 """
 
 from __future__ import annotations

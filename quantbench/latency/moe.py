@@ -1,10 +1,5 @@
 """Predicts the time of an MoE layer's experts on the busiest GPU, from a few measured layers and other GPUs' models.
 
-A model is the spec sheet's roofline times the exponential of what trees make of the layer's terms (`moe_features`) and
-of the corrections that the models of other GPUs, its references, make of the same layer. One half of the trees learns
-what a linear combination of those corrections leaves over: it extrapolates where GPUs resemble each other. The other
-half takes them as inputs only, which is safer where they do not.
-
 >>> layer = MoE(tokens=512, hidden=4096, expert_ffn=14336, num_experts=8, top_k=2)
 >>> found = MoEModel.best("h100-sxm5-80gb", library="vllm").predict([layer])
 >>> bool(found.low_us[0] < found.latency_us[0] < found.high_us[0])
@@ -34,6 +29,11 @@ from quantbench.latency.model_file import BROKEN, Arrays, device_from_json, devi
 from quantbench.latency.moe_features import NUM_FEATURES, Float32Array, FloatArray, Layers
 from quantbench.workload import MoE
 
+# A model is the spec sheet's roofline times the exponential of what trees make of the layer's terms
+# (`moe_features`) and of the corrections that the models of other GPUs, its references, make of the
+# same layer. One half of the trees learns what a linear combination of those corrections leaves
+# over: it extrapolates where GPUs resemble each other. The other half takes them as inputs only,
+# which is safer where they do not.
 _WHO = "MoEModel"
 MODEL_FORMAT = "quantbench-moe-model"
 #: 1: initial version

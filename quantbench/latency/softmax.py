@@ -1,18 +1,6 @@
-"""Predicts the time of unfused attention's softmax from its bytes, its waves of row blocks and its launches.
-
-Entry points: `SoftmaxModel`, used by `model_times`, by `profile` and by tools; `SHIPPED`, the file of its packaged
-models, used by `tools.ship_softmax`; `fallback_bytes`, used by `op_times`; `softmax_times`, used by `explore`.
-
-Two libraries differ. Megatron's fused kernel applies scale and mask and reads and writes each element once. When its
-constraints are not met, Megatron falls back to separate kernels in fp32 (cast, mask, softmax, cast), which move 5 to 9
-times the bytes forward and 3 to 4.5 times backward in 16-bit formats. PyTorch's softmax has neither scale nor mask; it
-holds a row of up to 1024 columns in a warp's registers, and reads a wider one, a block per row, once more for each of
-maximum, sum and result (aten/src/ATen/native/cuda/SoftMax.cu, PersistentSoftmax.cuh, 2.1).
-
-The packaged models are fitted to measured times of PyTorch's in fp32. Megatron's kernel is its kernel for rows in
-registers, with scale and mask added (scaled_masked_softmax.h: "extended softmax (from native aten pytorch)"). So
-`SoftmaxModel.best` gives it the same share of the bandwidth, and a launch from the prior, because the launch in the
-measured times is that of Python. On other GPUs its intervals rest on reported bandwidths.
+"""Predicts the time of unfused attention's softmax from its bytes, its waves of row blocks and its
+launches: Megatron's fused kernel, Megatron's separate kernels where the fused one's constraints are
+not met, or PyTorch's.
 """
 
 from __future__ import annotations
@@ -35,6 +23,17 @@ from quantbench.workload.dtypes import element_bytes
 
 FloatArray = npt.NDArray[np.float64]
 
+# Two libraries differ. Megatron's fused kernel applies scale and mask and reads and writes each
+# element once. When its constraints are not met, Megatron falls back to separate kernels in fp32
+# (cast, mask, softmax, cast), which move 5 to 9 times the bytes forward and 3 to 4.5 times backward
+# in 16-bit formats. PyTorch's softmax has neither scale nor mask; it holds a row of up to 1024
+# columns in a warp's registers, and reads a wider one, a block per row, once more for each of
+# maximum, sum and result (aten/src/ATen/native/cuda/SoftMax.cu, PersistentSoftmax.cuh, 2.1). The
+# packaged models are fitted to measured times of PyTorch's in fp32. Megatron's kernel is its kernel
+# for rows in registers, with scale and mask added (scaled_masked_softmax.h: "extended softmax (from
+# native aten pytorch)"). So `SoftmaxModel.best` gives it the same share of the bandwidth, and a
+# launch from the prior, because the launch in the measured times is that of Python. On other GPUs
+# its intervals rest on reported bandwidths.
 _WHO = "SoftmaxModel"
 MODEL_FORMAT = "quantbench-softmax-model"
 MODEL_VERSION = 1
