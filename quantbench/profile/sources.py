@@ -21,6 +21,7 @@ from quantbench.errors import InputError, UnsupportedError, require_choice
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.attention_cost_model import AttentionShapes
 from quantbench.latency.estimate import Estimates
+from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.libraries import library_of
 from quantbench.latency.softmax import SoftmaxModel
@@ -76,10 +77,11 @@ def roofline_parts(device: DeviceSpec, kind: str, sizes: Sizes, fixed: Fixed) ->
 
 def _product(sizes: Sizes, *, model: GemmModel, layout: str, wider: float = 0.0) -> Predicted:
     """Predicts GEMMs with a model. wider: extra half-width, log time."""
-    m, n, k, batch = sizes
+    # Longer sides are answered from their rows alone (`answers`).
+    m, n, k, batch = (np.minimum(size, LARGEST_SIDE) for size in sizes)
     found = model.predict(m, n, k, batch=batch, layout=layout)
     half = np.log(found.high_us / found.latency_us) + wider
-    floor_us = np.asarray(m * batch, dtype=np.float64) * n * k * (2.0 / model.ensemble.machine.flop_per_us)
+    floor_us = np.prod(np.array(sizes, dtype=np.float64), axis=0) * (2.0 / model.ensemble.machine.flop_per_us)
     return found.latency_us, half, half, floor_us
 
 
