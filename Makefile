@@ -102,11 +102,8 @@ fuzz: install
 docs: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[tables,docs]'
 	$(BIN)/python -m tools.accuracy.page docs/accuracy.md
-	$(BIN)/python -m tools.accuracy.page docs/accuracy.md --adaptive
 	mkdir -p build && $(BIN)/python -m tools.accuracy.page docs/accuracy.md --formats --work build/formats.jsonl
 	$(BIN)/python -m tools.accuracy.padding docs/padding.md
-	$(BIN)/python -m tools.guide docs $(patsubst %/neusight_fp32.parquet,%,$(wildcard ../shared/data/neusight_fp32.parquet))
-	$(BIN)/python -m tools.guide.experts docs
 	$(BIN)/python -m tools.advice_examples docs
 	$(BIN)/python -m tools.guide.front
 	$(BIN)/python -m tools.guide.explorer

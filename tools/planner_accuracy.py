@@ -23,10 +23,10 @@ from quantbench.planner.calibration import Calibrations, shipped
 from quantbench.planner.fitting import log_errors, observe, op_spreads
 from quantbench.planner.layout import Layout
 from quantbench.planner.row_results import RowResult, predict_rows, summarize
-from quantbench.planner.rows import read_table
 from quantbench.planner.search import Space, search
 from tools.guide.markers import fill, table
 from tools.planner_bridge import PUBLISHED_LAYOUTS, RELEASE, STACK, bridge_runs
+from tools.planner_documents import read_documents
 from tools.planner_fit import BRIDGE, DOCUMENTS, LAST_DAY, PUBLISHED, SITE, documents, left_out, published, rest_of
 
 PAGE = "planning.md"
@@ -51,7 +51,7 @@ _DOCUMENTS: tuple[tuple[str, Callable[[RowResult, set[str]], bool]], ...] = (
 
 def documents_table(data: Path, times: TimesOf, calibrations: Calibrations) -> str:
     """Formats the accuracy on the BigScience documents as a Markdown table."""
-    results = predict_rows(read_table(data / DOCUMENTS), times, calibrations)
+    results = predict_rows(read_documents(data / DOCUMENTS), times, calibrations)
     fitted = {row_id for site in calibrations.sites.values() for row_id in site.provenance.get("rows_fitted", ())}
     rows = []
     for name, keep in _DOCUMENTS:
@@ -135,7 +135,7 @@ def picks_table(data: Path, times: TimesOf, calibrations: Calibrations) -> str:
     """Formats how well layouts that ran are ranked and said to fit, and which ZeRO stages a search picks for their
     jobs, as a Markdown table."""
     results = [
-        r for name in (DOCUMENTS, *PUBLISHED) for r in predict_rows(read_table(data / name), times, calibrations)
+        r for name in (DOCUMENTS, *PUBLISHED) for r in predict_rows(read_documents(data / name), times, calibrations)
     ]
     sweeps: dict[tuple[object, ...], dict[Layout, list[RowResult]]] = defaultdict(lambda: defaultdict(list))
     for r in results:
@@ -155,9 +155,7 @@ def picks_table(data: Path, times: TimesOf, calibrations: Calibrations) -> str:
         if not found:
             continue
         best = found[0]
-        where = (
-            "in one node" if best.layout.sharded_over * best.layout.tp <= job.cluster.gpus_per_node else "over nodes"
-        )
+        where = "in one node" if best.layout.replicas * best.layout.tp <= job.cluster.gpus_per_node else "over nodes"
         lower = next((p.sec_per_it for p in found if p.layout.zero <= 1), float("nan"))
         picked[f"ZeRO-{best.layout.zero} {where}" if best.layout.zero > 1 else "other"].append(
             100 * (lower / best.sec_per_it - 1)

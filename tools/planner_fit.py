@@ -29,8 +29,9 @@ from quantbench.planner.constraints import is_possible
 from quantbench.planner.fitting import Observed, log_errors, observe, scatter_beyond
 from quantbench.planner.memory import memory
 from quantbench.planner.row_results import predict_rows
-from quantbench.planner.rows import Case, TableRow, case_of, document_of, read_table, uncounted
+from quantbench.planner.rows import Case, TableRow, case_of
 from tools.planner_bridge import RELEASE, STACK, bridge_runs
+from tools.planner_documents import document_of, read_documents
 from tools.planner_pooling import Pooled, fit_pooled
 
 FloatArray = npt.NDArray[np.float64]
@@ -61,7 +62,7 @@ def published(data: Path, times: TimesOf, constants: Calibrations, names: Sequen
 
     constants: choose unknown micro-batches, the fastest that fit.
     """
-    rows = [row for name in names for row in read_table(data / name)]
+    rows = [row for name in names for row in read_documents(data / name)]
     found = [r for r in predict_rows(rows, times, constants) if r.error is not None and r.case is not None]
     runs = [(r.case, r.row.sec_per_it or 0.0, table_of(r.row)) for r in found if r.case is not None]
     return observe(runs, times, constants.of_stack("", ""))
@@ -69,8 +70,8 @@ def published(data: Path, times: TimesOf, constants: Calibrations, names: Sequen
 
 def documents(path: Path, before: str) -> list[tuple[TableRow, Case]]:
     """Returns the timed A100 rows of the BigScience documents dated before a day, with their cases."""
-    rows = [row for row in read_table(path) if row.date and row.date < before and row.gpu in ("", "A100-80GB")]
-    cases = [(row, case_of(row)) for row in rows if row.sec_per_it is not None and uncounted(row) is None]
+    rows = [row for row in read_documents(path) if row.date and row.date < before and row.gpu in ("", "A100-80GB")]
+    cases = [(row, case_of(row)) for row in rows if row.sec_per_it is not None and row.duplicate_of_line is None]
     return [(row, case) for row, case in cases if is_possible(case.job, case.layout)]
 
 
@@ -107,7 +108,9 @@ def fit_bridge(path: Path, times: TimesOf, rest: dict[str, float]) -> Pooled:
     return replace(fit_pooled(observed, rest), scatter=scatter, unknown_scatter=scatter, provenance=provenance)
 
 
-def fit_site(cases: Sequence[tuple[TableRow, Case]], observed: Sequence[Observed], times: TimesOf) -> Calibration:
+def fit_site(
+    cases: Sequence[tuple[TableRow, Case]], observed: Sequence[Observed], times: TimesOf, folder: Path
+) -> Calibration:
     """Fits the four factors of the documents' site, by robust least squares of log errors, and its memory."""
 
     def errors(found: Calibration) -> FloatArray:
@@ -128,7 +131,7 @@ def fit_site(cases: Sequence[tuple[TableRow, Case]], observed: Sequence[Observed
     return replace(
         found, scatter=scatter, memory_scatter=float(np.quantile(np.abs(memory_errors(found)), 0.9)),
         provenance={
-            "documents": sorted({document_of(row) for row, _ in cases}), "stack": "deepspeed",
+            "documents": sorted({document_of(row, folder) for row, _ in cases}), "stack": "deepspeed",
             "fitted": [*SITE_FACTORS, *MEMORY_RANGES], "rows_fitted": [row.row_id for row, _ in cases],
         },
     )  # fmt: skip
@@ -154,7 +157,7 @@ def fit(data: Path, before: str, start: Calibrations, times: TimesOf) -> Calibra
     """Fits everything to the tables in the folder `data`. start: constants that choose unknown micro-batches."""
     cases = documents(data / DOCUMENTS, before)
     own = observe([(case, row.sec_per_it or 0.0, SITE) for row, case in cases], times)
-    site = fit_site(cases, own, times)
+    site = fit_site(cases, own, times, data)
     rest = {"unaligned_share": site.unaligned_share, **memory_of_others()}
     observed = [*published(data, times, start), *own]
     pooled = replace(

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from quantbench.advice.cost import ratio_factor
+from quantbench.advice.cost import Shares, ratio_factor
 from quantbench.alignment_rules import Broken, broken_rules
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
@@ -173,7 +173,8 @@ def compare(gemm: Gemm, padded: Gemm, now: Estimate, then: Estimate, times: OpTi
         copy_bytes = round(gemm.batch * (gemm.m + padded.m) * padded.k * DTYPES[gemm.dtype].a_bytes)
     copying_us = copy_us(copy_bytes, times.device) if copy_bytes else 0.0
     whole_us = then.latency_us + copying_us
-    below, above = {gemm: (1.0, now)}, {padded: (then.latency_us / whole_us, then)}
+    below: Shares = {gemm: (1.0, now)}
+    above: Shares = {padded: (then.latency_us / whole_us, then)}
     ratio = whole_us / now.latency_us
     factor = ratio_factor(above, below, times.common_error, wider=1.0)
     return Padding(

@@ -25,7 +25,6 @@ from quantbench.analysis.curves import (
     repeatability,
 )
 from quantbench.analysis.experts import padding_lines
-from quantbench.analysis.kernel_waves import KernelWaves, kernel_waves
 from quantbench.analysis.periods import Period, TileOf, find_periods, tile_finder
 from quantbench.analysis.rule_pairs import Material
 from quantbench.analysis.rules import RULES, RuleOfThumb, judge_all
@@ -56,7 +55,6 @@ class Check:
     periods: tile and waves recovered from the steps of each curve family.
     rules: one verdict per rule of thumb.
     padding: one line per provider that ran grouped GEMMs, on the rows that it pads.
-    kernels: tile and wave edges of named kernels, from all points whether or not they form curves.
     tile_of: function from a point of the run to its tile; None if the steps contradict the assumed tile.
     """
 
@@ -70,7 +68,6 @@ class Check:
     common: tuple[CommonCliff, ...]
     periods: tuple[Period, ...]
     rules: tuple[Verdict, ...]
-    kernels: tuple[KernelWaves, ...]
     padding: tuple[str, ...]
     tile_of: TileOf
 
@@ -97,7 +94,7 @@ def check_run(run: Run, *, rules: Sequence[RuleOfThumb] = RULES, points: Sequenc
         cliffs=tuple(cliff for cliff in jumps if cliff.ratio > 1),
         falls=tuple(cliff for cliff in jumps if cliff.ratio < 1),
         common=common_cliffs(fitted, jumps, spec, explained_by), periods=periods,
-        rules=judge_all(Material(points, fitted, spec, tile_of), rules), kernels=kernel_waves(points, spec),
+        rules=judge_all(Material(points, fitted, spec, tile_of), rules),
         padding=padding_lines(points, tile_of), tile_of=tile_of,
     )  # fmt: skip
 

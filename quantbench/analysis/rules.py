@@ -18,7 +18,7 @@ from math import exp, lcm, log, sqrt
 
 import numpy as np
 
-from quantbench.analysis.experts import BALANCED, LARGE, SPREAD, preferred, rows_of
+from quantbench.analysis.experts import rows_of
 from quantbench.analysis.rule_pairs import (
     Material,
     PairFinder,
@@ -195,11 +195,6 @@ def _expert_rows(offsets: Sequence[int]) -> Experiment:
     return Experiment((f"tokens={','.join(str(4 * int(one)) for one in rows)}",), _EXPERTS)
 
 
-def _only_imported(_: DeviceSpec) -> Experiment:
-    what = "a rule on whole layers of experts, which a sweep does not time"
-    raise UnsupportedError("check --experiment", what, "a table: quantbench import aiconfigurator --table moe")
-
-
 RULES: tuple[RuleOfThumb, ...] = (
     RuleOfThumb(
         "hidden-128", "hidden % 128 == 0", "multiples of 128 fill whole tiles; other sizes are slower",
@@ -297,19 +292,6 @@ RULES: tuple[RuleOfThumb, ...] = (
         partial(multiples, axis="moe_ffn", divisor=128, alike=(64,), ops=_GROUPED),
         lambda _: Experiment((f"moe-ffn={_around((1024, 1536, 2048, 3072), (-64, 0, 64))}",),
                              replace(_EXPERTS, seq=4096)),
-    ),
-    RuleOfThumb(
-        "experts-ep", "EP rather than TP for experts", "whole experts are wider products with more rows each",
-        partial(preferred, choice=SPREAD, what="on as many GPUs by ep and by tp"), _only_imported,
-    ),
-    RuleOfThumb(
-        "experts-balanced", "balanced routing over GPUs", "the busiest GPU sets the pace",
-        partial(preferred, choice=BALANCED, what="balanced and with a power law of 1.2"), _only_imported,
-    ),
-    RuleOfThumb(
-        "experts-large", "few large experts rather than many small ones",
-        "at equal active and total widths, an expert gets more rows",
-        partial(preferred, choice=LARGE, what="of different widths with equal active and total width"), _only_imported,
     ),
 )  # fmt: skip
 

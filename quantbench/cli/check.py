@@ -140,7 +140,7 @@ def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) ->
 
 def _lines(found: Check) -> Iterator[StyledLine | Table]:
     from quantbench.analysis.summary import floor_lines
-    from quantbench.report.sections import kernels_table, rules_section, steps_section
+    from quantbench.report.sections import rules_section, steps_section
 
     info = found.run.info
     yield device_line(info.device)
@@ -167,10 +167,6 @@ def _lines(found: Check) -> Iterator[StyledLine | Table]:
     for (rule, dtype), number in _broken_rules(found).most_common():
         what = f"{' or '.join(rule.sides)} of {dtype} off the multiples of {rule.multiple}"
         yield f"{counted(number, 'shape')} with {what}: {rule.effect} in {rule.whose} ({rule.why})"
-    if found.kernels:
-        table, sms = kernels_table(found.kernels), f"{info.device.sm_count} SMs"
-        title = f"kernels: time of 1, 2, 3, … blocks per SM ({sms}), in times of one block"
-        yield from ("", plain_table(table.head, table.rows, title=title))
     yield from floor_lines((p.latency_us, p) for of in found.curves.values() for curve in of for p in curve.points)
     yield f"\nnext: quantbench report {found.run.folder}"
 
@@ -237,7 +233,7 @@ def check_to_json(found: Check) -> dict[str, Any]:
             {**asdict(rule), "dtype": dtype, "shapes": number}
             for (rule, dtype), number in _broken_rules(found).items()
         ],
-        "rules": rules, "kernels": [asdict(kernel) | {"whole_tiles": kernel.whole_tiles} for kernel in found.kernels],
+        "rules": rules,
     }  # fmt: skip
 
 

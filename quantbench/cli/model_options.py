@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
-from math import sqrt
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -43,6 +42,9 @@ _SAID_AGAIN = (
 )  # fmt: skip
 
 _LARGEST_HISTOGRAM_BYTES = 2**20
+# hidden / layers of a model without a stated depth: the middle of 128 (12288 / 96) to 205 (14336 / 70), which the
+# BigScience team tried for 200 B parameters (bigscience-workshop/bigscience, tr11-176B-ml/chronicles-prequel.md).
+_USUAL_ASPECT = 160
 
 _model = partial(option, panel="Model")
 #: declares the option for one size of a transformer
@@ -229,7 +231,6 @@ def chosen_model(
     Raises InputError for a missing or impossible size.
     """
     from quantbench.planner.layout import padded_vocab
-    from quantbench.planner.search import ShapeSpace
 
     named, typed = named_model(who, options), options.sizes
     missing = [f"--{name}" for name in needed if named is None and name not in typed]
@@ -253,9 +254,8 @@ def chosen_model(
         follows = (name for name in ("kv_heads", "head_dim", "ffn") if name in changes and name not in typed)
         assumed += [f"{name} = {changes[name] or 'heads'}" for name in follows if changes[name] or name != "head_dim"]
     elif "layers" not in typed:
-        aspect = round(sqrt(ShapeSpace.aspect[0] * ShapeSpace.aspect[1]))  # the middle of the planner's usual range
-        changes["layers"] = max(1, round(typed["hidden"] / aspect))
-        assumed.append(f"layers = {changes['layers']} (hidden / {aspect})")
+        changes["layers"] = max(1, round(typed["hidden"] / _USUAL_ASPECT))
+        assumed.append(f"layers = {changes['layers']} (hidden / {_USUAL_ASPECT})")
     tp, vocab = typed.get("tp", 1), typed.get("vocab", base.vocab)
     if named is None and "vocab" not in typed:
         changes["vocab"] = padded_vocab(vocab, tp)

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
 from quantbench.cli.devices import device_line
-from quantbench.cli.options import command, gpu_option, json_option, library_option, option
+from quantbench.cli.options import command, gpu_option, json_option, library_option, option, profile_option
 from quantbench.cli.output import StyledLine, plain_table, print_result
-from quantbench.device import default_dtype, lookup
+from quantbench.device import default_dtype
 from quantbench.errors import InputError, require_choice
 from quantbench.latency.libraries import LIBRARIES
 from quantbench.units import latency, signed_percent, size
@@ -35,34 +36,39 @@ _WORDS = {
 
 @command
 def pad(
-    gpu: str = gpu_option(),
+    gpu: str = gpu_option(""),
     m: int = option(..., "Rows: tokens.", "--m", "-m", min=1),
     n: int = option(..., "Columns: outputs of a linear layer, on one GPU.", "--n", "-n", min=1),
     k: int = option(..., "Inner dimension: inputs of a linear layer, on one GPU.", "--k", "-k", min=1),
     dtype: str = option("", f"Number format: {', '.join(GEMM_DTYPES)} (default: the device's usual one)."),
     layout: str = option("nt", "nt (weights stored n×k), nn or tn."),
     library: str = library_option(),
+    profile: Path | None = profile_option(),
     as_json: bool = json_option(),
 ) -> None:
     """Say whether padding a product saves time, and what it costs. m is padded in every call, n and k once."""
     from quantbench.advice.pad import padding_verdict
+    from quantbench.cli.times import chosen_times
 
-    spec = lookup(gpu)
+    times, _ = chosen_times(_WHO, gpu, library, profile)
+    spec = times.device
     assumed = [] if dtype else [f"dtype = {default_dtype(spec)}"]
     dtype = dtype or default_dtype(spec)
     if spec.peak(dtype) is None:
         raise InputError(_WHO, f"--dtype {dtype} on {spec.name}", f"one of {spec.dtypes}")
     require_choice(_WHO, "--library", library, ("", *LIBRARIES))
-    verdict = padding_verdict(Gemm(m, n, k, dtype=dtype, layout=layout), spec, library=library)
+    verdict = padding_verdict(Gemm(m, n, k, dtype=dtype, layout=layout), spec, library=library, times=times)
     assumed.append("padded in every call: m; padded once: n, k")
-    print_result(as_json, lambda: _to_json(verdict, assumed), _lines(verdict, assumed, library))
+    print_result(as_json, lambda: _to_json(verdict, assumed), _lines(verdict, assumed, library, profile))
 
 
 # --- output ----------------------------------------------------------------------------------------------------------
 
 
-def _lines(verdict: PaddingVerdict, assumed: Sequence[str], library: str) -> Iterator[StyledLine | Table]:
-    """library: as typed."""
+def _lines(
+    verdict: PaddingVerdict, assumed: Sequence[str], library: str, profile: Path | None
+) -> Iterator[StyledLine | Table]:
+    """library, profile: as typed."""
     from quantbench.latency.model_times import chosen_libraries
 
     spec, gemm, now = verdict.device, verdict.gemm, verdict.now
@@ -70,7 +76,9 @@ def _lines(verdict: PaddingVerdict, assumed: Sequence[str], library: str) -> Ite
         yield f"not measured, only estimated: {now.unmeasured}"
     yield device_line(spec)
     yield f"times: {verdict.note}"
-    words = chosen_libraries(spec, gemm.dtype, library, _WHO, experts=False)
+    words = f"times of {profile}"
+    if profile is None:
+        words = chosen_libraries(spec, gemm.dtype, library, _WHO, experts=False)
     yield f"{words}; assumed: {', '.join(assumed)}"
     yield f"{gemm}: {latency(now.latency_us)} ({latency(now.low_us)} to {latency(now.high_us)})"
     yield from broken_lines(verdict.broken)

@@ -1,7 +1,6 @@
 """Command `plan`: ranks the layouts of a training job over GPUs, or predicts the rows of a table of layouts.
 
-Entry points: `plan`, loaded by `app`; its options `PlanOptions`, used by `plan_run`, which runs each mode. This module
-declares the options and converts them to the planner's types.
+Entry points: `plan`, loaded by `app`; its options `PlanOptions`, used by `plan_run`, which runs each mode.
 """
 
 from __future__ import annotations
@@ -9,14 +8,22 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from math import inf, isfinite, isinf
+from math import isinf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
 from quantbench.cli.model_options import ShapeOptions, chosen_model
-from quantbench.cli.options import command, gpu_option, integers, json_option, library_option, option, typed_words
+from quantbench.cli.options import (
+    command,
+    gpu_option,
+    integers,
+    json_option,
+    library_option,
+    option,
+    profile_option,
+)
 from quantbench.cli.output import print_result
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
@@ -24,22 +31,14 @@ from quantbench.errors import InputError, require_choice
 from quantbench.latency.interconnect import Cluster, cluster, reference_cluster
 from quantbench.latency.libraries import library_words
 from quantbench.planner.calibration import STACKS, Calibration, Calibrations, load_site, shipped, with_measured_links
-from quantbench.planner.formulas import parameters
-from quantbench.planner.layout import (
-    MODULES,
-    Job,
-    Layout,
-    padded_vocab,
-    partition_of,
-    require_recomputation,
-)
+from quantbench.planner.layout import RECOMPUTATIONS, Job, Layout, padded_vocab, partition_of
 from quantbench.workload import TransformerShape
 from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 
 if TYPE_CHECKING:
     from quantbench.latency.op_times import OpTimes, TimesOf
     from quantbench.planner.rows import Given
-    from quantbench.planner.search import ShapeSpace, Space
+    from quantbench.planner.search import Space
     from quantbench.profile import Profile
 
 _WHO = "plan"
@@ -49,17 +48,13 @@ _TOP = 20
 _BITS_PER_BYTE = 8
 _WHAT_IT_IS = {"gpus": "how many there are", "gbs": "the global batch size in sequences, such as 2048"}
 # Defaults that are not searched over, by option; those of one layout, which a search tries all values of, before them.
-_FIXED = (
-    ("cp", "no context parallelism"), ("offload_activations", "activations on the GPU"),
-    ("offload_optimizer", "optimizer on the GPU"), ("shards", "ZeRO over all data-parallel GPUs"),
-    ("rampup_step", "a constant batch size"),
-)  # fmt: skip
+_FIXED = (("cp", "no context parallelism"),)
 _OF_ONE_LAYOUT = (
     ("mbs", "mbs = 1"), ("zero", "ZeRO-1"), ("recompute", "full recomputation"), ("interleave", "no interleaving"),
     ("sequence_parallel", "no sequence parallelism"), ("ep", "all experts on each GPU"),
 )  # fmt: skip
-_MACHINES, _SEARCH = "Machines", "Shape search"
-_machines, _search = partial(option, panel=_MACHINES), partial(option, panel=_SEARCH)
+_MACHINES = "Machines"
+_machines = partial(option, panel=_MACHINES)
 _layout = partial(option, panel="Layout (comma separated lists)")
 
 
@@ -74,17 +69,11 @@ class PlanOptions(ShapeOptions):
     gpus: int | None = _machines(None, "Number of GPUs.", min=1)
     gpu: str = gpu_option("", _MACHINES)
     library: str = library_option(_MACHINES)
-    profile: Path | None = _machines(None, "Profile of the GPU (JSON file); its times replace the models'.")
+    profile: Path | None = profile_option(_MACHINES)
     stack: str = _machines(
         "", f"Software: {', '.join(STACKS)} (default: the site's, else megatron; megatron-bridge for experts and FP8)."
     )
     site: Path | None = _machines(None, "Factors of your site (JSON file, from --fit); they replace the stack's.")
-    straggler_spread: float | None = _machines(
-        None,
-        "Spread of the nodes' speeds, as a share (default: the stack's); a job waits for the slowest.",
-        min=0,
-        max=0.2,
-    )
     cluster: str = _machines("", "Known system: jean-zay-a100, dgx-a100, … (default: the GPU's reference system).")
     gpus_per_node: int = _machines(0, "GPUs per node (0: the system's).", min=0)
     node_gbit_per_s: float = _machines(
@@ -92,7 +81,6 @@ class PlanOptions(ShapeOptions):
     )
     link_gb_per_s: float = _machines(0, "Bus bandwidth of all-reduce inside a node, GB/s (0: the system's).", min=0)
     gbs: int | None = _machines(None, "Global batch size, sequences.", min=1)
-    rampup_step: int = _machines(0, "Increment of the batch-size ramp-up, sequences (0: no ramp-up).", min=0)
     dp_overlap: float | None = _machines(
         None, "Share of data-parallel traffic that overlaps with computation (default: the stack's).", min=0, max=1
     )
@@ -104,21 +92,10 @@ class PlanOptions(ShapeOptions):
     zero: str = _layout("", "ZeRO stages, 0 to 3 (default: all).")
     recompute: str = _layout(
         "",
-        "Activation recomputation: full, none, selective (default: all; selective without flash attention only); "
-        f"full:4 for 4 layers of each stage; modules as in Megatron, joined by +: {', '.join(MODULES)}.",
-    )
-    offload_activations: float = _layout(
-        0, "Share of each stage's layers whose activations wait in the host's memory.", min=0, max=1
-    )
-    offload_optimizer: float = _layout(
-        0, "Share of the optimizer's moments that the host keeps and updates.", min=0, max=1
+        "Activation recomputation: full, none, selective (default: all; selective without flash attention only).",
     )
     cp: str = _layout("", "Context-parallel degrees (default: 1).")
     ep: str = _layout("", "Expert-parallel degrees of a model with experts (default: all).")
-    expert_tp: int = _layout(1, "GPUs that share each expert.", min=1)
-    cp_gather: bool = _layout(False, "Context parallelism gathers keys and values before attention (default: a ring).")
-    cp_contiguous: bool = _layout(False, "Contiguous chunks of the sequence, uneven under a causal mask.")
-    shards: int = _layout(0, "GPUs over which ZeRO shards; fewer than all means replicas, HSDP (0: all).", min=0)
     sequence_parallel: bool | None = _layout(
         None, "Only layouts with sequence parallelism, or only without (default: both)."
     )
@@ -127,23 +104,15 @@ class PlanOptions(ShapeOptions):
         "Also try pipeline stages with different numbers of layers (default: with megatron-bridge).",
         "--allow-uneven/--no-allow-uneven",
     )
-    params: float = _search(0, "Target number of parameters (0: the model's).", min=0)
-    tolerance: float = _search(0.03, "Largest relative deviation from --params.", min=0, max=0.5)
-    aspect: str = _search("125:205", "Range of hidden / layers, from:to.")
-    head_dim: str = option(
-        "",
-        "Width of a head (default: hidden / heads); with --shape-search a range, from:to (default: 64:256).",
-        panel="Model",
-    )
-    as_typed: bool = option(False, "With --rows: leave known typing errors uncorrected.")
+    head_dim: int = option(0, "Width of a head (0: hidden / heads).", panel="Model", min=0)
 
     @cached_property
     def _model(self) -> tuple[TransformerShape, tuple[str, ...]]:
         shape, words = chosen_model(_WHO, self, self.where().device, needed=("hidden", "heads", "layers", "vocab"))
         if self.untied:
             shape = replace(shape, tied=False)
-        if self.head_dim and ":" not in self.head_dim:
-            shape = replace(shape, head_dim=integers("--head-dim", self.head_dim)[0])
+        if self.head_dim:
+            shape = replace(shape, head_dim=self.head_dim)
         return shape, words
 
     def shape(self) -> TransformerShape:
@@ -161,7 +130,7 @@ class PlanOptions(ShapeOptions):
         vocab = [f"vocab {shape.vocab} padded to multiples of 128 · tp"] if padded else []
         if shape.experts:
             said = ["experts not measured in training: one batch and a fitted factor", "balanced routing"]
-            said += ["whole experts on each GPU"] if self.expert_tp == 1 else []
+            said += ["whole experts on each GPU"]
             words = (*words, *said, "exchange between experts at the links' rates (not measured)")
         site = self.where().name if not self.used_stack else ""
         stack = [] if self.stack or self.site else [f"software of {site}" if site else f"--stack {self.used_stack}"]
@@ -213,8 +182,7 @@ class PlanOptions(ShapeOptions):
 
     def calibration(self, job: Job, stack: str | None = None) -> Calibration:
         """Returns the factors for a job. stack: another stack than the job's."""
-        found = self.calibrations.of(job.cluster, job.stack if stack is None else stack)
-        return found if self.straggler_spread is None else replace(found, straggler_spread=self.straggler_spread)
+        return self.calibrations.of(job.cluster, job.stack if stack is None else stack)
 
     @cached_property
     def times(self) -> TimesOf:
@@ -269,48 +237,45 @@ class PlanOptions(ShapeOptions):
                 raise InputError(_WHO, f"no --{name}", f"--{name}, {_WHAT_IT_IS[name]}")
         return Job(
             self.shape(), self.where(), gpus or self.gpus or 0, self.gbs or 0, optimizer=self.optimizer or "fused_adam",
-            dp_overlap=self.overlap, rampup_step=self.rampup_step, stack=self.used_stack,
+            dp_overlap=self.overlap, stack=self.used_stack,
         )  # fmt: skip
-
-    @property
-    def _shared(self) -> dict[str, Any]:
-        """Fields of a layout that one value sets for all."""
-        typed = ("shards", "expert_tp", "offload_activations", "offload_optimizer")
-        ways = {"cp_ring": not self.cp_gather, "cp_balanced": not self.cp_contiguous}
-        return {name: getattr(self, name) for name in typed} | ways
 
     def space(self) -> Space:
         from quantbench.planner.search import Space, divisors
 
-        kinds, layers = self._recomputation(())
-        if self.gpus and self.shards and self.gpus % self.shards:
-            raise InputError(_WHO, f"--shards {self.shards} on {self.gpus} GPUs", f"a divisor of {self.gpus}")
         return Space(
-            dp=integers("--dp", self.dp), tp=integers("--tp", self.tp), pp=integers("--pp", self.pp),
-            mbs=integers("--mbs", self.mbs), interleave=integers("--interleave", self.interleave),
-            zero=integers("--zero", self.zero, low=0, high=3) or (0, 1, 2, 3), recompute=kinds,
-            sequence_parallel=self.sequence_parallel, uneven=self.uneven, recompute_layers=layers,
-            cp=integers("--cp", self.cp) or (1,), **self._shared,
+            dp=integers("--dp", self.dp),
+            tp=integers("--tp", self.tp),
+            pp=integers("--pp", self.pp),
+            mbs=integers("--mbs", self.mbs),
+            interleave=integers("--interleave", self.interleave),
+            zero=integers("--zero", self.zero, low=0, high=3) or (0, 1, 2, 3),
+            recompute=self._recomputations(),
+            sequence_parallel=self.sequence_parallel,
+            uneven=self.uneven,
+            cp=integers("--cp", self.cp) or (1,),
             ep=integers("--ep", self.ep) or tuple(divisors(self.shape().experts or 1)),
-        )  # fmt: skip
+        )
 
-    def _recomputation(self, default: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
-        """Returns the kinds of recomputation, and the layers of each stage that are recomputed (0: all)."""
-        words = [word.partition(":") for word in self.recompute.split(",")] if self.recompute else []
-        layers = {text for _, colon, text in words if colon}
-        if len(layers) > 1 or any(colon and (kind != "full" or not text.isdecimal()) for kind, colon, text in words):
-            raise InputError(_WHO, f"--recompute {self.recompute}", "kinds, and one full:N with a number of layers")
-        return tuple(kind for kind, _, _ in words) or default, int(layers.pop()) if layers else 0
+    def _recomputations(self) -> tuple[str, ...]:
+        """Returns the typed kinds of recomputation."""
+        return tuple(self.recompute.split(",")) if self.recompute else ()
 
     def layout(self) -> Layout:
         tp, pp, cp = self._one("tp"), self._one("pp"), self._one("cp", default=1)
         dp = self._one("dp", default=max(1, self.gpus // (tp * pp * cp)) if self.gpus else 0)
-        kinds, layers = self._recomputation(("full",))
         found = Layout(
-            dp=dp, tp=tp, pp=pp, mbs=self._one("mbs", default=1), interleave=self._one("interleave", default=1),
-            zero=self._one("zero", default=1, low=0), recompute=kinds[0], recompute_layers=layers,
-            sequence_parallel=bool(self.sequence_parallel), cp=cp, ep=self._one("ep", default=1), **self._shared,
-        )  # fmt: skip
+            dp=dp,
+            tp=tp,
+            pp=pp,
+            mbs=self._one("mbs", default=1),
+            interleave=self._one("interleave", default=1),
+            zero=self._one("zero", default=1, low=0),
+            recompute=self.recompute or "full",
+            sequence_parallel=bool(self.sequence_parallel),
+            cp=cp,
+            ep=self._one("ep", default=1),
+        )
         return replace(found, partition=partition_of(self.shape().layers, pp, uneven=self.uneven))
 
     def _one(self, name: str, *, default: int = 0, low: int = 1) -> int:
@@ -333,7 +298,7 @@ class PlanOptions(ShapeOptions):
             name: getattr(self, name)
             for name in (
                 "hidden", "heads", "kv_heads", "layers", "seq", "vocab", "gpus", "gbs", "optimizer", "recompute", "ffn",
-                "gated", "sequence_parallel", "fp8_recipe", "offload_activations", "offload_optimizer",
+                "gated", "sequence_parallel", "fp8_recipe", "head_dim",
             )
             if getattr(self, name)
         }  # fmt: skip
@@ -348,39 +313,22 @@ class PlanOptions(ShapeOptions):
         for name, choices in (("attention", ATTENTIONS), ("softmax", SOFTMAXES)):
             cells[name] = require_choice(_WHO, f"--{name}", getattr(self, name), ("", *choices))
         if self.recompute:
-            (cells["recompute"], *_), cells["recompute_layers"] = self._recomputation(())
-            require_recomputation(_WHO, cells["recompute"])
-        if self.head_dim:
-            cells["head_dim"] = integers("--head-dim", self.head_dim)[0]
+            require_choice(_WHO, "--recompute", self.recompute, RECOMPUTATIONS)
         return Given(
             cells=cells, cluster=self.cluster, gpu=self.gpu, gpus_per_node=self.gpus_per_node or None,
             node_gb_per_s=self.node_gbit_per_s / _BITS_PER_BYTE or None, link_gb_per_s=self.link_gb_per_s or None,
-            stack=self.stack, as_typed=self.as_typed,
-        )  # fmt: skip
-
-    def shape_space(self) -> ShapeSpace:
-        from quantbench.planner.search import ShapeSpace
-
-        low, high = _range("--aspect", self.aspect)
-        narrow, wide = _range("--head-dim", self.head_dim or "64:256")
-        if not isfinite(self.params):
-            raise InputError(f"{_WHO} --shape-search", f"--params {self.params}", "a finite number of parameters")
-        return ShapeSpace(
-            parameters=self.params or parameters(self.shape()), tolerance=self.tolerance, aspect=(low, high),
-            head_dim=(int(narrow), int(wide)),
+            stack=self.stack,
         )  # fmt: skip
 
 
 @command
 def plan(
     arguments: PlanOptions,
-    shape_search: bool = _search(False, "Also vary hidden size, heads and layers."),
     rows: Path | None = option(None, "CSV table of layouts to predict row by row (columns as in bloom_tables.csv)."),
     check: bool = option(False, "Check one layout, or with --rows a table; exit code 1 if anything is wrong."),
     fit: Path | None = option(None, "CSV table of your site's runs: fit the factors to it and write them to --output."),
     output: Path = option(_SITE, "File for --fit.", "--output", "-o"),
     memory: bool = option(False, "Show the memory of the best layouts by part."),
-    page: Path | None = option(None, "Write the ranking as an HTML page: time against memory, parts of the best."),
     top: int = option(_TOP, "Number of results to print.", min=1),
     as_json: bool = json_option(),
 ) -> None:
@@ -389,26 +337,14 @@ def plan(
     from quantbench.planner.predict import provenance
 
     modes = (("--fit", fit is not None), ("--rows", rows is not None), ("--check", check))
-    asked = [word for word, typed in (*modes, ("--shape-search", shape_search)) if typed]
+    asked = [word for word, typed in modes if typed]
     if len(asked) > 1 and asked != ["--rows", "--check"]:
         raise InputError(_WHO, f"{asked[1]} with {asked[0]}", "one of them")
-    searched = ("params", "tolerance", "aspect", *(("head_dim",) if ":" in arguments.head_dim else ()))
-    for needed, used, names in (
-        ("--rows", rows is not None, ("as_typed",)),
-        ("--shape-search", shape_search, searched),
-    ):
-        if not used and (words := typed_words(arguments, names)):
-            raise InputError(_WHO, f"{words[0]} without {needed}", f"{needed} with it")
     if fit is None and output != _SITE:
         raise InputError(_WHO, f"--output {output} without --fit", "--fit with it")
-    around = [name for name in ("cp_gather", "cp_contiguous") if rows is None and arguments.cp in ("", "1")]
-    if words := typed_words(arguments, around):
-        raise InputError(_WHO, f"{words[0]} without context parallelism", "--cp above 1 with it")
-    if page is not None and asked:
-        raise InputError(_WHO, f"--page with {asked[0]}", "a search over layouts")
     if memory and asked not in ([], ["--check"]):
         raise InputError(_WHO, f"--memory with {asked[0]}", "a search over layouts, or --check of one")
-    if top != _TOP and asked not in ([], ["--shape-search"]):
+    if top != _TOP and asked:
         raise InputError(_WHO, f"--top {top} with {asked[0]}", "a search")
     if fit is not None:
         found, answer, lines = plan_run.fit_table(arguments, fit, output)
@@ -417,21 +353,8 @@ def plan(
         found, answer, lines = mode(arguments, rows)
     elif check:
         found, answer, lines = plan_run.check_layout(arguments, memory=memory)
-    elif shape_search:
-        found, answer, lines = plan_run.search_shapes(arguments, top)
     else:
-        found, answer, lines = plan_run.search_layouts(arguments, top, memory=memory, page=page)
+        found, answer, lines = plan_run.search_layouts(arguments, top, memory=memory)
     print_result(as_json, lambda: {**provenance(sys.argv[1:]), **answer()}, lines)
     if found:
         raise typer.Exit(1)
-
-
-def _range(option: str, text: str) -> tuple[float, float]:
-    low, colon, high = text.partition(":")
-    try:
-        values = float(low), float(high)
-    except ValueError:
-        values = (0.0, 0.0)
-    if not colon or not 0 < values[0] <= values[1] < inf:
-        raise InputError(option, repr(text), "from:to, both above 0 and finite")
-    return values

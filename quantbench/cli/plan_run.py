@@ -1,7 +1,6 @@
 """Runs the modes of `quantbench plan`.
 
-Entry points: `search_layouts`, `search_shapes`, `check_layout`, `predict_table`, `check_table`,
-`fit_table`; `header_lines`. Used by the command
+Entry points: `search_layouts`, `check_layout`, `predict_table`, `check_table`, `fit_table`. Used by the command
 `plan`. Each returns whether the exit code is 1, a function that builds the JSON object, and the lines and tables of the
 text output.
 """
@@ -37,8 +36,7 @@ from quantbench.planner.predict import NOT_COUNTED, Planner, Prediction, job_to_
 from quantbench.planner.row_checks import check_rows
 from quantbench.planner.row_results import WORTH_A_WORD, RowResult, Summary, misses, predict_rows, summarize
 from quantbench.planner.rows import read_table
-from quantbench.planner.search import Found, ShapeFound, search, shape_search
-from quantbench.report.plan_page import write_plan_page
+from quantbench.planner.search import Found, search
 from quantbench.store.environment import installed_versions, relevant_environment
 from quantbench.units import percent
 
@@ -49,29 +47,23 @@ _VERDICTS = {"holds": "green", "costs time": "yellow", "fails": "red", "note": "
 # Options that the suggested next command repeats, in this order.
 _SAID_AGAIN = (
     "model", "config", "hidden", "heads", "kv_heads", "ffn", "layers", "seq", "vocab", "dtype", "gpus", "gpu",
-    "profile", "library", "stack", "site", "straggler_spread", "cluster", "gpus_per_node", "node_gbit_per_s",
-    "link_gb_per_s", "gbs", "optimizer", "attention", "softmax", "rampup_step", "dp_overlap", "gated", "dropout",
-    "untied", "head_dim", "fp8_recipe", "expert_tp", "cp_gather", "cp_contiguous", "shards", "offload_activations",
-    "offload_optimizer",
+    "profile", "library", "stack", "site", "cluster", "gpus_per_node", "node_gbit_per_s",
+    "link_gb_per_s", "gbs", "optimizer", "attention", "softmax", "dp_overlap", "gated", "dropout",
+    "untied", "head_dim", "fp8_recipe",
 )  # fmt: skip
 
 
 # --- search ----------------------------------------------------------------------------------------------------------
 
 
-def search_layouts(arguments: PlanOptions, top: int, *, memory: bool = False, page: Path | None = None) -> ModeResult:
-    """Ranks every layout of a job. page: HTML file to write."""
+def search_layouts(arguments: PlanOptions, top: int, *, memory: bool = False) -> ModeResult:
+    """Ranks every layout of a job."""
     job, space = arguments.job(), arguments.space()
     begun = time.perf_counter()
     times, calibration = arguments.times(job.cluster.device), arguments.calibration(job)
     found = search(job, times, calibration, space)
     elapsed_s = time.perf_counter() - begun
     judged, assumed = judge_folklore(job, found), arguments.assumed()
-    if page is not None and found.ranked:
-        title = f"{parameters(job.shape) / 1e9:.1f} B parameters on {job.gpus} × {job.cluster.device.name}"
-        write_plan_page(
-            page, title, found.ranked, limit_bytes(job), header_lines(job, calibration, times.note, assumed)
-        )
 
     def answer() -> dict[str, Any]:
         return {
@@ -94,8 +86,6 @@ def search_layouts(arguments: PlanOptions, top: int, *, memory: bool = False, pa
                 yield _memory_table(found.ranked[:top], calibration)
             yield from _stack_lines(arguments, job, found.ranked[0], times)
             yield from _ranking_lines(found, judged)
-            if page is not None:
-                yield f"page: {page}"
             yield _next_line(arguments, found.ranked[0].layout)
 
     return not found.ranked, answer, lines()
@@ -128,8 +118,7 @@ def _next_line(arguments: PlanOptions, layout: Layout) -> str:
     degrees += f" --ep {layout.ep}" if layout.ep > 1 else ""
     degrees += " --allow-uneven" if arguments.uneven else ""
     typed = " ".join(typed_words(arguments, _SAID_AGAIN))
-    layers = f":{layout.recompute_layers}" if layout.recompute_layers else ""
-    return f"\nNext: quantbench plan --check {typed} {degrees} --recompute {layout.recompute}{layers}"
+    return f"\nNext: quantbench plan --check {typed} {degrees} --recompute {layout.recompute}"
 
 
 def _stack_lines(arguments: PlanOptions, job: Job, best: Prediction, times: OpTimes) -> Iterator[str]:
@@ -173,50 +162,6 @@ def _layouts_table(ranked: Sequence[Prediction]) -> Table:
             _seconds(p.iteration.sec, "–"), f"{p.tflops:.0f}", percent(p.mfu),
             Text(f"{p.memory.total / GIB:.0f}", style="yellow" if p.tight else ""), percent(p.iteration.bubble_share),
             p.iteration.bound, style="bold" if p.sec_per_it == ranked[0].sec_per_it else "",
-        )  # fmt: skip
-    return table
-
-
-def search_shapes(arguments: PlanOptions, top: int) -> ModeResult:
-    """Ranks shapes with about the same number of parameters."""
-    job, space = arguments.job(), arguments.shape_space()
-    begun = time.perf_counter()
-    times, calibration = arguments.times(job.cluster.device), arguments.calibration(job)
-    found = shape_search(job, times, calibration, space, arguments.space())
-    elapsed_s = time.perf_counter() - begun
-    assumed = arguments.assumed()
-
-    def answer() -> dict[str, Any]:
-        return {
-            "job": job_to_json(job, calibration, times.note, assumed),
-            "space": asdict(space), "search_s": elapsed_s, "shapes": [s.to_json() for s in found],
-        }  # fmt: skip
-
-    def lines() -> Iterator[StyledLine | Table]:
-        yield from header_lines(job, calibration, times.note, assumed)
-        best: dict[int, ShapeFound] = {}
-        for one in found:
-            best.setdefault(one.shape.hidden, one)
-        budget = f"{space.parameters / 1e9:.1f} B parameters ±{space.tolerance:.0%}"
-        yield f"{len(found)} shapes of {len(best)} hidden sizes, {budget}, in {elapsed_s:.1f} s"
-        yield _shapes_table(found[:top], space.parameters)
-        yield "\nThe best of each hidden size:"
-        yield _shapes_table([best[hidden] for hidden in sorted(best)], space.parameters)
-
-    return not found, answer, lines()
-
-
-def _shapes_table(found: Sequence[ShapeFound], budget: float) -> Table:
-    numbers = ("hidden", "heads", "head_dim", "layers", "B params", "sec/it", "scaled", "of best", "TFLOPs", "GiB")
-    caption = f"scaled: time at {budget / 1e9:.1f} B parameters"
-    table = plain_table((*(f">{name}" for name in numbers), "layout"), caption=caption)
-    best = min((f.scaled_s for f in found), default=1.0)
-    for f in found:
-        table.add_row(
-            str(f.shape.hidden), str(f.shape.heads), str(f.shape.head_dim), str(f.shape.layers),
-            f"{f.parameters / 1e9:.1f}", f"{f.best.sec_per_it:.2f}", f"{f.scaled_s:.2f}",
-            f"+{100 * (f.scaled_s / best - 1):.1f} %", f"{f.best.tflops:.0f}", f"{f.best.memory.total_gib:.0f}",
-            str(f.best.layout),
         )  # fmt: skip
     return table
 

@@ -7,6 +7,8 @@ express: the walk through a forest, and the Gaussian process.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,15 +17,16 @@ import numpy.typing as npt
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.explore.javascript import module
-from quantbench.explore.trace import Node, call, inputs
+from quantbench.explore.trace import call, inputs
 from quantbench.latency.attention import UNSEEN_HALF_WIDTH, WIDEST_HEAD, AttentionModel, learner_features
 from quantbench.latency.attention_cost_model import AttentionShapes, cut, times
 from quantbench.latency.estimate import IntervalCalibration, bounded
+from quantbench.latency.forest import Forest
 from quantbench.latency.gemm.cost_model import LEAST_K, Shapes
 from quantbench.latency.gemm.ensemble import Ensemble
 from quantbench.latency.gemm.inputs import k_as_stored
+from quantbench.latency.gemm.member import watched_columns
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.gemm.trees import Forest, watched_columns
 from quantbench.latency.moe import MoEModel
 from quantbench.latency.moe_features import MOST_TOKENS, TILES, ExpertLoads, Layers
 from quantbench.latency.softmax import SoftmaxModel, softmax_times
@@ -60,20 +63,19 @@ class _Forests:
         self._blobs = blobs
         self.packed: list[dict[str, Any]] = []
 
-    def walk(self, forest: Forest, columns: Sequence[Any]) -> list[Node]:
-        """Returns the mean and the variance over the trees."""
-        self.packed.append(self._pack(forest))
-        return call(f"forests[{len(self.packed) - 1}]", columns, 2)
+    def walked(self, forest: Forest) -> SimpleNamespace:
+        """Packs each node's feature (_LEAF: none), its threshold or value, and how far its right child is.
 
-    def _pack(self, forest: Forest) -> dict[str, Any]:
-        """Packs trees: the feature of each node (_LEAF: none), its threshold or value, and how far its right child is."""
-        leaf = np.isinf(forest.threshold)
-        return {
-            "roots": self._blobs.add(forest.roots.astype("<i4")),
-            "feature": self._blobs.add(np.where(leaf, _LEAF, forest.feature).astype("u1")),
-            "number": self._blobs.add(np.where(leaf, forest.value, forest.threshold).astype("<f4")),
-            "right": self._blobs.add((forest.right - np.arange(len(leaf))).astype("<i4")),
+        Returns one whose `predict` the page evaluates."""
+        leaf, name = np.isinf(forest.threshold), f"forests[{len(self.packed)}]"
+        arrays = {
+            "roots": forest.roots.astype("<i4"),
+            "feature": np.where(leaf, _LEAF, forest.feature).astype("u1"),
+            "number": np.where(leaf, forest.value, forest.threshold).astype("<f4"),
+            "right": (forest.right - np.arange(len(leaf))).astype("<i4"),
         }
+        self.packed.append({key: self._blobs.add(array) for key, array in arrays.items()})
+        return SimpleNamespace(predict=lambda columns: call(name, columns, 2))
 
 
 def _mean_and_variance(values: Sequence[Any]) -> tuple[Any, Any]:
@@ -88,10 +90,7 @@ def _time(log_us: Any, variance: Any, interval: IntervalCalibration, fastest_us:
 
 
 def gemm_model(model: GemmModel, blobs: Blobs) -> dict[str, Any]:
-    """Returns a GEMM model as JSON: functions from sizes and layout to the time, its interval and the kernel.
-
-    Raises InputError for a model that rests on measured rows of another GPU, which no page holds.
-    """
+    """Returns a GEMM model as JSON: functions from sizes and layout to the time, its interval and the kernel."""
     ensemble, forests = model.ensemble, _Forests(blobs)
     m, n, k, batch, layout = sizes = inputs(*_GEMM)
     machine, each = ensemble.machine, ensemble.menu.each
@@ -123,25 +122,19 @@ def _product(ensemble: Ensemble, sizes: tuple[Any, ...], forests: _Forests) -> t
     watched = watched_columns(shapes)
     reference = None
     if ensemble.reference is not None:
-        if len(ensemble.reference.keys):
-            raise InputError("explore", "a model with the rows of a sibling", "a model of its own rows")
-        other = ensemble.reference.ensemble
-        reference = _product(other, sizes, forests)[0] - _physics(other, sizes)
+        reference = _product(ensemble.reference, sizes, forests)[0] - _physics(ensemble.reference, sizes)
     logs, within, kernels = [], [], []
     for member in ensemble.members:
         log_us, parts = member.physics(shapes)
         kernels.append(parts.log_time.argmin(axis=0))
-        if member.forest is not None:
-            columns = member.columns(ensemble.menu, shapes, log_us, parts, watched)
-            correction, spread = forests.walk(member.forest, columns if reference is None else [*columns, reference])
-            if reference is not None:
-                correction = correction + member.slope * reference
-            log_us = log_us + np.clip(correction, -member.most, member.most)
-            within.append(spread)
-        logs.append(log_us)
-    mean, variance = _mean_and_variance(logs)
-    if within:
-        variance = variance + sum(within) / len(within)
+        columns: Any = member.columns(ensemble.menu, shapes, log_us, parts, watched)
+        walked: Any = member.forest and forests.walked(member.forest)
+        known = [] if reference is None else [reference]
+        correction, spread = replace(member, forest=walked).correction([*columns, *known], reference)  # type: ignore[arg-type]
+        logs.append(log_us + correction)
+        within.append(spread)
+    mean, between = _mean_and_variance(logs)
+    variance = between + sum(within) / len(within)
     return mean - variance, variance, kernels[0]
 
 
@@ -171,8 +164,8 @@ def attention_model(model: AttentionModel, dtype: str, blobs: Blobs) -> dict[str
 def _attention(model: AttentionModel, dtype: str, *, backward: bool, learned: bool) -> tuple[Any, Any, Any]:
     """Returns the time of causal attention and its interval, µs."""
     batch, heads, kv_heads, seq, head_dim = inputs(*_ATTENTION)
-    sizes: Any = (batch, heads, kv_heads, seq, seq, head_dim, np.array(True), np.array(backward))
-    shapes = AttentionShapes(*sizes, dtype=dtype)
+    sizes: Any = (batch, heads, kv_heads, seq, seq, head_dim, np.array(True), np.array(backward), dtype)
+    shapes = AttentionShapes(*sizes)
     blocks = cut(model.physics.family, shapes)
     terms = times(model.device, shapes, blocks, model.physics.parameters, np.zeros(1, dtype=bool))
     seen: Any = np.array(learned)
@@ -181,9 +174,8 @@ def _attention(model: AttentionModel, dtype: str, *, backward: bool, learned: bo
     shift: Any = np.zeros(1)
     deviation: Any = np.zeros(1)
     if learned and model.learner is not None:
-        mean, spread = call("process", learner_features(model.device, shapes, blocks, terms), 2)  # type: ignore[arg-type]
-        shift = np.where(seen, mean, 0.0)
-        deviation = np.where(seen, spread, 0.0)
+        features: Any = learner_features(model.device, shapes, blocks, terms)
+        shift, deviation = (np.where(seen, one, 0.0) for one in call("process", features, 2))  # type: ignore[call-overload]
     half = model.interval.half_width(deviation**2) + np.where(seen, 0.0, UNSEEN_HALF_WIDTH)
     fastest_us = shapes.flops / ((model.device.peak(dtype) or 0.0) * 1e6)
     return bounded(terms.latency_us * np.exp(shift), half + model.below, half + model.above, fastest_us)
@@ -220,7 +212,9 @@ def experts_model(model: MoEModel, blobs: Blobs) -> dict[str, Any]:
             raise InputError("explore", f"experts of {one.device.name} with references", "a model of its own rows")
         columns = layers.columns(one.device)
         found = [
-            float(half.slopes[0]) + forests.walk(forest, columns)[0] for half in one.halves for forest in half.forests
+            float(half.slopes[0]) + forests.walked(forest).predict(columns)[0]
+            for half in one.halves
+            for forest in half.forests
         ]
         corrections += found if model.halves else [sum(found) / len(found)]
     mean, variance = _mean_and_variance(corrections or [0.0])

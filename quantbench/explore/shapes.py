@@ -5,6 +5,7 @@ The code of `workload` runs on symbols (`trace`), so that its conditions on size
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from quantbench.alignment_rules import side_names
@@ -62,21 +63,25 @@ def shape_script() -> str:
     made.add("objection", possible, refusal)
     made.add("parameters", lambda: parameters(shape()))
     made.add("weights", lambda: shape().parameters_per_gpu)
+
+    def ops(attention: str) -> list[dict[str, Any]]:
+        return [_op(op) for op in shape(attention).modelled_ops()]
+
     for attention in ATTENTIONS:
-        made.add(f"{attention}Ops", lambda attention=attention: [_op(op) for op in shape(attention).modelled_ops()])
+        made.add(f"{attention}Ops", partial(ops, attention))
     batch, rows, samples = inputs("s.batch", "s.rows", "s.mask_batch")
     for dtype in VECTOR_DTYPES:
         for direction in DIRECTIONS:
-            work: Any = {"dtype": dtype, "direction": direction, "mask_batch": samples}
-            made.add(f"{direction}_{dtype}", lambda work=work: _softmax(Softmax(batch, rows, rows, **work)))  # type: ignore[arg-type]
+            work = partial(_softmax, batch, rows, rows, dtype=dtype, direction=direction, mask_batch=samples)
+            made.add(f"{direction}_{dtype}", work)
     return str(made)
 
 
 def _op(op: Op) -> dict[str, Any]:
     """Returns an op as the page has it. core: whether it is in attention's format. sides: names of m, n and k."""
-    work = op.workload
-    names = ("m", "n", "k", "batch", "heads", "kv_heads", "seq_q", "head_dim", "rows", "mask_batch", "tokens", "hidden")
-    names += ("expert_ffn", "num_experts", "top_k", "tp", "ep", "gated")
+    work: Any = op.workload
+    names = ["m", "n", "k", "batch", "heads", "kv_heads", "seq_q", "head_dim", "rows", "mask_batch", "tokens", "hidden"]
+    names += ["expert_ffn", "num_experts", "top_k", "tp", "ep", "gated"]
     found = {name: getattr(work, name) for name in names if hasattr(work, name)}
     found |= {"name": op.name, "label": op.label, "phase": op.phase, "count": op.count, "kind": work.kind}
     found |= {"core": work.dtype != _DTYPE, "sides": list(side_names(op).values())}
@@ -85,6 +90,7 @@ def _op(op: Op) -> dict[str, Any]:
     return found
 
 
-def _softmax(work: Softmax) -> dict[str, Any]:
+def _softmax(*sizes: Any, **more: Any) -> dict[str, Any]:
     """Returns the bytes that one and separate kernels move, and why Megatron's fused kernel does not run."""
+    work = Softmax(*sizes, **more)
     return {"bytes": work.min_bytes, "separate": fallback_bytes(work), "objections": list(softmax_objections(work))}

@@ -80,7 +80,7 @@ class Node(NDArrayOperatorsMixin):
         return (self.kernels, 1) if self.kernels else (1,)
 
     T = property(lambda self: self)
-    __class__ = property(lambda self: self.kind)  # type: ignore[assignment]
+    __class__ = property(lambda self: self.kind)
     __hash__ = object.__hash__
 
     def __bool__(self) -> bool:

@@ -27,7 +27,6 @@ from quantbench.latency.tables import read_parquet, systems_folder
 from quantbench.store.record import Place
 from quantbench.workload import Attention, Collective, Gemm, MoE, Workload
 from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES, VECTOR_DTYPES
-from quantbench.workload.ops import COLLECTIVE_DTYPES
 
 _WHO = "import aiconfigurator"
 _INSTALL = "pip install 'quantbench[tables]'"
@@ -65,13 +64,12 @@ class TableFile:
 @dataclass(frozen=True)
 class _Kind:
     """Kind of table. family: folder. stem: file name. columns: required columns. read: function from a row to its
-    workload, or to the reason that quantbench has none. split: function from a row of several times to one row each."""
+    workload, or to the reason that quantbench has none."""
 
     family: str
     stem: str
     columns: tuple[str, ...]
     read: Callable[[dict[str, Any]], Workload | str]
-    split: Callable[[dict[str, Any], str], list[dict[str, Any]]] = lambda row, system: [row]
 
 
 def _gemm(row: dict[str, Any]) -> Gemm | str:
@@ -130,56 +128,6 @@ def _collective(row: dict[str, Any]) -> Collective | str:
     return Collective(op, row["message_size"] * DTYPES[dtype].element_bytes, row["num_gpus"], dtype=dtype)
 
 
-# GPUs per machine that is not one of eight (`node.num_gpus_per_node` in <system>.yaml).
-_GPUS_PER_NODE = {"gb200": 4, "gb300": 4}
-
-
-def _phases(row: dict[str, Any], system: str) -> list[dict[str, Any]]:
-    """Returns dispatch and combine of a row that times both. The system's table counts machines, not GPUs. DeepEP
-    (README, "Performance"): FP8 dispatching and BF16 combining."""
-    nodes = row["node_num"]
-    common = {
-        "ep_size": nodes * _GPUS_PER_NODE.get(system, 8), "node_num": nodes, "hidden_size": row["hidden_size"],
-        "num_tokens": row["num_token"], "topk": row["num_topk"],
-    }  # fmt: skip
-    found = []
-    for phase, dtype in (("dispatch", "fp8"), ("combine", "bfloat16")):
-        if f"{phase}_avg_t_us" in row:
-            source, us = f"deepep_ll.{phase}", row[f"{phase}_avg_t_us"]
-        else:
-            source = f"deepep_{row[f'{phase}_sms']}_sms.{phase}"
-            us = row[f"{phase}_transmit_us"] + row[f"{phase}_notify_us"]
-        found.append({**common, "phase": phase, "comm_dtype": dtype, "kernel_source": source, "latency": us / 1e3})
-    return found
-
-
-def _named_phase(row: dict[str, Any], system: str) -> list[dict[str, Any]]:
-    """Returns a row of a table of single phases, with the columns of `_phases`."""
-    phase = row.get("phase") or row["op_name"].removeprefix("alltoall_")
-    source = f"{row.get('comm_backend', row['kernel_source']).lower()}.{phase}"
-    ranks = row.get("ep_size") or row["moe_ep_size"]
-    # Combining sends the experts' output, which is bf16, unless the table says otherwise.
-    dtype = row.get("comm_dtype") or ("bfloat16" if phase == "combine" else row["moe_dtype"])
-    if (phase, dtype) == ("combine", "default"):
-        dtype = "bfloat16"
-    nodes = row.get("node_num") or -(-ranks // _GPUS_PER_NODE.get(system, 8))
-    made = {"phase": phase, "kernel_source": source, "ep_size": ranks, "comm_dtype": dtype, "node_num": nodes}
-    if "transmit_us" in row:  # this table's `latency` is in µs too
-        made["latency"] = (row["transmit_us"] + row["notify_us"]) / 1e3
-    return [{**row, **made}]
-
-
-def _expert_exchange(row: dict[str, Any]) -> Collective | str:
-    """Returns the exchange of experts' rows as an all-to-all: each rank sends its tokens' rows to top_k experts."""
-    dtype = dtype_name(row["comm_dtype"])
-    if row["phase"] not in ("dispatch", "combine"):
-        return f"{row['phase']}: no exchange of rows in a known format"
-    if dtype not in COLLECTIVE_DTYPES:
-        return f"{row['phase']} in comm_dtype {row['comm_dtype']}: no such message here"
-    sent = row["num_tokens"] * row["topk"] * row["hidden_size"] * DTYPES[dtype].element_bytes
-    return Collective("all_to_all", sent, row["ep_size"], dtype, row["node_num"])
-
-
 # Axis by the field of a workload that its table varies.
 _AXES: dict[type, dict[str, str]] = {
     Attention: {"mbs": "batch", "seq": "seq_k", "heads": "heads", "kv_heads": "kv_heads", "head_dim": "head_dim"},
@@ -194,8 +142,6 @@ _MOE_COLUMNS = (
     "moe_dtype", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size",
     "distribution", "latency",
 )  # fmt: skip
-_DEEPEP_COLUMNS = ("node_num", "hidden_size", "num_token", "num_topk")
-_EXCHANGE_COLUMNS = ("op_name", "kernel_source", "hidden_size", "topk", "num_tokens", "latency")
 _CACHED_COLUMNS = (*_ATTENTION_COLUMNS, "num_key_value_heads", "kv_cache_dtype", "step")
 
 TABLES: dict[str, _Kind] = {
@@ -211,14 +157,6 @@ TABLES: dict[str, _Kind] = {
         "attention", "generation_attention_perf", _CACHED_COLUMNS, partial(_attention, kind="generation")
     ),
     "moe": _Kind("moe", "moe_perf", _MOE_COLUMNS, _moe),
-    **{
-        kind: _Kind("comm", f"wideep_{kind}_perf", _DEEPEP_COLUMNS, _expert_exchange, _phases)
-        for kind in ("deepep_ll", "deepep_normal")
-    },
-    **{
-        kind: _Kind("comm", f"{kind}_perf", _EXCHANGE_COLUMNS, _expert_exchange, _named_phase)
-        for kind in ("moe_a2a", "trtllm_alltoall")
-    },
 }
 #: tables that are imported by default
 DEFAULT_KINDS = ("gemm", "context_attention", "nccl")
@@ -316,7 +254,7 @@ def read_rows(table: TableFile, *, dtypes: Sequence[str] = ()) -> Rows:
         rows = content.to_pylist()
     except UnicodeDecodeError as error:
         raise StoreError(_WHO, f"{table.path} ({error})", "a Parquet file") from None
-    for number, raw in ((number, part) for number, row in enumerate(rows) for part in kind.split(row, table.system)):
+    for number, raw in enumerate(rows):
         try:
             workload = kind.read(raw)
         except (InputError, KeyError, AttributeError, TypeError) as error:

@@ -1,9 +1,5 @@
 """Describes GPU clusters: times of all-reduces inside a node, and network bandwidth between nodes.
 
-Entry points: `Cluster`; `cluster` (known system by name) and `reference_cluster` (assumed for a GPU), which return one;
-`Link`, `stated_link`, `host_link`, `cpu_link`, `same_site`, `NODE_LATENCY_S`. Used by `planner`, the command `plan`,
-`profile.exporters` and tools.
-
 clusters.toml holds the systems, links.json the public NCCL tables.
 """
 
@@ -179,14 +175,6 @@ def _links(device: DeviceSpec) -> tuple[dict[int, Link], str]:
 def stated_link(device: DeviceSpec) -> tuple[float, str]:
     """Returns the stated rate between GPUs of a node, one direction, 1e9 bytes per second, and its source."""
     for prefix, values in _data()["intra_node_gb_per_s"].items():
-        if device.name.startswith(prefix):
-            return float(values["value"]), str(values["source"])
-    return host_link(device)
-
-
-def cpu_link(device: DeviceSpec) -> tuple[float, str]:
-    """Returns the rate between a GPU and its CPU's memory, one direction, 1e9 bytes per second, and its source."""
-    for prefix, values in _data()["cpu_gb_per_s"].items():
         if device.name.startswith(prefix):
             return float(values["value"]), str(values["source"])
     return host_link(device)

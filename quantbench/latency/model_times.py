@@ -1,13 +1,6 @@
 """Predicts op times of one GPU with the shipped latency models, or their priors if none is shipped.
 
-Entry points: `ModelTimes`, used by `advice.pad` and the commands `advise` and `predict`; `BestTimes`, used by the
-command `plan`; `best_gemm_model`, used by `explore` and the command `predict`; `chosen_libraries`, used by the commands
-`advise`, `pad` and `predict`; `require_reach`, used by `profile.answers` and `cli.model_options`. Tools use both
-classes.
-
-`ModelTimes` selects the model of each dtype and extrapolates to batches larger than the models support. GEMMs, softmax,
-attention and experts have models; norms, residual additions, activations, embeddings, optimizer and communication have
-none.
+It selects the model of each dtype and extrapolates to batches larger than the models support.
 """
 
 from __future__ import annotations
@@ -66,6 +59,10 @@ class ModelTimes:
     @property
     def note(self) -> str:
         return "; ".join(filter(None, self._notes))
+
+    def products(self, dtype: str) -> tuple[GemmModel, str]:
+        """Returns the model of a dtype's products and a note on its source."""
+        return self._gemm_of(dtype)
 
     def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
         """Returns one estimate per workload, in order; predicts all workloads of one kind and dtype in one batch."""

@@ -1,18 +1,7 @@
 """Loads the planner's fitted factors by software stack and GPU, or by site, and measured links of a cluster.
 
-Entry points: `shipped`, which reads planner.json and returns the `Calibrations`, whose `of` gives the `Calibration` of
-a job; `load_site` and `site_json`, a site's own file; `STACKS`, the known software; the limits `RANGES` and
-`MEMORY_RANGES`; `architecture`; `with_measured_links`. Used by the other modules of this package, by the commands
-`plan` and `predict`, by `advice.advise`, by `advice.pad`, by `explore.page`, and by tools.
-
 `tools.planner_fit` fits the factors of all stacks and GPUs together, so that a stack or GPU without runs gets the
 factors of its relatives. A site (its machines and software) has factors of its own.
-
-History of the format:
-1  first version.
-2  `tensor_factor` replaces `compute_factor` and `fault_tensor_factor`: GEMMs run as fast as in isolation.
-3  `effects` by stack and GPU replace `elsewhere`; factors of computation, elementwise passes and exposed gathers.
-4  `stacks` has the factors themselves in place of the effects that they are composed of.
 """
 
 from __future__ import annotations

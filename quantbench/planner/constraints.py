@@ -1,10 +1,5 @@
 """Checks layouts against the divisibility and framework rules of Megatron-DeepSpeed.
 
-Entry points: `violations` and `strict_violations`, which return `Violation` objects; `is_possible`; `chunk_layers`;
-`OF_SOFTWARE`. Used
-by `search`, `row_checks`, `row_results`, the command `plan` and tools. A layout that breaks a strict rule cannot run;
-breaking another costs time.
-
 Sources: Megatron-LM (megatron/arguments.py, fused_softmax.py), DeepSpeed's pipeline engine, and the sanity checks in
 the BigScience documents.
 """
@@ -52,21 +47,19 @@ _DIVISIBLE = tuple(Constraint(f"{name} % tp", f"{name} % tp == 0") for name in (
 _KV_HEADS = Constraint("kv_heads", "kv_heads % tp == 0 or tp % kv_heads == 0")
 _NODE = Constraint("tp in a node", "tp <= gpus per node")
 _SEQUENCE = Constraint("sequence parallel", "seq % tp == 0 with sequence parallelism")
-_CONTEXT = Constraint("context parallel", "seq % (2 * cp * tp) == 0, seq % (cp * tp) == 0 if chunks are contiguous")
-_EXPERTS = Constraint("experts", "experts % ep == 0, moe_ffn % expert_tp == 0, (dp * cp * tp) % (ep * expert_tp) == 0")
-_SHARDS = Constraint("ZeRO shards", "(dp * cp) % shards == 0 with ZeRO")
+_CONTEXT = Constraint("context parallel", "seq % (2 * cp * tp) == 0")
+_EXPERTS = Constraint("experts", "experts % ep == 0, (dp * cp * tp) % ep == 0")
 _ZERO = Constraint("ZeRO with stages", "zero <= 1 with pp > 1, unless the stack combines them (torchtitan)")
-_RAMPUP = Constraint("ramp-up", "batch-size step % (mbs * dp) == 0")
 _VOCAB = Constraint("vocab", "vocab % (128 * tp) == 0", strict=False)
 _ALIGNED = Constraint("head_dim % 8", "head_dim % 8 == 0", strict=False)
 _SOFTMAX = Constraint("fused softmax", "16 < seq <= 16384, seq % 4 == 0, (heads / tp * mbs) % 4 == 0", strict=False)
 _BUBBLE = Constraint("bubble", "micro-batches >= 4 * pp", strict=False)
 CONSTRAINTS = (
-    _HEADS, _GPUS, _BATCH, _STAGES, _INTERLEAVE, *_DIVISIBLE, _KV_HEADS, _NODE, _SEQUENCE, _CONTEXT, _EXPERTS, _SHARDS,
-    _ZERO, _RAMPUP, _VOCAB, _ALIGNED, _SOFTMAX, _BUBBLE,
+    _HEADS, _GPUS, _BATCH, _STAGES, _INTERLEAVE, *_DIVISIBLE, _KV_HEADS, _NODE, _SEQUENCE, _CONTEXT, _EXPERTS,
+    _ZERO, _VOCAB, _ALIGNED, _SOFTMAX, _BUBBLE,
 )  # fmt: skip
 #: names of strict rules specific to one framework; other frameworks run layouts that break them
-OF_SOFTWARE = frozenset(rule.name for rule in (_BATCH, _INTERLEAVE, _NODE, _ZERO, _RAMPUP))
+OF_SOFTWARE = frozenset(rule.name for rule in (_BATCH, _INTERLEAVE, _NODE, _ZERO))
 
 
 def violations(job: Job, layout: Layout) -> tuple[Violation, ...]:
@@ -121,30 +114,22 @@ def _strictly_broken(job: Job, layout: Layout) -> Iterator[tuple[Constraint, str
     if layout.sequence_parallel and shape.seq % tp:
         text = f"sequence parallelism needs seq {shape.seq} divisible by tp {tp}"
         yield _SEQUENCE, f"{text}; take seq = {_multiples(shape.seq, tp)}"
-    chunks = (2 if layout.cp_balanced else 1) * layout.cp * (tp if layout.sequence_parallel else 1)
+    chunks = 2 * layout.cp * (tp if layout.sequence_parallel else 1)
     if layout.cp > 1 and shape.seq % chunks:
         text = f"seq {shape.seq} cannot be cut into {chunks} chunks for cp {layout.cp}"
         yield _CONTEXT, f"{text}; take seq = {_multiples(shape.seq, chunks)}"
-    ranks, of_expert = layout.replicas * tp, layout.ep * layout.expert_tp
-    if of_expert > 1 and (not shape.experts or shape.experts % layout.ep or shape.moe_ffn % layout.expert_tp):
-        text = f"{shape.experts} experts of {shape.moe_ffn} cannot be shared by ep {layout.ep}"
-        change = "divisors of the two" if shape.experts else "ep and expert_tp = 1"
-        yield _EXPERTS, f"{text} · expert_tp {layout.expert_tp}; take {change}"
-    elif ranks % of_expert:
-        text = f"ep {layout.ep} · expert_tp {layout.expert_tp} = {of_expert} of {ranks} tensor- and data-parallel GPUs"
+    ranks = layout.replicas * tp
+    if layout.ep > 1 and (not shape.experts or shape.experts % layout.ep):
+        change = f"a divisor of {shape.experts}" if shape.experts else "ep = 1"
+        yield _EXPERTS, f"{shape.experts} experts cannot be shared by ep {layout.ep}; take {change}"
+    elif ranks % layout.ep:
+        text = f"ep {layout.ep} of {ranks} tensor- and data-parallel GPUs"
         yield _EXPERTS, f"{text}; take a divisor of {ranks}"
-    if layout.replicas % layout.sharded_over or (layout.shards and not layout.zero):
-        text = f"ZeRO-{layout.zero} over {layout.shards} of {layout.replicas} data-parallel GPUs"
-        yield _SHARDS, f"{text}; take a divisor of {layout.replicas}, and ZeRO 1 to 3"
     stack = STACKS.get(job.stack)
     if layout.zero > 1 and pp > 1 and not (stack is not None and stack.stages_with_zero):
         text = f"ZeRO-{layout.zero} shards what pipeline stages accumulate over micro-batches, and"
         text += f" {job.stack or 'DeepSpeed'} refuses it with pp {pp}"
         yield _ZERO, f"{text}; take zero = 1, pp = 1, or a stack that combines them (torchtitan)"
-    step = job.rampup_step
-    if step % (dp * mbs):
-        text = f"the batch grows by {step} samples, no multiple of mbs {mbs} · dp {dp} = {dp * mbs}"
-        yield _RAMPUP, f"{text}; take a step of {_multiples(step, dp * mbs)}, or a dp · mbs that divides {step}"
 
 
 def _stages(layers: int, layout: Layout) -> str:

@@ -1,9 +1,5 @@
 """Fits the planner's factors to measured iterations, of one site or by a model of effects.
 
-Entry points: `fit_site`, which returns a `Calibration` and what the rows could not tell apart; `observe`, which makes
-`Observed` rows; `predicted_s`, `log_errors`, `op_spreads`, `scatter_beyond`; `solve`, which fits `Term` effects, with
-`PRIORS`, `TIME` and `start_from`. Used by the command `plan` (`--fit`) and by tools, which fit the shipped factors.
-
 Method: robust (soft L1) Gauss-Newton on log times. Effects on factors have normal priors on the log scale, so that
 little data moves them little. A table of many runs counts as eight: they repeat a few layouts.
 """

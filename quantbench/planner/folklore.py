@@ -1,9 +1,4 @@
-"""Compares rules of thumb of BigScience's training notes (BLOOM) with the best layouts of a search.
-
-Entry point: `judge_folklore`, which returns `Judged` rules. Used by the command `plan`. Each rule gets a
-verdict and its weakness; a rule that chooses a layout also gets that layout's cost against the best one.
-(`analysis.rules` tests rules of thumb for shapes with measurements.)
-"""
+"""Compares rules of thumb of BigScience's training notes (BLOOM) with the best layouts of a search."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """Counts parameters and FLOPs of a model, and computes TFLOPs per GPU by the formulas of three public calculators.
 
-Entry points: `parameters`, `gpt_layer_parameters`, `useful_parameters`, `model_flops`, `hardware_flops`,
-`tflops_by_calculator`. Used by the other modules of this package, by `advice`, by `report.shape_comparison` and by the
-commands `plan` and `advise`.
-
 The calculators differ by up to 16 % for the same run, so TFLOPs must be stated with their calculator. All count
 hardware FLOPs of training with activation recomputation: 8 FLOPs per parameter and token (2 forward, 2 for the
 recomputed forward, 4 backward). Without recomputation the work is 3/4 of that.
@@ -18,7 +14,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quantbench.errors import InputError
-from quantbench.planner.layout import modules_of
 from quantbench.workload import TransformerShape
 
 
@@ -111,12 +106,6 @@ def hardware_flops(shape: TransformerShape, gbs: int, recompute: str = "none") -
     none = 0.75 * _megatron_flops(shape, gbs) if _is_gpt(shape) else model_flops(shape, gbs)
     if recompute == "full":
         return none * 4 / 3
-    dense = shape.dense_layers if shape.experts else shape.layers
-    matrices = (3 if shape.gated else 2) * shape.hidden
-    again = {
-        "mlp": matrices * shape.ffn * dense,
-        "moe": matrices * (shape.top_k * shape.moe_ffn + shape.shared_ffn) * (shape.layers - dense),
-        "mla_up_proj": shape.latent_up_weights * shape.layers,
-        "core_attn": 2 * shape.seq * shape.heads * shape.core_dim * shape.layers,
-    }
-    return none + 2.0 * gbs * shape.seq * sum(again.get(name, 0) for name in modules_of(recompute))
+    if recompute == "selective":
+        return none + 4.0 * gbs * shape.seq**2 * shape.heads * shape.core_dim * shape.layers
+    return none

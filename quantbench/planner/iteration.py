@@ -1,7 +1,5 @@
 """Predicts the time of one training iteration from layer times, the pipeline schedule, traffic and the optimizer step.
 
-Entry points: `iteration`, which returns an `Iteration`; `ring_passes`. Used by `predict` and `fitting`.
-
 Schedule: 1F1B (Narayanan et al., 2019 and 2021). Each micro-batch takes one slot per stage, forward and backward. The
 slowest stage sets the pace. Filling and draining the pipeline costs one slot of each other stage, divided by the number
 of chunks if stages are interleaved.
@@ -16,11 +14,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-from quantbench.latency.interconnect import NODE_LATENCY_S, cpu_link
+from quantbench.latency.interconnect import NODE_LATENCY_S
 from quantbench.planner.calibration import STACKS, Calibration
-from quantbench.planner.layer_time import LayerTime, LayerTimes, Span, exactly
-from quantbench.planner.layout import Job, Layout, StageKind, stages_of
-from quantbench.planner.memory import embedding_parameters, stage_activations, stage_parameters
+from quantbench.planner.layer_time import LayerTimes, Span, exactly
+from quantbench.planner.layout import Job, Layout, stages_of
+from quantbench.planner.memory import embedding_parameters, stage_parameters
 from quantbench.workload.dtypes import element_bytes
 
 # Mixed-precision Adam reads the master weight, two moments and the gradient in fp32; it writes the first three in fp32
@@ -31,13 +29,6 @@ _BUCKET_PARAMETERS = 5e8
 # Share of overlapped reductions that shows over that of gathers: nothing waits for them, but they take SMs and memory
 # bandwidth. Assumed, not fitted.
 _REDUCTIONS_WAIT = 0.25
-# Share of the link to the host that copies reach: 55.6 of 63 GB/s over PCIe 5 (host_to_device_memcpy_ce of NVIDIA's
-# NVbandwidth, in dev.smart-guide.co.kr's tutorial after NVIDIA's post on it, 2025).
-_COPY_SHARE = 0.88
-# Parameters per second that a GPU's share of the host updates by Adam: 3.2 s for the 1.92e9 of a GPU, transfers
-# included, with two CPUs for 8 H100 (NVIDIA-NeMo/Megatron-Bridge, skills/perf-techniques/cpu-offloading/card.yaml,
-# validated 2026-03-30: Qwen3-30B-A3B, TP 2, PP 2, EP 4, 2 nodes, 0.996 to 4.189 s). Other hosts are assumed alike.
-_HOST_PARAMETERS_PER_S = 0.66e9
 # DeepSpeed's overlap_comm is true for stage 3 (deepspeed.ai, DeepSpeed Configuration JSON), and FSDP prefetches.
 _ZERO3_OVERLAP = 1.0
 
@@ -55,8 +46,7 @@ class Iteration:
     logits: embedding, logits and loss, if the slowest stage holds them.
     point_to_point: transfers between stages.
     bubble: idle time while the pipeline fills and drains.
-    optimizer: optimizer step, with its fixed overhead, and the host's part of it.
-    offload: transfers of activations to the host and back that show.
+    optimizer: optimizer step, with its fixed overhead.
     data_parallel: data-parallel traffic that shows in the time.
     stragglers: waiting for the slowest node.
     """
@@ -74,7 +64,6 @@ class Iteration:
     data_parallel: float
     optimizer: float
     stragglers: float
-    offload: float
 
     @property
     def bubble_share(self) -> float:
@@ -96,7 +85,6 @@ class Iteration:
             # In a pipeline the logits delay the other stages; without one they are ordinary work.
             "logits": self.logits if self.bubble else 0.0,
             "memory bandwidth": self.vector + self.optimizer,
-            "transfers to the host": self.offload,
         }
         worst = max(losses, key=lambda name: losses[name])
         return worst if losses[worst] > 0.2 * (self.products + self.attention) else "compute"
@@ -113,12 +101,11 @@ def iteration(job: Job, layout: Layout, layer_times: LayerTimes, calibration: Ca
     dense, experts = max((stage_parameters(job, layout, kind) for kind in kinds), key=sum)
     hop = point_to_point_s(job, layout) * layout.interleave
     layers = [time.mixed(without, kind.dense / kind.layers) for kind in kinds]
-    moves = [_offload_s(job, layout, kind, mean) for kind, mean in zip(kinds, layers, strict=True)]
     slots = []
-    for kind, mean, move in zip(kinds, layers, moves, strict=True):
-        span = mean.once.times(kind.layers) + mean.repeated(layout.recompute).times(layout.recomputed(kind.layers))
+    for kind, mean in zip(kinds, layers, strict=True):
+        span = mean.once.times(kind.layers) + mean.repeated(layout.recompute).times(kind.layers)
         span += exactly(hop * kind.neighbours + (mean.embedding if kind.first else 0.0))
-        slots.append((span + mean.logits if kind.last else span) + exactly(move))
+        slots.append(span + mean.logits if kind.last else span)
     pace, slowest, time = max(zip(slots, kinds, layers, strict=True), key=lambda found: found[0].mid)
     fill = exactly(0.0)
     for span, kind in zip(slots, kinds, strict=True):
@@ -126,15 +113,13 @@ def iteration(job: Job, layout: Layout, layer_times: LayerTimes, calibration: Ca
     fill = Span(fill.low - pace.low, fill.mid - pace.mid, fill.high - pace.high).times(1 / layout.interleave)
 
     step_s = calibration.step_overhead_ms * 1e-3
-    own = dense / layout.sharded_over + experts / layout.expert_replicas if layout.zero >= 1 else dense + experts
-    step_s += _STEP_BYTES * own * (1 - layout.offload_optimizer) / job.elementwise_bytes_per_s
-    # The host gets fp32 gradients and returns fp32 weights.
-    step_s += layout.offload_optimizer * own * (1 / _HOST_PARAMETERS_PER_S + 2 * 4 / host_bytes_per_s(job))
+    own = dense / layout.replicas + experts / layout.expert_replicas if layout.zero >= 1 else dense + experts
+    step_s += _STEP_BYTES * own / job.elementwise_bytes_per_s
     room = pace.mid * (count if layout.zero >= 2 else 1)
     traffic = data_parallel_s(job, layout, calibration, dense, count)
     if experts:
         # Experts have fewer replicas: the ring of those GPUs, at the stride of the expert-parallel group.
-        stride = max(1, layout.ep * layout.expert_tp // layout.tp)
+        stride = max(1, layout.ep // layout.tp)
         volume = sum(ring_passes(job, layout, count))
         sent = volume * experts * element_bytes(job.shape.attention_dtype)
         traffic += _ring_s(job, layout, calibration, layout.expert_replicas, stride, sent, volume)
@@ -150,7 +135,7 @@ def iteration(job: Job, layout: Layout, layer_times: LayerTimes, calibration: Ca
         sec=total.times(1 + waiting).widened(calibration.scatter),
         products=sum(span.mid for span in (*time.products, *time.experts)) * own_layers,
         attention=(time.core[0].mid + time.core[1].mid) * own_layers,
-        recompute=time.repeated(layout.recompute).mid * layout.recomputed(slowest.layers) * count,
+        recompute=time.repeated(layout.recompute).mid * own_layers,
         vector=sum(time.vector) * own_layers,
         overhead=time.overhead * own_layers,
         tensor=(time.reduces + time.context) * own_layers,
@@ -160,23 +145,7 @@ def iteration(job: Job, layout: Layout, layer_times: LayerTimes, calibration: Ca
         data_parallel=network,
         optimizer=step_s,
         stragglers=waiting * total.mid,
-        offload=moves[kinds.index(slowest)] * count,
     )
-
-
-def host_bytes_per_s(job: Job) -> float:
-    """Returns the rate of copies between a GPU and its host, one direction, bytes/s."""
-    return cpu_link(job.cluster.device)[0] * 1e9 * _COPY_SHARE
-
-
-def _offload_s(job: Job, layout: Layout, kind: StageKind, time: LayerTime) -> float:
-    """Returns the seconds per micro-batch by which moving activations to the host and back exceeds a stage's forward
-    and backward passes, with which it overlaps."""
-    if not layout.offload_activations:
-        return 0.0
-    move_s = layout.offload_activations * stage_activations(job, layout, kind) / host_bytes_per_s(job)
-    forward_s = time.repeated("full").mid * kind.layers
-    return max(0.0, move_s - forward_s) + max(0.0, move_s - time.once.mid * kind.layers + forward_s)
 
 
 def point_to_point_s(job: Job, layout: Layout) -> float:
@@ -219,12 +188,7 @@ def data_parallel_s(
     gradient_bytes = stage_parameters * element_bytes(job.shape.attention_dtype)
     volume = sum(ring_passes(job, layout, micro_batches))
     each = job.shape.layers if layout.zero == 3 else math.ceil(stage_parameters / _BUCKET_PARAMETERS)
-    found = _ring_s(job, layout, calibration, layout.sharded_over, 1, volume * gradient_bytes, volume * each)
-    if layout.sharded_over < layout.replicas:
-        # HSDP reduces each shard over the groups, once per step.
-        groups, shard_bytes = layout.replicas // layout.sharded_over, gradient_bytes / layout.sharded_over
-        found += _ring_s(job, layout, calibration, groups, layout.sharded_over, 2 * shard_bytes, 2 * each)
-    return found
+    return _ring_s(job, layout, calibration, layout.replicas, 1, volume * gradient_bytes, volume * each)
 
 
 def _ring_s(

@@ -1,8 +1,5 @@
 """Computes the time of one layer, embedding and logits per micro-batch, on one GPU of a tensor-parallel group.
 
-Entry points: `LayerTimes`, and the types `LayerTime` and `Span` (a time with its interval; `exactly` makes one
-without). Used by `iteration`, `predict`, `fitting` and the command `plan`.
-
 Times of GEMMs, softmax and attention come from an `OpTimes`. Bandwidth-bound kernels (norms, biases, activations,
 dropout, residuals) are counted in bytes. All-reduces use the cluster's links.
 """
@@ -19,7 +16,7 @@ from typing import Any
 from quantbench.latency.interconnect import NODE_LATENCY_S
 from quantbench.latency.op_times import OpTimes, as_run
 from quantbench.planner.calibration import Calibration
-from quantbench.planner.layout import ALIGNED_ELEMENTS, MODULES, Job, LayerKey, layer_weights, modules_of, padded_vocab
+from quantbench.planner.layout import ALIGNED_ELEMENTS, Job, LayerKey, layer_weights, padded_vocab
 from quantbench.planner.memory import MASK_BYTES
 from quantbench.quantization import VECTOR_BYTES, cdiv
 from quantbench.workload import Gemm, GroupedGemm, Op, TransformerShape
@@ -82,8 +79,7 @@ class LayerTime:
 
     products, experts, core: of a layer, its weight GEMMs, those of routed experts, and attention's GEMMs with softmax.
     vector: bandwidth-bound kernels of a layer.
-    modules: of each of MODULES, the parts of its forward pass: products that are not routed experts', bandwidth-bound
-        kernels and collectives.
+    dropout: dropout of the attention core's forward pass.
     reduces: tensor-parallel collectives of a layer, both ways.
     context: context-parallel traffic of a layer, both ways.
     overhead: overhead per layer.
@@ -96,7 +92,7 @@ class LayerTime:
     experts: tuple[Span, Span]
     core: tuple[Span, Span]
     vector: tuple[float, float]
-    modules: tuple[tuple[Span, float, float], ...]
+    dropout: float
     reduces: float
     context: float
     overhead: float
@@ -115,10 +111,7 @@ class LayerTime:
             experts=(self.experts[0].times(experts), self.experts[1].times(experts)),
             core=(self.core[0].times(core), self.core[1].times(core)),
             vector=(self.vector[0] * c.elementwise_factor, self.vector[1] * c.elementwise_factor),
-            modules=tuple(
-                (span.times(products), vector * c.elementwise_factor, reduces * c.tensor_factor)
-                for span, vector, reduces in self.modules
-            ),
+            dropout=self.dropout * c.elementwise_factor,
             reduces=self.reduces * c.tensor_factor,
             context=self.context,
             overhead=c.layer_overhead_ms * 1e-3,
@@ -152,12 +145,9 @@ class LayerTime:
         if recompute == "full":
             again = self.vector[0] + self.reduces / 2 + self.context / 3
             return self.products[0] + self.experts[0] + self.core[0] + exactly(again)
-        found, wanted = exactly(0.0), modules_of(recompute)
-        for name, (span, vector, reduces) in zip(MODULES, self.modules, strict=True):
-            if name in wanted:
-                found += span + exactly(vector + reduces)
-        found += self.core[0] if "core_attn" in wanted else exactly(0.0)
-        return found + self.experts[0] if "moe" in wanted else found
+        if recompute == "selective":
+            return self.core[0] + exactly(self.dropout)
+        return exactly(0.0)
 
 
 class LayerTimes:
@@ -199,13 +189,13 @@ class LayerTimes:
 
     def _ops(self, key: LayerKey) -> tuple[TransformerShape, tuple[Op, ...]]:
         """Returns the layer on one GPU with whole sequences, and its ops with the tokens that the GPU holds."""
-        degrees = LayerKey(key.tp, key.mbs, cp=key.cp, ep=key.ep, expert_tp=key.expert_tp, dense=key.dense)
+        degrees = LayerKey(key.tp, key.mbs, cp=key.cp, ep=key.ep, dense=key.dense)
         if degrees not in self._divided:
             shape = divided(self._job.shape, key.tp, key.mbs)
             if key.dense:
                 shape = replace(shape, experts=0, top_k=0, moe_ffn=0, shared_ffn=0, routing="balanced")
             elif shape.experts:
-                shape = replace(shape, ep=key.ep, expert_tp=key.expert_tp)
+                shape = replace(shape, ep=key.ep, expert_tp=1)
             ops = shape.ops()
             if key.cp > 1:
                 # Linear layers see the GPU's tokens; attention is divided below.
@@ -229,37 +219,22 @@ class LayerTimes:
             time = exactly(0.0)
             for work, share in timed.items():
                 time += seconds[work].times(share)
-            # Ring attention gives every GPU two chunks, one early and one late, so that causal work is even; contiguous
-            # chunks leave the last GPU the most.
-            uneven = 2 - 1 / key.cp if shape.causal and not key.cp_balanced else 1.0
             if part == "core" and shape.kv_rank:
                 time = time.widened(_LATENT_SCATTER)
-            spans[part, op.phase == "forward"] += time.times(uneven / key.cp) if part == "core" else time
-            if part == "products" and op.phase == "forward":
-                spans["mlp" if op.name.startswith(("mlp", "shared")) else op.name, True] += time
+            # Ring attention gives every GPU two chunks, one early and one late, so that causal work is even.
+            spans[part, op.phase == "forward"] += time.times(1 / key.cp) if part == "core" else time
         bytes_per_s = self._job.elementwise_bytes_per_s
         own = replace(shape, seq=shape.seq // key.cp)
         forward, backward = _vector_bytes(own, key)
         forward, backward = forward + moved_bytes[True], backward + moved_bytes[False]
         dropout_s = _core_dropout_bytes(shape) / key.cp / bytes_per_s
         reduce_s, exchange_s = self._reduce_s(own), self._exchange_s(own, key)
-        norms_s, activation_s = (count / bytes_per_s for count in _norm_and_activation_bytes(own, key))
-        nothing, mlp = (exactly(0.0), 0.0, 0.0), (spans["mlp", True], activation_s, reduce_s + 2 * exchange_s)
-        modules = {
-            "core_attn": (exactly(0.0), dropout_s, 0.0), "layernorm": (exactly(0.0), norms_s, 0.0),
-            "moe" if shape.experts else "mlp": mlp,
-            "moe_act": (exactly(0.0), activation_s, 0.0) if shape.experts else nothing,
-            "mla_up_proj": (
-                spans["q_up", True] + spans["kv_up", True],
-                2 * own.tokens * own.qkv_columns * element_bytes(own.attention_dtype) / bytes_per_s, 0.0,
-            ) if shape.kv_rank else nothing,
-        }  # fmt: skip
         return LayerTime(
             products=(spans["products", True], spans["products", False]),
             experts=(spans["experts", True], spans["experts", False]),
             core=(spans["core", True], spans["core", False]),
             vector=(forward / bytes_per_s + dropout_s, backward / bytes_per_s + dropout_s),
-            modules=tuple(modules.get(name, nothing) for name in MODULES),
+            dropout=dropout_s,
             # Megatron runs two all-reduces forward and two backward (with sequence parallelism: gathers and scatters of
             # the same volume).
             reduces=4 * (reduce_s + exchange_s),
@@ -301,7 +276,7 @@ class LayerTimes:
                 share = top / groups * (1 - (1 - groups / places) ** (shape.top_k / top))
             return (places - 1) * share
 
-        nodes = key.ep * key.expert_tp / cluster.gpus_per_node
+        nodes = key.ep / cluster.gpus_per_node
         inside = min(key.ep, cluster.gpus_per_node)
         # all_reduce's links: a GPU sends the same bytes, to its neighbour instead of to all.
         seconds = cluster.intra_node(inside).time_s(row_bytes * others(key.ep)) if inside > 1 else 0.0
@@ -311,7 +286,7 @@ class LayerTimes:
 
     def _context_s(self, shape: TransformerShape, key: LayerKey, core_forward_s: float) -> float:
         """Returns the exposed seconds of context-parallel traffic: keys and values once forward; forward again and
-        their gradients backward. A ring overlaps each step with attention on the chunk at hand, a gather does not."""
+        their gradients backward. A ring overlaps each step with attention on the chunk at hand."""
         if key.cp == 1:
             return 0.0
         width = shape.kv_heads_per_gpu * (shape.head_dim + shape.value_width) * element_bytes(shape.attention_dtype)
@@ -321,8 +296,6 @@ class LayerTimes:
             once = cluster.intra_node(key.cp).time_s(sent)
         else:
             once = (key.cp - 1) * NODE_LATENCY_S + sent / (cluster.gpu_gb_per_s * 1e9)
-        if not key.cp_ring:
-            return 3 * once
         # One of cp steps has nothing to overlap with; backward computes 2.5 times as much (five products for two).
         room = core_forward_s * (key.cp - 1) / key.cp
         return max(once - room, 0.0) + max(2 * once - 2.5 * room, 0.0)

@@ -1,10 +1,4 @@
-"""Defines the training job, its parallel layout and the split of layers into pipeline stages.
-
-Entry points: `Job`, `Layout` and its `LayerKey`, `partition_of`, `stages_of` and `stage_kinds` (`StageKind`),
-`layer_weights`, `padded_vocab`, `modules_of`, `require_recomputation`; the constants `PRECISIONS`, `RECOMPUTATIONS`,
-`MODULES` and `ALIGNED_ELEMENTS`. Used by the other modules of this package, by `advice.space`, by the command `plan`,
-by `cli.model_options` and by tools.
-"""
+"""Defines the training job, its parallel layout and the split of layers into pipeline stages."""
 
 from __future__ import annotations
 
@@ -22,10 +16,6 @@ ALIGNED_ELEMENTS = 8
 OPTIMIZERS = ("adam", "fused_adam", "adam_8bit")
 PRECISIONS = ("fp16", "bf16")
 RECOMPUTATIONS = ("full", "selective", "none")
-#: parts of a layer that a recomputation may name, joined by "+": Megatron's --recompute-modules. core_attn, mlp, moe
-#: and mla_up_proj (queries, keys and values from latents) keep their input, layernorm and moe_act (the activation of
-#: experts) drop only their output
-MODULES = ("core_attn", "layernorm", "mlp", "moe", "moe_act", "mla_up_proj")
 #: splits of layers into stages: equal counts; embedding and logits counted as a layer each (BLOOM's
 #: `--pp-partition-method 'type:transformer|embedding'`); or as equal as possible
 PARTITIONS = ("layers", "embedding", "uneven")
@@ -42,7 +32,6 @@ class Job:
     optimizer: adam (torch.optim.Adam), fused_adam (apex) or adam_8bit (bitsandbytes).
     dp_overlap: share of data-parallel traffic that overlaps with computation (0 in DeepSpeed's pipeline engine, which
         reduces after the flush).
-    rampup_step: samples by which the batch grows at the start of training; 0 for a constant batch.
     stack: software, one of `calibration.STACKS`, or "" if unknown.
     """
 
@@ -52,13 +41,11 @@ class Job:
     gbs: int
     optimizer: str = "fused_adam"
     dp_overlap: float = 0.0
-    rampup_step: int = 0
     stack: str = ""
 
     def __post_init__(self) -> None:
         require_int("plan", "gpus", self.gpus, high=2**24)
         require_int("plan", "gbs", self.gbs, high=2**24)
-        require_int("plan", "rampup_step", self.rampup_step, low=0)
         require_choice("plan", "optimizer", self.optimizer, OPTIMIZERS)
         if not self.shape.fp8_recipe:
             require_choice("plan", "dtype without an FP8 recipe", self.shape.dtype, PRECISIONS)
@@ -68,9 +55,14 @@ class Job:
     @property
     def key(self) -> tuple[object, ...]:
         return (
-            self.shape, self.cluster.key, self.gpus, self.gbs, self.optimizer, self.dp_overlap, self.rampup_step,
+            self.shape,
+            self.cluster.key,
+            self.gpus,
+            self.gbs,
+            self.optimizer,
+            self.dp_overlap,
             self.stack,
-        )  # fmt: skip
+        )
 
     @property
     def elementwise_bytes_per_s(self) -> float:
@@ -86,10 +78,7 @@ class LayerKey(NamedTuple):
     mbs: int
     sequence_parallel: bool = False
     cp: int = 1
-    cp_ring: bool = True
-    cp_balanced: bool = True
     ep: int = 1
-    expert_tp: int = 1
     dense: bool = False
 
 
@@ -101,18 +90,12 @@ class Layout:
     mbs: samples per micro-batch.
     interleave: model chunks per stage (1: plain 1F1B).
     zero: ZeRO stage: 0 shards nothing over dp, 1 optimizer states, 2 also gradients, 3 also weights.
-    recompute: full, none, or names of MODULES joined by "+"; selective is core_attn (scores, softmax and context).
+    recompute: full, none, or selective: the attention core (scores, softmax and context).
     sequence_parallel: whether norms and dropout are also divided over tp.
     partition: split of layers into stages, one of PARTITIONS.
-    recompute_layers: layers of each stage that are recomputed; 0 means all.
-    shards: GPUs over which ZeRO shards; 0 means all data- and context-parallel ones, fewer are replicated (HSDP).
-    cp_ring: whether keys and values go around a ring that overlaps with attention, or are gathered before it.
-    cp_balanced: whether each GPU has an early and a late chunk of the sequence, which evens out causal attention.
-    ep: GPUs of the tensor-, context- and data-parallel ones that share out the experts.
-    expert_tp: GPUs that share each expert.
-    offload_activations: share of each stage's layers whose activations wait in the host's memory for their backward
-        pass.
-    offload_optimizer: share of the optimizer's moments that are kept and updated by the host.
+    cp: keys and values go around a ring that overlaps with attention; each GPU has an early and a late chunk of the
+        sequence, which evens out causal attention.
+    ep: GPUs of the tensor-, context- and data-parallel ones that share out the experts, whole ones.
     """
 
     dp: int
@@ -124,27 +107,15 @@ class Layout:
     recompute: str = "full"
     sequence_parallel: bool = False
     partition: str = "layers"
-    recompute_layers: int = 0
-    shards: int = 0
     cp: int = 1
-    cp_ring: bool = True
-    cp_balanced: bool = True
     ep: int = 1
-    expert_tp: int = 1
-    offload_activations: float = 0.0
-    offload_optimizer: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("dp", "tp", "pp", "mbs", "interleave", "cp", "ep", "expert_tp"):
+        for name in ("dp", "tp", "pp", "mbs", "interleave", "cp", "ep"):
             require_int("layout", name, getattr(self, name), high=2**24)
-        for name in ("recompute_layers", "shards"):
-            require_int("layout", name, getattr(self, name), low=0, high=2**24)
         require_int("layout", "zero", self.zero, low=0, high=3)
-        require_recomputation("layout", self.recompute)
+        require_choice("layout", "recompute", self.recompute, RECOMPUTATIONS)
         require_choice("layout", "partition", self.partition, PARTITIONS)
-        for name in ("offload_activations", "offload_optimizer"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError("layout", f"{name} = {getattr(self, name)!r}", "a share from 0 to 1")
 
     @property
     def gpus(self) -> int:
@@ -152,35 +123,17 @@ class Layout:
 
     @property
     def replicas(self) -> int:
-        """GPUs that hold the same weights before ZeRO: the ranks of the data-parallel traffic."""
+        """GPUs that hold the same weights before ZeRO, over which it shards: the ranks of data-parallel traffic."""
         return self.dp * self.cp
-
-    @property
-    def sharded_over(self) -> int:
-        """GPUs over which ZeRO shards."""
-        return self.shards or self.replicas
 
     @property
     def expert_replicas(self) -> int:
         """GPUs that hold the same experts before ZeRO."""
-        return max(1, self.replicas * self.tp // (self.ep * self.expert_tp))
+        return max(1, self.replicas * self.tp // self.ep)
 
     @property
     def per_layer(self) -> LayerKey:
-        return LayerKey(
-            self.tp, self.mbs, self.sequence_parallel, self.cp, self.cp_ring, self.cp_balanced, self.ep, self.expert_tp
-        )
-
-    def recomputed(self, layers: int) -> int:
-        """Returns the recomputed layers of a stage of `layers`."""
-        if self.recompute == "none":
-            return 0
-        return min(self.recompute_layers, layers) if self.recompute_layers else layers
-
-    @property
-    def modules(self) -> frozenset[str]:
-        """The MODULES that are recomputed; empty if all of a layer is, or nothing."""
-        return modules_of(self.recompute)
+        return LayerKey(self.tp, self.mbs, self.sequence_parallel, self.cp, self.ep)
 
     def micro_batches(self, gbs: int) -> int:
         """Returns the micro-batches of each pipeline per iteration, counting a partial last one."""
@@ -189,39 +142,16 @@ class Layout:
     def __str__(self) -> str:
         parts = [f"DP{self.dp} TP{self.tp} PP{self.pp} MBS{self.mbs}"]
         if self.cp > 1:
-            parts.append(
-                f"CP{self.cp}" + ("" if self.cp_ring else " gathered") + ("" if self.cp_balanced else " uneven")
-            )
+            parts.append(f"CP{self.cp}")
         if self.ep > 1:
-            parts.append(f"EP{self.ep}" + (f" ETP{self.expert_tp}" if self.expert_tp > 1 else ""))
+            parts.append(f"EP{self.ep}")
         if self.interleave > 1:
             parts.append(f"interleave {self.interleave}")
-        parts.append(f"ZeRO-{self.zero}" + (f" over {self.shards}" if self.shards else ""))
-        layers = f" {self.recompute_layers} layers" if self.recompute_layers else ""
-        parts.append({"full": "recompute", "none": "no recompute"}.get(self.recompute, self.recompute) + layers)
-        for share, what in ((self.offload_activations, "activations"), (self.offload_optimizer, "optimizer")):
-            parts += [f"{share:.0%} of {what} offloaded"] if share else []
+        parts.append(f"ZeRO-{self.zero}")
+        parts.append({"full": "recompute", "none": "no recompute"}.get(self.recompute, self.recompute))
         if self.sequence_parallel:
             parts.append("SP")
         return " ".join(parts)
-
-
-def modules_of(recompute: str) -> frozenset[str]:
-    """Returns the MODULES that a recomputation names.
-
-    >>> sorted(modules_of("selective")), sorted(modules_of("mlp+core_attn")), sorted(modules_of("full"))
-    (['core_attn'], ['core_attn', 'mlp'], [])
-    """
-    if recompute in ("full", "none"):
-        return frozenset()
-    return frozenset(("core_attn",) if recompute == "selective" else recompute.split("+"))
-
-
-def require_recomputation(who: str, recompute: str) -> None:
-    """Raises InputError for a recomputation that is neither one of RECOMPUTATIONS nor MODULES joined by "+"."""
-    if not all(name in MODULES for name in modules_of(recompute)):
-        expected = f"{', '.join(RECOMPUTATIONS)}, or some of {', '.join(MODULES)} joined by +"
-        raise InputError(who, f"recompute = {recompute!r}", expected)
 
 
 def layer_weights(shape: TransformerShape, part: Layout | LayerKey, *, dense: bool = False) -> tuple[int, int]:
@@ -230,7 +160,7 @@ def layer_weights(shape: TransformerShape, part: Layout | LayerKey, *, dense: bo
     if dense:
         return shape.layer_weights(part.tp, dense=True), 0
     matrices = (3 if shape.gated else 2) * shape.hidden * shape.moe_ffn * shape.experts
-    return shape.layer_weights(part.tp) - matrices // part.tp, matrices // (part.ep * part.expert_tp)
+    return shape.layer_weights(part.tp) - matrices // part.tp, matrices // part.ep
 
 
 def padded_vocab(vocab: int, tp: int) -> int:

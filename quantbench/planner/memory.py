@@ -1,9 +1,5 @@
 """Predicts the memory of the fullest GPU: weights, gradients, optimizer states, activations, logits, overheads.
 
-Entry points: `memory`, which returns a `Memory`; `limit_bytes`, what a GPU can hold; `embedding_parameters` and
-`stage_parameters`; `stage_activations`; the constants `GIB` and `MASK_BYTES`. Used by the other modules of this
-package, by `report.plan_page`, by the command `plan` and by `tools.planner_fit`.
-
 Activations follow Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022, sections 4
 and 5, extended to any MLP width, gate and number of key/value heads. Sizes are bytes and shown in GiB: a GPU sold with
 80 GB has 80 GiB, and nvidia-smi reports GiB too.
@@ -29,8 +25,6 @@ MASK_BYTES = 1
 # Bytes per parameter: fp32 master weight, fp32 gradient during the optimizer step, two moments (fp32, or one byte each
 # for adam_8bit). torch.optim.Adam makes one more fp32 copy, the square root of the second moment.
 _STATE_BYTES = {"adam": 4 + 4 + 8 + 4, "fused_adam": 4 + 4 + 8, "adam_8bit": 4 + 4 + 2}
-# Of these, the moments, which Megatron's HybridDeviceOptimizer moves to the host; the master weights stay.
-_MOMENT_BYTES = {"adam": 8, "fused_adam": 8, "adam_8bit": 2}
 
 
 @dataclass(frozen=True)
@@ -98,22 +92,22 @@ def _stage(job: Job, layout: Layout, calibration: Calibration, kind: StageKind, 
 
     def shared(level: int) -> float:
         sharded = layout.zero >= level
-        return dense / (layout.sharded_over if sharded else 1) + experts / (layout.expert_replicas if sharded else 1)
+        return dense / (layout.replicas if sharded else 1) + experts / (layout.expert_replicas if sharded else 1)
 
     # FSDP shards the fp32 weights and gradients that the optimizer counts, and casts what it gathers.
     casts = layout.zero >= 3 and job.stack in STACKS and STACKS[job.stack].fsdp
     weights = 0.0 if casts else w * shared(3)
     gradients = 0.0 if casts else w * shared(2)
-    optimizer = (_STATE_BYTES[job.optimizer] - layout.offload_optimizer * _MOMENT_BYTES[job.optimizer]) * shared(1)
+    optimizer = _STATE_BYTES[job.optimizer] * shared(1)
     dense_only = kind.dense == kind.layers
     whole, kept = _layer_activations(job, layout, dense=dense_only), stage_activations(job, layout, kind)
-    activations = kept * in_flight(layout, stage, layout.micro_batches(job.gbs)) * (1 - layout.offload_activations)
-    # What a layer drops exists while it is recomputed; offloaded ones have one layer on its way out and one back in.
+    activations = kept * in_flight(layout, stage, layout.micro_batches(job.gbs))
+    # What a layer drops exists while it is recomputed.
     working = whole
-    if layout.recompute != "full":
-        working -= _layer_activations(job, layout, layout.modules, dense=dense_only)
-    if layout.offload_activations:
-        working += 2 * kept / kind.layers
+    if layout.recompute == "none":
+        working = 0.0
+    elif layout.recompute == "selective":
+        working = _core_activations(job, layout)
     if layout.zero >= 3:
         # Weights of the layer at hand and of the next, gathered ahead, and the gradients of one.
         working += 3 * w * sum(layer_weights(shape, layout, dense=dense_only))
@@ -140,19 +134,19 @@ def stage_activations(job: Job, layout: Layout, kind: StageKind) -> float:
     for layers, dense in ((kind.layers - kind.dense, False), (kind.dense, True)):
         if not layers:
             continue
-        recomputed = layers * layout.recomputed(kind.layers) / kind.layers
-        each = _layer_activations(job, layout, layout.modules, dense=dense)
+        each = _layer_activations(job, layout, dense=dense)
+        if layout.recompute == "selective":
+            each -= _core_activations(job, layout)
         if layout.recompute == "full":
             each = layout.mbs * job.shape.seq / layout.cp * job.shape.hidden * element_bytes(job.shape.attention_dtype)
             each /= layout.tp if layout.sequence_parallel else 1
-        kept += recomputed * each + (layers - recomputed) * _layer_activations(job, layout, dense=dense)
+        kept += layers * each
     return kept
 
 
-def _layer_activations(job: Job, layout: Layout, dropped: frozenset[str] = frozenset(), *, dense: bool) -> float:
+def _layer_activations(job: Job, layout: Layout, *, dense: bool) -> float:
     """Returns the activation bytes that a layer's backward pass reads: s·b·h·(10 + 24/t) for a GPT layer, plus core.
 
-    dropped: MODULES that are recomputed.
     dense: whether it is one of the model's `dense_layers`.
     """
     shape, w = job.shape, element_bytes(job.shape.attention_dtype)
@@ -160,22 +154,21 @@ def _layer_activations(job: Job, layout: Layout, dropped: frozenset[str] = froze
     # Inputs of products are kept in their format.
     kept = DTYPES[shape.dtype].a_bytes if shape.fp8_recipe else w
     # Inputs of two norms, of qkv and of the MLP; two dropout masks.
-    normed = 0 if "layernorm" in dropped else 2 * kept
-    whole = tokens * shape.hidden * (2 * w + normed + (2 * MASK_BYTES if shape.dropout else 0))
+    whole = tokens * shape.hidden * (2 * w + 2 * kept + (2 * MASK_BYTES if shape.dropout else 0))
     # Latents, before and after their norms (DeepSeek-V2, arXiv:2405.04434, section 2.1), which no GPU divides.
     whole += tokens * ((shape.q_rank + shape.kv_rank) * (w + kept) + shape.rope_dim * w)
     # Queries, keys, values; attention's output.
     width = shape.heads * shape.head_dim + max(shape.kv_heads, layout.tp) * (shape.head_dim + shape.value_width)
-    width = width * ("mla_up_proj" not in dropped) + shape.heads * shape.value_width
+    width += shape.heads * shape.value_width
     each = (2 if shape.gated else 1) * w + kept
-    mlp_bytes = 0 if "mlp" in dropped else each * shape.ffn
+    mlp_bytes = each * shape.ffn
     if shape.experts and not dense:  # with the rows gathered for the experts
-        mlp_bytes = shape.top_k * ((each - kept * ("moe_act" in dropped)) * shape.moe_ffn + kept * shape.hidden)
-        mlp_bytes = (mlp_bytes + each * shape.shared_ffn) * ("moe" not in dropped)
+        mlp_bytes = shape.top_k * (each * shape.moe_ffn + kept * shape.hidden)
+        mlp_bytes += each * shape.shared_ffn
     divided = tokens * (w * width + mlp_bytes) / layout.tp
     if layout.sequence_parallel:
         whole /= layout.tp
-    return whole + divided + (0.0 if "core_attn" in dropped else _core_activations(job, layout))
+    return whole + divided + _core_activations(job, layout)
 
 
 def _core_activations(job: Job, layout: Layout) -> float:

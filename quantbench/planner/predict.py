@@ -1,9 +1,4 @@
-"""Predicts time, memory, TFLOPs and MFU for layouts of one job, and encodes them for `plan --json`.
-
-Entry points: `Planner`, which returns a `Prediction` per layout; `job_to_json` and `provenance`; the constant
-`NOT_COUNTED`. Used by `search`, `row_results`, `row_checks`, `folklore`, `report.plan_page`, the command `plan` and
-tools.
-"""
+"""Predicts time, memory, TFLOPs and MFU for layouts of one job, and encodes them for `plan --json`."""
 
 from __future__ import annotations
 
@@ -130,7 +125,7 @@ def job_to_json(job: Job, calibration: Calibration, times_note: str, assumed: Se
     where = job.cluster
     return {
         "shape": asdict(job.shape),
-        **{name: getattr(job, name) for name in ("gpus", "gbs", "optimizer", "dp_overlap", "rampup_step", "stack")},
+        **{name: getattr(job, name) for name in ("gpus", "gbs", "optimizer", "dp_overlap", "stack")},
         "topology": {
             "cluster": where.name, "device": where.device.name, "gpus_per_node": where.gpus_per_node,
             "nodes": -(-job.gpus // where.gpus_per_node), "node_gb_per_s": where.node_gb_per_s, "source": where.source,

@@ -1,7 +1,5 @@
 """Finds mistakes in a table of layouts: impossible rows, contradictory cells, outliers.
 
-Entry point: `check_rows`, which returns a `RowFault` per mistake. Used by the command `plan` (`--rows FILE --check`).
-
 Checks each row against the rules of layouts, its TFLOPs against its time, batch and shape, its size against its layers,
 and rows that differ only in mbs and gbs against each other. If two rows contradict each other, the models of memory and
 time decide which is wrong.
@@ -34,12 +32,12 @@ _TIME_TOLERANCE = 0.05
 # Micro-batches and bubble alone predict the growth of time with the batch to within 2 %.
 _BATCH_TOLERANCE = 0.10
 # Values for empty cells that do not affect the model's size.
-_ANYWHERE = Given(cells={"tp": 1, "pp": 1, "gpus": 1, "gbs": 1}, gpu="a100-sxm4-80gb", as_typed=True)
+_ANYWHERE = Given(cells={"tp": 1, "pp": 1, "gpus": 1, "gbs": 1}, gpu="a100-sxm4-80gb")
 # Cells besides the layout that change time or memory.
 _SETTINGS = (
     "date", "zero", "precision", "gpu", "cluster", "seq", "vocab", "kv_heads", "head_dim", "ffn", "gated", "tied",
-    "interleave", "recompute", "recompute_layers", "sequence_parallel", "optimizer", "attention", "softmax", "dropout",
-    "stack", "cp", "dp_overlap", "node_gbit_per_s", "offload_activations", "offload_optimizer",
+    "interleave", "recompute", "sequence_parallel", "optimizer", "attention", "softmax", "dropout",
+    "stack", "cp", "dp_overlap", "node_gbit_per_s",
 )  # fmt: skip
 
 
@@ -74,7 +72,7 @@ def check_rows(rows: Sequence[TableRow], times: TimesOf, calibrations: Calibrati
 
 
 def _as_typed(row: TableRow) -> Case:
-    return case_of(row, Given(as_typed=True))
+    return case_of(row, uneven=False)
 
 
 def _impossible(row: TableRow) -> tuple[str, ...]:
@@ -87,7 +85,7 @@ def _impossible(row: TableRow) -> tuple[str, ...]:
         "heads": heads, "hidden": 128 * heads, "layers": row.pp, "gbs": dp * row.mbs, "zero": 0, "vocab": 128 * row.tp
     }  # fmt: skip
     try:
-        case = case_of(row, replace(_ANYWHERE, cells=cells))
+        case = case_of(row, replace(_ANYWHERE, cells=cells), uneven=False)
     except InputError as error:
         return (f"{error.value}; expected {error.expected}",)
     return tuple(map(str, strict_violations(case.job, case.layout)))
@@ -127,8 +125,7 @@ def _size(row: TableRow) -> str:
     if row.size_b is None or row.layers is None or row.hidden is None:
         return ""
     try:
-        # An MLP width from contexts.toml is a guess, so it cannot contradict the size.
-        shape = replace(case_of(row, _ANYWHERE).job.shape, ffn=row.ffn or 4 * row.hidden)
+        shape = case_of(row, _ANYWHERE, uneven=False).job.shape
     except InputError:
         return ""
     embedding = shape.vocab * shape.hidden

@@ -1,9 +1,4 @@
-"""Predicts the rows of a table of layouts and compares the predictions with the measured values.
-
-Entry points: `predict_rows`, `predict_cases`, `summarize`, `misses`, the types `RowResult` and `Summary`, and
-`WORTH_A_WORD`. Used by the command `plan` (`--rows`), by `row_checks`, and by `tools.planner_accuracy` and
-`tools.planner_fit`.
-"""
+"""Predicts the rows of a table of layouts and compares the predictions with the measured values."""
 
 from __future__ import annotations
 
@@ -20,7 +15,7 @@ from quantbench.planner.constraints import OF_SOFTWARE, Violation, strict_violat
 from quantbench.planner.formulas import tflops_by_calculator
 from quantbench.planner.memory import limit_bytes
 from quantbench.planner.predict import Planner, Prediction
-from quantbench.planner.rows import NOT_TOLD, Assumption, Case, Given, TableRow, case_of, known_of, uncounted
+from quantbench.planner.rows import NOT_TOLD, Assumption, Case, Given, TableRow, case_of, known_of
 
 #: rows with larger errors are listed with their notes
 WORTH_A_WORD = 0.08
@@ -54,7 +49,7 @@ class RowResult:
     @property
     def error(self) -> float | None:
         """Relative error of the predicted time; None for rows that are not counted."""
-        if self.prediction is None or self.row.sec_per_it is None or uncounted(self.row) is not None:
+        if self.prediction is None or self.row.sec_per_it is None or self.row.duplicate_of_line is not None:
             return None
         return self.prediction.sec_per_it / self.row.sec_per_it - 1
 
@@ -78,7 +73,7 @@ class RowResult:
             "problem": self.problem,
             "measured": {name: getattr(row, name) for name in ("sec_per_it", "tflops", "mem_gb", "status")},
             **{name: None if error is None else 100 * error for name, error in errors.items()},
-            "uncounted": uncounted(row),
+            "duplicate_of_line": row.duplicate_of_line,
             "assumed": [asdict(a) for a in (self.case.assumed if self.case else ())],
         }
 

@@ -1,23 +1,14 @@
-"""Reads published tables of layouts from CSV, and builds a job and a layout from each row.
+"""Reads tables of layouts from CSV, and builds a job and a layout from each row.
 
-Entry points: `read_table`, which returns `TableRow` objects; `case_of`, which builds a `Case` (job and layout) from
-one; `Given`, values from options; `Assumption`, a cell that was filled; `known_of`, `document_of`, `uncounted`,
-`NOT_TOLD`. Used by `row_results`, `row_checks`, `fitting`, the command `plan`, and `tools.planner_accuracy` and
-`tools.planner_fit`.
-
-Empty cells are filled from the row's source document (contexts.toml), from options, or with usual values, in that
-order. Each filled cell is recorded as an `Assumption`.
+Empty cells are filled from options, else with usual values. Each filled cell is recorded as an `Assumption`.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -53,7 +44,7 @@ _COLUMNS = {
     "top_groups": ("topk_group",),
 }  # fmt: skip
 # columns that may be 0
-_SHARES = ("dp_overlap", "run_dp_overlap", "offload_activations", "offload_optimizer")
+_SHARES = ("dp_overlap", "run_dp_overlap")
 _BITS_PER_BYTE = 8
 # Sizes of a model whose default is the usual one, or no such part.
 _MODEL_PARTS = (
@@ -120,7 +111,6 @@ class TableRow:
     head_dim: int | None = None
     cp: int | None = None
     ep: int | None = None
-    expert_tp: int | None = None
     experts: int | None = None
     top_k: int | None = None
     moe_ffn: int | None = None
@@ -132,15 +122,12 @@ class TableRow:
     value_dim: int | None = None
     expert_groups: int | None = None
     top_groups: int | None = None
-    recompute_layers: int | None = None
     size_b: float | None = None
     mem_gb: float | None = None
     sec_per_it: float | None = None
     tflops: float | None = None
     dp_overlap: float | None = None
     node_gbit_per_s: float | None = None
-    offload_activations: float | None = None
-    offload_optimizer: float | None = None
     gated: bool | None = None
     tied: bool | None = None
     sequence_parallel: bool | None = None
@@ -175,7 +162,6 @@ class Given:
     """Values from command-line options for empty cells; None and "" mean no value.
 
     cells: values by field of `TableRow`.
-    as_typed: whether to keep known typing mistakes.
     """
 
     cells: dict[str, Any] = field(default_factory=dict)
@@ -185,7 +171,6 @@ class Given:
     node_gb_per_s: float | None = None
     link_gb_per_s: float | None = None
     stack: str = ""
-    as_typed: bool = False
 
 
 def read_table(path: Path) -> tuple[TableRow, ...]:
@@ -228,16 +213,12 @@ _READERS: dict[str, Callable[[CsvRow, str], object]] = {
 
 
 class _Filling:
-    """A row, corrected unless `given.as_typed`, with the assumptions made for its empty cells."""
+    """A row with the assumptions made for its empty cells."""
 
     def __init__(self, row: TableRow, given: Given) -> None:
-        self.row, self.given, self.context = row, given, _context_of(row)
+        self.row = row
+        self.given = given
         self.assumed: list[Assumption] = []
-        for correction in self.context.get("correction", ()):
-            if not given.as_typed and row.line in (correction.get("line"), *correction.get("lines", ())):
-                name, value = correction["cell"], correction["value"]
-                self.assume(name, value, f"typed {getattr(self.row, name)}: {correction['why']}")
-                self.row = replace(self.row, **{name: value})
 
     def assume(self, name: str, value: Any, why: str) -> Any:
         """Records an assumption and returns its value."""
@@ -245,15 +226,10 @@ class _Filling:
         return value
 
     def known(self, name: str) -> Any | None:
-        """Returns the value from the row, its document or the options; else None."""
+        """Returns the value from the row or the options; else None."""
         value = getattr(self.row, name, None)
         if value not in (None, ""):
             return value
-        begins = (s for s in self.context.get("section", ()) if self.row.section.startswith(s["begins"]))
-        for part in (*begins, self.context):
-            found = part.get("defaults", {}).get(name)
-            if found is not None:
-                return self.assume(name, found["value"], found["why"])
         if self.given.cells.get(name) not in (None, ""):
             return self.assume(name, self.given.cells[name], "option")
         return None
@@ -278,8 +254,12 @@ class _Filling:
         raise InputError(f"{_WHO}, {self.row.place}", what, expected)
 
 
-def case_of(row: TableRow, given: Given | None = None) -> Case:
-    """Builds the job and layout of a row. Raises InputError if a required cell is unknown."""
+def case_of(row: TableRow, given: Given | None = None, *, uneven: bool = True) -> Case:
+    """Builds the job and layout of a row.
+
+    uneven: whether the layers may divide unevenly over the stages.
+    Raises InputError if a required cell is unknown.
+    """
     filling = _Filling(row, given or Given())
     where = _cluster(filling)
     tp, pp, cp = filling.need("tp"), filling.need("pp"), filling.known("cp") or 1
@@ -292,15 +272,15 @@ def case_of(row: TableRow, given: Given | None = None) -> Case:
         gpus = filling.assume("gpus", dp * tp * pp * cp, "dp · tp · pp · cp")
     mbs, zero = filling.usual("mbs", 1, NOT_TOLD), filling.known("zero")
     layout = Layout(
-        dp=dp, tp=tp, pp=pp, mbs=mbs, cp=cp, **filling.stated("interleave", "ep", "expert_tp"),
+        dp=dp, tp=tp, pp=pp, mbs=mbs, cp=cp, **filling.stated("interleave", "ep"),
         zero=filling.assume("zero", 1, "usual") if zero is None else zero,
         recompute=filling.usual("recompute", "full", "usual where nothing is said"),
-        **filling.stated("recompute_layers", "sequence_parallel", "offload_activations", "offload_optimizer"),
+        **filling.stated("sequence_parallel"),
     )  # fmt: skip
     shape = _shape(filling, layout, where.device)
     # Runs with stages of different length exist, but not with a stage that is far longer than the mean.
     even_enough = -(-shape.layers // pp) * pp <= _LONGEST_STAGE * shape.layers
-    partition = partition_of(shape.layers, pp, uneven=even_enough and not filling.given.as_typed)
+    partition = partition_of(shape.layers, pp, uneven=uneven and even_enough)
     if partition == "uneven":
         filling.assume("partition", "uneven", f"{shape.layers} layers do not divide over {pp} stages")
     layout = replace(layout, partition=partition)
@@ -315,13 +295,9 @@ def case_of(row: TableRow, given: Given | None = None) -> Case:
 
 
 def _cluster(filling: _Filling) -> Cluster:
-    row, given, named = filling.row, filling.given, filling.context.get("cluster")
+    row, given = filling.row, filling.given
     name = row.gpu or given.gpu
-    if named is not None:
-        found = cluster(filling.assume("cluster", named["value"], named["why"]))
-        if name and lookup(name).name != found.device.name:
-            found = cluster(named["value"], lookup(name))
-    elif row.cluster or given.cluster:
+    if row.cluster or given.cluster:
         found = cluster(row.cluster or given.cluster, lookup(name) if name else None)
     elif name:
         found = reference_cluster(lookup(name))
@@ -352,9 +328,7 @@ def _shape(filling: _Filling, layout: Layout, device: DeviceSpec) -> Transformer
         layers = filling.assume("layers", layers_for(size_b, hidden, vocab, layout.pp), "from the size, whole stages")
     heads = filling.known("heads")
     if heads is None:
-        usual = {"value": 0, "why": f"head_dim near {_USUAL_HEAD_DIM}"}
-        found = filling.context.get("heads", {}).get(str(hidden), usual)
-        heads = filling.assume("heads", found["value"] or usual_heads(hidden, layout.tp), found["why"])
+        heads = filling.assume("heads", usual_heads(hidden, layout.tp), f"head_dim near {_USUAL_HEAD_DIM}")
     if (hidden % heads and not filling.row.head_dim) or heads % layout.tp:
         what = f"hidden = {hidden}, heads = {heads}, tp = {layout.tp}"
         filling.missing(what, "hidden divisible by heads and heads by tp")
@@ -415,29 +389,6 @@ def usual_heads(hidden: int, tp: int) -> int:
 
 
 def known_of(row: TableRow) -> str:
-    """Returns notes on a row from contexts.toml and the table, except published rates in tokens/s; "" without notes."""
+    """Returns the table's notes on a row, except published rates in tokens/s; "" without notes."""
     notes = "" if _RATE.fullmatch(row.notes) else row.notes
-    texts = [known["text"] for known in _context_of(row).get("known", ()) if row.line in known["lines"]]
-    return "; ".join(filter(None, (*texts, row.source_error, notes)))
-
-
-def document_of(row: TableRow) -> str:
-    """Returns the source document of a row; source_file if the document is unknown."""
-    return str(_context_of(row).get("document", row.source_file))
-
-
-def uncounted(row: TableRow) -> str | None:
-    """Returns why a row is left out of error statistics; None if it is counted."""
-    if row.duplicate_of_line is not None:
-        return f"repeats line {row.duplicate_of_line}"
-    return next((u["why"] for u in _context_of(row).get("uncounted", ()) if u["line"] == row.line), None)
-
-
-def _context_of(row: TableRow) -> dict[str, Any]:
-    return next((c for c in _contexts() if row.source_file.startswith(c["source_file"])), {})
-
-
-@cache
-def _contexts() -> tuple[dict[str, Any], ...]:
-    text = (files("quantbench.planner") / "contexts.toml").read_text(encoding="utf-8")
-    return tuple(tomllib.loads(text)["context"])
+    return "; ".join(filter(None, (row.source_error, notes)))

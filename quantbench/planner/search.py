@@ -1,39 +1,28 @@
-"""Searches over layouts of a training job, and over shapes of about the same number of parameters.
-
-Entry points: `search` (over a `Space`), `shape_search` (over a `ShapeSpace`), and their results `Found` and
-`ShapeFound`; `divisors`. Used by the command `plan`, by tools, and by `cli.model_options` for its defaults;
-`advice.space` uses `layers_within`, `folklore` uses `Found`.
+"""Searches over layouts of a training job.
 
 `search` enumerates every combination of parallel degrees and micro-batch size that the strict rules allow, drops
 layouts that exceed the memory before predicting times, and ranks the others by time per iteration. Layer times depend
 only on tensor and sequence parallelism and micro-batch size, so tens of thousands of layouts need a few dozen layer
 times, predicted in one batch.
-
-`shape_search` varies hidden, heads and layers together. It predicts each shape in the layouts that are best for the
-starting shape, and scales its time to the same number of parameters, so that small models gain nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from itertools import islice, product
+from dataclasses import dataclass, replace
+from itertools import product
 from math import ceil
-from typing import Any
 
-from quantbench.errors import InputError
+from quantbench.errors import InputError, require_choice
 from quantbench.latency.gemm.inputs import LARGEST_SIDE
-from quantbench.latency.op_times import OpTimes, RememberedTimes
+from quantbench.latency.op_times import OpTimes
 from quantbench.planner.calibration import Calibration
 from quantbench.planner.constraints import chunk_layers, is_possible
 from quantbench.planner.formulas import parameters
-from quantbench.planner.layout import RECOMPUTATIONS, Job, Layout, partition_of, require_recomputation
+from quantbench.planner.layout import RECOMPUTATIONS, Job, Layout, partition_of
 from quantbench.planner.memory import Memory, limit_bytes, memory
 from quantbench.planner.predict import Planner, Prediction
 from quantbench.workload import TransformerShape
-
-# A search over more shapes would take several minutes.
-_MOST_SHAPES = 5_000
 
 
 @dataclass(frozen=True)
@@ -43,8 +32,7 @@ class Space:
     recompute: () tries all but selective recomputation of flash attention, which frees next to nothing.
     mbs_limit: largest micro-batch to try.
     sequence_parallel: None tries both.
-    cp, ep, expert_tp, cp_ring, cp_balanced, shards, recompute_layers, offload_activations, offload_optimizer: as in
-        `Layout`.
+    cp, ep: as in `Layout`.
     uneven: whether to try stages of different length.
     """
 
@@ -60,17 +48,10 @@ class Space:
     uneven: bool = False
     cp: tuple[int, ...] = (1,)
     ep: tuple[int, ...] = (1,)
-    expert_tp: int = 1
-    cp_ring: bool = True
-    cp_balanced: bool = True
-    shards: int = 0
-    recompute_layers: int = 0
-    offload_activations: float = 0.0
-    offload_optimizer: float = 0.0
 
     def __post_init__(self) -> None:
         for kind in self.recompute:
-            require_recomputation("plan", kind)
+            require_choice("plan", "recompute", kind, RECOMPUTATIONS)
 
 
 @dataclass(frozen=True)
@@ -134,23 +115,21 @@ def search(job: Job, times: OpTimes, calibration: Calibration, space: Space | No
 
 def _require_divisors(job: Job, space: Space) -> None:
     """Raises InputError for degrees of which none divides what it must."""
-    heads, experts, width, each = job.shape.heads, job.shape.experts, job.shape.moe_ffn, space.expert_tp
-    tp, ep = (",".join(map(str, degrees)) for degrees in (space.tp, space.ep))
+    heads = job.shape.heads
+    experts = job.shape.experts
+    tp = ",".join(map(str, space.tp))
+    ep = ",".join(map(str, space.ep))
     if space.tp and all(heads % degree for degree in space.tp):
         raise InputError("plan", f"--tp {tp} for {heads} heads", f"a divisor of {heads}")
     if space.tp and all(job.gpus % degree for degree in space.tp):
         raise InputError("plan", f"--tp {tp} on {job.gpus} GPUs", f"a divisor of {job.gpus}")
-    for name, typed, idle in (("--ep", ep, 1 in space.ep), ("--expert-tp", each, each == 1)):
-        if not experts and not idle:
-            raise InputError("plan", f"{name} {typed} for a model without experts", f"no {name}, or a model with them")
+    if not experts and 1 not in space.ep:
+        raise InputError("plan", f"--ep {ep} for a model without experts", "no --ep, or a model with them")
     dividing = [degree for degree in space.ep if max(1, experts) % degree == 0]
     if not dividing:
         raise InputError("plan", f"--ep {ep} for {experts} experts", f"a divisor of {experts}")
-    if width % each:
-        raise InputError("plan", f"--expert-tp {each} for experts of width {width}", f"a divisor of {width}")
-    if all(job.gpus % (degree * each) for degree in dividing):
-        both = f"--ep {ep}" + (f" · --expert-tp {each}" if each > 1 else "")
-        raise InputError("plan", f"{both} on {job.gpus} GPUs", f"a divisor of {job.gpus}")
+    if all(job.gpus % degree for degree in dividing):
+        raise InputError("plan", f"--ep {ep} on {job.gpus} GPUs", f"a divisor of {job.gpus}")
 
 
 def layout_groups(job: Job, space: Space) -> Iterator[list[Layout]]:
@@ -168,15 +147,9 @@ def layout_groups(job: Job, space: Space) -> Iterator[list[Layout]]:
                 continue
             sizes = _allowed([mbs for mbs in divisors(job.gbs // dp) if mbs <= space.mbs_limit], space.mbs)
             for zero, recompute, sequence_parallel in product(space.zero, recomputations, parallel):
-                base = Layout(
-                    dp, tp, pp, 1, 1, zero, recompute, sequence_parallel, partition, cp=cp, cp_ring=space.cp_ring,
-                    cp_balanced=space.cp_balanced, shards=space.shards if zero > 0 else 0,
-                    recompute_layers=space.recompute_layers if recompute == "full" else 0, ep=ep,
-                    expert_tp=space.expert_tp,
-                    offload_activations=space.offload_activations, offload_optimizer=space.offload_optimizer,
-                )  # fmt: skip
+                base = Layout(dp, tp, pp, 1, 1, zero, recompute, sequence_parallel, partition, cp=cp, ep=ep)
                 # Only the rules that do not depend on the micro-batch.
-                alone = replace(job, gbs=dp, rampup_step=0)
+                alone = replace(job, gbs=dp)
                 if (zero > 0 and dp * cp == 1) or not is_possible(alone, base):
                     continue
                 group = list(_micro_batches(job, base, sizes, space))
@@ -187,8 +160,6 @@ def layout_groups(job: Job, space: Space) -> Iterator[list[Layout]]:
 def _micro_batches(job: Job, base: Layout, sizes: list[int], space: Space) -> Iterator[Layout]:
     for mbs in sizes:
         plain = replace(base, mbs=mbs)
-        if job.rampup_step % (base.dp * mbs):
-            continue
         if not space.mbs and mbs * job.shape.seq > LARGEST_SIDE * base.cp:
             continue  # more rows than a product that is predicted
         if not space.interleave or 1 in space.interleave:
@@ -207,7 +178,7 @@ def _tensor_degrees(job: Job, space: Space) -> Iterator[int]:
     """Yields degrees within a node that keep every strict rule of tensor parallelism."""
     for tp in _allowed(divisors(job.cluster.gpus_per_node), space.tp):
         # One micro-batch and one stage, so that only the rules of tensor parallelism count.
-        alone = replace(job, gbs=max(1, job.gpus // tp), rampup_step=0)
+        alone = replace(job, gbs=max(1, job.gpus // tp))
         if job.gpus % tp == 0 and is_possible(alone, Layout(dp=job.gpus // tp, tp=tp, pp=1, mbs=1)):
             yield tp
 
@@ -226,67 +197,6 @@ def divisors(number: int) -> list[int]:
     return small + [number // d for d in reversed(small) if d * d != number]
 
 
-@dataclass(frozen=True)
-class ShapeSpace:
-    """Allowed shapes in a search over shapes.
-
-    parameters: parameter budget.
-    tolerance: largest deviation from the budget, as a share.
-    hidden_step: divisor of all hidden sizes.
-    aspect: range of hidden / layers. The BigScience documents tried 128 (12288 / 96) to 205 (14336 / 70); without
-        bounds the widest model is the fastest.
-    layouts: largest number of layouts to try per shape.
-    """
-
-    parameters: float
-    tolerance: float = 0.03
-    hidden_step: int = 128
-    aspect: tuple[float, float] = (125.0, 205.0)
-    head_dim: tuple[int, int] = (64, 256)
-    layouts: int = 32
-
-
-@dataclass(frozen=True)
-class ShapeFound:
-    """Shape with its fastest layout. scaled_s: seconds per iteration, times the budget over `parameters`."""
-
-    shape: TransformerShape
-    parameters: int
-    best: Prediction
-    scaled_s: float
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "shape": asdict(self.shape),
-            "parameters": self.parameters,
-            "scaled_sec_per_it": self.scaled_s,
-            **self.best.to_json(),
-        }
-
-
-def candidates(base: TransformerShape, space: ShapeSpace) -> Iterator[TransformerShape]:
-    """Yields the shapes within the budget and bounds, hidden ascending, with the base's ratios of MLP width to hidden
-    and of query to key/value heads."""
-    ratio, group = base.ffn / base.hidden, base.heads // base.kv_heads
-    for hidden in range(space.hidden_step, 2**20, space.hidden_step):
-        ffn = round(ratio * hidden)
-        one = replace(base, hidden=hidden, heads=1, kv_heads=1, head_dim=hidden, ffn=ffn, layers=1)
-        low, _, high = layers_within(one, space.parameters, space.tolerance)
-        if hidden > space.aspect[1] * max(1.0, high):
-            return
-        fewest, most = max(1, low, hidden / space.aspect[1]), min(high, hidden / space.aspect[0])
-        for layers in range(ceil(fewest), int(most) + 1):
-            if not space.aspect[0] <= hidden / layers <= space.aspect[1]:
-                continue
-            for heads in divisors(hidden):
-                width = hidden // heads
-                if space.head_dim[0] <= width <= space.head_dim[1] and heads % group == 0:
-                    yield replace(
-                        base, hidden=hidden, heads=heads, kv_heads=heads // group, head_dim=width, ffn=ffn,
-                        layers=layers,
-                    )  # fmt: skip
-
-
 def layers_within(shape: TransformerShape, budget: float, tolerance: float) -> tuple[float, float, float]:
     """Returns the (fractional) numbers of layers for (1 − tolerance), 1 and (1 + tolerance) times the budget."""
     least = shape.dense_layers + 1
@@ -295,59 +205,3 @@ def layers_within(shape: TransformerShape, budget: float, tolerance: float) -> t
     rest = one - least * each
     low, middle, high = (((1 + part) * budget - rest) / each for part in (-tolerance, 0.0, tolerance))
     return low, middle, high
-
-
-def shape_search(
-    job: Job, times: OpTimes, calibration: Calibration, space: ShapeSpace, within: Space
-) -> list[ShapeFound]:
-    """Returns the candidate shapes with their fastest layouts, fastest first.
-
-    Tries the best layouts of the job's own shape, even if its layers do not divide. within: allowed layouts.
-    Raises InputError if no layout fits, or if there are no or too many shapes.
-    """
-    found = search(job, times, calibration, replace(within, uneven=True))
-    # The best layout of each combination of degrees.
-    by_degrees: dict[tuple[int, int, int, int], Layout] = {}
-    for layout in (p.layout for p in found.ranked):
-        by_degrees.setdefault((layout.dp, layout.tp, layout.pp, layout.mbs), layout)
-    layouts = list(by_degrees.values())[: space.layouts]
-    who = "plan --shape-search"
-    if not layouts:
-        raise InputError(who, "no layout of the given shape fits", "more GPUs, or a smaller shape")
-    shapes = list(islice(candidates(job.shape, space), _MOST_SHAPES + 1))
-    if len(shapes) > _MOST_SHAPES:
-        what = f"more than {_MOST_SHAPES:,} shapes of {space.parameters:.3g} parameters"
-        raise InputError(who, what, "a narrower --aspect, --head-dim or --tolerance")
-    if not shapes:
-        what = f"no shape of {space.parameters:.3g} parameters within the bounds"
-        raise InputError(who, what, "a wider --aspect or --head-dim")
-    remembered = RememberedTimes(times)
-    planners: list[tuple[Planner, list[Layout]]] = []
-    limit = limit_bytes(job)
-    for shape in shapes:
-        own = replace(job, shape=shape)
-        fitting = [
-            layout for layout in (_fitted(shape, layout) for layout in layouts)
-            if is_possible(own, layout) and memory(own, layout, calibration).total <= limit
-        ]  # fmt: skip
-        if fitting:
-            planners.append((Planner(own, remembered, calibration), fitting))
-    remembered.ask(
-        work
-        for planner, fitting in planners
-        for work in planner.layers.workloads(layout.per_layer for layout in fitting)
-    )
-    results = []
-    for planner, fitting in planners:
-        best = min(map(planner.predict, fitting), key=lambda p: p.sec_per_it)
-        count = parameters(planner.job.shape)
-        results.append(ShapeFound(planner.job.shape, count, best, best.sec_per_it * space.parameters / count))
-    return sorted(results, key=lambda r: r.scaled_s)
-
-
-def _fitted(shape: TransformerShape, layout: Layout) -> Layout:
-    """Returns the layout with the partition for the shape's layers, and without interleaving if they do not divide."""
-    whole = shape.layers % (layout.pp * layout.interleave) == 0
-    return replace(
-        layout, partition=partition_of(shape.layers, layout.pp), interleave=layout.interleave if whole else 1
-    )

@@ -31,7 +31,6 @@ from quantbench.report.overview import maps_section, spread_picture, state_secti
 from quantbench.report.sections import (
     facts_of,
     how_section,
-    kernels_section,
     period_words,
     rules_section,
     sizes_section,
@@ -138,7 +137,6 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
         sections += [axis_section(axis, curves[axis], check, gallery, caption) for axis in ordered]
         sections += [
             steps_section(check),
-            kernels_section(check),
             maps_section(layers, axes, gallery, caption),
             rules_section(check.rules, spec),
         ]

@@ -1,6 +1,6 @@
 """Builds the report's text and table sections: causes of steps, rules of thumb, trust, all sizes, and method.
 
-Entry points: `steps_section`, `kernels_section` and its `kernels_table`, `rules_section`, `trust_section`,
+Entry points: `steps_section`, `rules_section`, `trust_section`,
 `sizes_section`, `how_section`, `period_words`, and `facts_of` (the foot of the page). Used by `page` and the command
 `check`.
 """
@@ -14,7 +14,6 @@ from typing import Any
 
 from quantbench.analysis.check import Check
 from quantbench.analysis.cliffs import CommonCliff
-from quantbench.analysis.kernel_waves import KernelWaves
 from quantbench.analysis.periods import Period
 from quantbench.analysis.rules import untested_lines
 from quantbench.analysis.summary import Row, floor_lines
@@ -87,36 +86,6 @@ def _common_table(common: Sequence[CommonCliff]) -> Table | None:
         ))  # fmt: skip
     head = ("axis", "between", ">shapes", "time", "with a new wave", "without", "significant cliffs by cause")
     return Table(head, tuple(rows)) if rows else None
-
-
-def kernels_table(kernels: Sequence[KernelWaves]) -> Table:
-    """Builds the table of each named kernel's tile and wave edges."""
-    rows = []
-    for kernel in kernels:
-        filled = f"{percent(kernel.fill_low or 0)} to {percent(kernel.fill_high or 0)} full"
-        error = 2 * (kernel.unaligned_error or 0)
-        rows.append((
-            printable(f"{kernel.kernel} {kernel.provider}"), f"{kernel.num_points:,}",
-            f"{kernel.tile.block_m}x{kernel.tile.block_n}",
-            " ".join("–" if wave is None else f"{wave:.1f}" for wave in kernel.waves[1::2]),
-            ", ".join(f"{edge.blocks} {edge.ratio:.2f}x" for edge in kernel.edges),
-            f"cost as full ones ({filled})" if kernel.whole_tiles else "",
-            "" if kernel.unaligned is None else f"{100 * kernel.unaligned:+.1f} ±{100 * error:.1f} %",
-        ))  # fmt: skip
-    head = ("kernel", ">points", ">tile", "time by blocks per SM", "rises after blocks", "partly filled tiles",
-            ">rows off 16 B")  # fmt: skip
-    return Table(head, tuple(rows))
-
-
-def kernels_section(check: Check) -> Section | None:
-    """Builds the section on the tile and wave edges of named kernels; None without any."""
-    if not check.kernels:
-        return None
-    note = (
-        f"Points of one kernel, by their blocks per SM ({check.run.info.device.sm_count} SMs). A time that rises after "
-        "a whole number of blocks per SM is a wave edge. Times of 1, 2, 3, … blocks per SM, in those of one block."
-    )
-    return Section("kernels", "Edges of named kernels", note, table=kernels_table(check.kernels))
 
 
 def rules_section(verdicts: Sequence[Verdict], spec: DeviceSpec) -> Section | None:

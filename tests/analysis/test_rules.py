@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from math import exp, log
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +25,7 @@ from quantbench.measurement import Grade
 from quantbench.store.record import Measured, Place, Record, record_key
 from quantbench.sweep.options import SweepOptions, plan_sweep
 from quantbench.timing.options import TimingOptions
-from quantbench.workload import Attention, Gemm, GroupedGemm, MoE, Softmax, Workload
+from quantbench.workload import Attention, Gemm, GroupedGemm, Softmax, Workload
 
 A100 = lookup("a100-sxm4-80gb")
 
@@ -225,28 +223,6 @@ def test_every_rule_is_judged_even_on_nothing() -> None:
     assert all(v.reason for v in found)
 
 
-ONLY_IMPORTED = ("experts-ep", "experts-balanced", "experts-large")
-
-
-@pytest.mark.parametrize(
-    ("rule", "broken"),
-    [("experts-ep", {"tp": 4, "ep": 1}), ("experts-balanced", {"distribution": "power_law_1.2"}),
-     ("experts-large", {"num_experts": 128, "top_k": 8, "expert_ffn": 1024})],
-)  # fmt: skip
-def test_whole_layers_of_experts_are_compared_in_one_choice(rule: str, broken: dict[str, Any]) -> None:
-    layer = MoE(1024, 2048, 2048, num_experts=64, top_k=4, ep=4)
-    pairs = [(replace(layer, tokens=tokens), 100.0) for tokens in (1024, 2048)]
-    pairs += [(replace(work, **broken), 120.0) for work, _ in pairs]
-    pairs.append((replace(layer, hidden=4096), 500.0))  # which nothing compares with
-    sizes = ("tokens", "hidden", "expert_ffn", "top_k", "num_experts", "tp", "ep")
-    records = [record(work, us, {name: getattr(work, name) for name in sizes}, "moe") for work, us in pairs]
-    found = verdict(rule, records)
-    assert (found.verdict, found.num_pairs) == ("CONFIRMED", 2)
-    assert found.effect == pytest.approx(1.2, rel=0.01)
-    with pytest.raises(UnsupportedError, match="import aiconfigurator --table moe"):
-        rule_named(rule).experiment(A100)
-
-
 def test_rows_of_an_expert_are_compared_not_tokens() -> None:
     records = []
     for rows in range(96, 400, 16):
@@ -259,7 +235,7 @@ def test_rows_of_an_expert_are_compared_not_tokens() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", [rule.id for rule in RULES if rule.id not in ONLY_IMPORTED])
+@pytest.mark.parametrize("rule", [rule.id for rule in RULES])
 @pytest.mark.parametrize("slug", ["a100-sxm4-80gb", "h200-sxm-141gb"])
 def test_the_planned_points_hold_the_pairs_that_the_rule_needs(rule: str, slug: str) -> None:
     """Run each rule's plan on a stand-in that takes time by work alone: then there is something to judge."""
@@ -302,7 +278,7 @@ def test_rules_of_gpus_are_not_judged_on_a_cpu() -> None:
     assert {v.verdict for v in on_cpu} == {"NOT TESTED"}
     assert untested_lines(on_cpu, CPU) == [
         "2 rules not tested: mbs-2, tp-shrinks-n; `quantbench check --experiment NAME` measures one",
-        "19 rules about GPUs (tensor cores, SMs, waves, CUDA kernels), not judged on a CPU",
+        "16 rules about GPUs (tensor cores, SMs, waves, CUDA kernels), not judged on a CPU",
     ]
 
 

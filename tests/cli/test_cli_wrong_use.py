@@ -66,17 +66,12 @@ EXPERTS = ("predict", "--gpu", "h100", "--model", "deepseek-v3")
         ),
         ((*PLAN, "--tp", "²"), "--tp: '²'; expected integers of at least 1, comma separated"),
         ((*PLAN, "--zero", "9"), "--zero: '9'; expected integers from 0 to 3, comma separated"),
-        ((*PLAN, "--shape-search", "--head-dim", "64:inf"), "--head-dim: '64:inf'; expected from:to, both above 0"),
         ((*PLAN, "--link-gb-per-s", "inf"), "plan: --link-gb-per-s inf; expected a rate that is finite"),
         ((*PLAN, "--rows", TABLE), "plan --rows: --model bloom-176b; expected models as the rows name them"),
         ((*PLAN, "--check"), "plan --check: no --tp; expected one value of --tp"),
         (("plan", "--fit", "a.csv", "--check"), "plan: --check with --fit; expected one of them"),
         (("plan", "--rows", "a.csv", "--memory"), "plan: --memory with --rows; expected a search over layouts"),
         (("plan", "--rows", "a.csv", "--top", "5"), "plan: --top 5 with --rows; expected a search"),
-        ((*PLAN, "--head-dim", "64:128"), "plan: --head-dim 64:128 without --shape-search; expected"),
-        ((*PLAN, "--params", "1e9"), "plan: --params 1000000000.0 without --shape-search; expected"),
-        ((*PLAN, "--as-typed"), "plan: --as-typed without --rows; expected --rows"),
-        ((*PLAN, "--check", "--shape-search"), "plan: --shape-search with --check; expected one of them"),
         (("profile", "export", PROFILE, "--provider", "torch"), "profile export: a planner's option without --format"),
         (
             ("predict", "--gpu", "a100", "--dim", "m=64", "--gated"),
@@ -165,7 +160,6 @@ def test_wrong_use_is_one_line(
         ("plan", "--model", "bloom-176b", "--gpus", "8", "--gbs", "8"),
         ("predict", "--dim", "m=512"),
         ("sweep", "--dim", "m=512", "--dry-run"),
-        ("validate", "--table", "empty.csv"),
         ("import", "csv", "empty.csv", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype", "bf16"),
         ("import", "vidur", "empty.csv"),
         ("import", "aiconfigurator", "--system", "b60"),
@@ -375,11 +369,6 @@ def test_ranges_are_counted_before_they_are_listed(
         tracemalloc.stop()
     assert said in str(caught.value)
     assert most_bytes < 2**27
-
-
-def test_a_search_over_too_many_shapes_is_refused() -> None:
-    with pytest.raises(QuantbenchError, match=r"more than 5,000 shapes of 1.76e\+11 parameters; expected a narrower"):
-        CliRunner().invoke(app, [*PLAN, "--shape-search", "--aspect", "1:1000000000"], catch_exceptions=False)
 
 
 @pytest.mark.slow

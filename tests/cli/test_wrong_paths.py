@@ -54,8 +54,6 @@ COMMANDS = {
     "profile blindspots --docs": (
         "profile", "blindspots", PROFILE, "--for", "aiconfigurator", "--held-out", "--docs", "PATH",
     ),
-    "validate --table": ("validate", "--gpu", "a100-sxm4-80gb", "--table", "PATH"),
-    "validate --docs": ("validate", "--docs", "PATH"),
     "import csv": ("import", "csv", "PATH", "--gpu", "a100", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype", "bf16"),
     "import vidur": ("import", "vidur", "PATH", "--gpu", "a100-sxm4-80gb"),
     "import neusight": ("import", "neusight", "PATH", "--gpu", "a100-pcie-40gb"),

@@ -362,7 +362,7 @@ def test_aiconfigurator_tables_from_a_folder(tmp_path: Path) -> None:
     assert origin.source.endswith("a100_sxm/gemm/vllm/1/gemm_perf.parquet (vllm 1)")
 
 
-def test_aiconfigurator_experts_and_their_exchange(tmp_path: Path) -> None:
+def test_aiconfigurator_experts(tmp_path: Path) -> None:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     root = write_tables(tmp_path)
     moe = {
@@ -370,39 +370,19 @@ def test_aiconfigurator_experts_and_their_exchange(tmp_path: Path) -> None:
         "inter_size": 1856, "topk": 6, "num_experts": 128, "moe_tp_size": 2, "moe_ep_size": 4,
         "distribution": "power_law_1.2", "latency": 0.5,
     }  # fmt: skip
-    deepep = {
-        "kernel_source": "deepep", "node_num": 2, "hidden_size": 2048, "num_token": 4, "num_topk": 8,
-        "dispatch_sms": 20, "dispatch_transmit_us": 30.0, "dispatch_notify_us": 2.0, "combine_sms": 20,
-        "combine_transmit_us": 40.0, "combine_notify_us": 0.0,
-    }  # fmt: skip
-    a2a = {
-        "op_name": "moe_a2a", "kernel_source": "deepep", "comm_backend": "deepep_ll", "phase": "combine",
-        "comm_dtype": "default", "ep_size": 8, "node_num": 1, "hidden_size": 2048, "topk": 8, "num_tokens": 4,
-        "transmit_us": 60.0, "notify_us": 1.0, "latency": 61.0,
-    }  # fmt: skip
     tables = {
         "moe/sglang/1/moe_perf": [moe, {**moe, "inter_size": 768, "moe_dtype": "int4_wo"}, {**moe, "inter_size": 768}],
-        "comm/sglang/1/wideep_deepep_normal_perf": [deepep],
-        "comm/sglang/1/moe_a2a_perf": [a2a, {**a2a, "phase": "dispatch"}],
     }
     for name, rows in tables.items():
         path = root / "data" / "a100_sxm" / f"{name}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.Table.from_pylist(rows), path)
-    kinds = ("moe", "deepep_normal", "moe_a2a")
-    files, _ = aiconfigurator.find_tables("a100_sxm", backend="sglang", version="1", root=root, kinds=kinds)
-    experts, both, single = map(aiconfigurator.read_rows, files)
+    (file,), _ = aiconfigurator.find_tables("a100_sxm", backend="sglang", version="1", root=root, kinds=("moe",))
+    experts = aiconfigurator.read_rows(file)
     layer = MoE(64, 2688, 1856, 128, 6, tp=2, ep=4, gated=False, distribution="power_law_1.2")
     assert [row.workload for row in experts.rows] == [layer, replace(layer, expert_ffn=768, gated=True)]
     assert experts.left_out == {"moe_dtype int4_wo: no such matrix product here": 1}
     assert experts.rows[0].provider == "sglang.fused_moe_triton"
-    # 4 tokens, 8 copies each: fp8 out, bf16 back, among two machines of 8 GPUs.
-    assert [(row.workload, row.latency_us, row.provider) for row in both.rows] == [
-        (Collective("all_to_all", 4 * 8 * 2048, 16, "fp8", 2), 32.0, "sglang.deepep_20_sms.dispatch"),
-        (Collective("all_to_all", 4 * 8 * 2048 * 2, 16, "bf16", 2), 40.0, "sglang.deepep_20_sms.combine"),
-    ]
-    assert [row.latency_us for row in single.rows] == [61.0]
-    assert single.left_out == {"dispatch in comm_dtype default: no such message here": 1}
 
 
 def test_aiconfigurator_errors(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from quantbench.latency.gemm.cost_model import (
     log_latency,
 )
 from quantbench.latency.gemm.inputs import LARGEST_SIDE
+from quantbench.latency.gemm.member import Member, TrainingRows, watched_columns
 from quantbench.latency.gemm.training import Prior, fit_parameters
-from quantbench.latency.gemm.trees import Measured, Member, watched_columns
 from quantbench.launch import Tile
 from quantbench.quantization import quantize
 from quantbench.workload import Gemm
@@ -49,9 +49,15 @@ def sizes(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return m, n, k
 
 
-def other(m: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """One product each, of unknown layout, with one part of k."""
-    return np.ones(len(m)), np.full(len(m), -1.0), np.ones(len(m))
+def index_of(block_m: int, block_n: int) -> int:
+    """Position in the menu of a tile's kernel that does not split k."""
+    return MENU.kernels.index((TILES.index((block_m, block_n)), 1))
+
+
+def test_cuda_cores_run_no_larger_tiles_than_registers_hold() -> None:
+    sides = {side for tile, _ in Menu.of("CUDA cores").kernels for side in TILES[tile]}
+    assert (min(sides), max(sides)) == (32, 128)
+    assert len(MENU) == 6 * len(TILES)
 
 
 def test_narrow_formats_pay_for_rows_beyond_m_and_for_quantizing_a() -> None:
@@ -133,7 +139,7 @@ def test_single_precision_moves_a_prediction_by_no_more_than_rounding(seed: int)
 
 def test_waves_agree_with_the_exact_arithmetic() -> None:
     tile = Tile(128, 256)
-    index = MENU.nearest(tile.block_m, tile.block_n, 1)
+    index = index_of(tile.block_m, tile.block_n)
     for m, n in ((2304, 3072), (2305, 3072), (128, 256), (8192, 5120)):
         shapes = Shapes(MACHINE, MENU, *(np.array([float(x)]) for x in (m, n, 4096)))
         exact = quantize(Gemm(m=m, n=n, k=4096), tile, sm_count=108)
@@ -143,7 +149,7 @@ def test_waves_agree_with_the_exact_arithmetic() -> None:
 
 def test_wave_quantization_shows_in_the_time() -> None:
     mean, _ = hand_prior()
-    only = MENU.subset(np.array([MENU.nearest(128, 256, 1)]))
+    only = MENU.subset(np.array([index_of(128, 256)]))
     m = np.array([1152.0, 1153.0, 1280.0])  # 9 × 12 tiles fill 108 SMs; one row more starts a second wave
     t = np.exp(log_latency(Values(mean), Shapes(MACHINE, only, m, np.full(3, 3072.0), np.full(3, 4096.0)))[0])
     assert t[1] / t[0] > 1.3
@@ -168,42 +174,13 @@ def test_a_fit_recovers_what_made_the_data() -> None:
     truth = prior.mean + 0.5 * prior.sd * rng.standard_normal(len(prior.mean))
     m, n, k = sizes(150, seed=6)
     log_us = log_latency(Values(truth), Shapes(MACHINE, MENU, m, n, k))[0]
-    rows = Measured(m, n, k, log_us, np.full(len(m), -1), *other(m))
+    rows = TrainingRows(m, n, k, np.ones(len(m)), np.full(len(m), -1.0), log_us)
     found = fit_parameters(MACHINE, MENU, rows, prior)
     held = Shapes(MACHINE, MENU, *sizes(300, seed=7))
     error = np.abs(log_latency(Values(found), held)[0] - log_latency(Values(truth), held)[0])
     blind = np.abs(log_latency(Values(prior.mean), held)[0] - log_latency(Values(truth), held)[0])
     assert np.median(error) < 0.03
     assert np.median(error) < 0.3 * np.median(blind)
-
-
-@pytest.mark.slow
-def test_recorded_kernels_teach_the_choice() -> None:
-    """A library that always takes 64 × 64, which the prior would not: only its kernels' names tell."""
-    prior = Prior(*hand_prior(), "the hand prior")
-    index = MENU.nearest(64, 64, 1)
-    m, n, k = sizes(80, seed=8)
-    big = m * n > 2**20
-    m, n, k = m[big], n[big], k[big]
-    shapes = Shapes(MACHINE, MENU, m, n, k)
-    log_us = log_latency(Values(prior.mean), shapes)[1].log_time[index]
-    vectors = [
-        fit_parameters(MACHINE, MENU, Measured(m, n, k, log_us, np.full(len(m), kernel), *other(m)), prior)
-        for kernel in (-1, index)
-    ]
-    taken = [(log_latency(Values(z), shapes)[1].log_time.argmin(axis=0) == index).mean() for z in vectors]
-    assert taken[1] > 0.8
-    assert taken[1] > taken[0]
-
-
-def test_menu_finds_the_nearest_kernel() -> None:
-    index = MENU.nearest(128, 250, 3)
-    own = MENU.each
-    assert (own.block_m[index, 0], own.block_n[index, 0], own.split_k[index, 0]) in {
-        (128, 256, 2),
-        (128, 256, 4),
-    }
-    assert len(MENU) == 6 * len(TILES)
 
 
 def test_features_are_finite_where_a_kernel_is_priced_out_of_all_bounds() -> None:

@@ -36,7 +36,6 @@ def test_the_fastest_measured_layout_keeps_every_rule() -> None:
         (Layout(8, 4, 12, 2, zero=2), None, "ZeRO with stages", "ZeRO-2 shards what pipeline stages accumulate"),
         (Layout(8, 4, 12, 2, interleave=5), None, "interleave", "72 layers cannot be cut into 12 stages of 5 equal"),
         (Layout(96, 4, 1, 1, interleave=2), None, "interleave", "interleave 2 without pipeline stages"),
-        (Layout(8, 4, 12, 2), job(rampup_step=24), "ramp-up", "grows by 24 samples, no multiple of mbs 2 · dp 8 = 16"),
     ],
 )
 def test_strict_rules_say_what_to_change(layout: Layout, of: Job | None, name: str, text: str) -> None:
@@ -105,10 +104,8 @@ def test_every_rule_has_a_name_of_its_own() -> None:
 def test_layouts_and_jobs_refuse_what_is_none() -> None:
     with pytest.raises(InputError, match="layout: zero = 4; expected an integer from 0 to 3"):
         Layout(1, 1, 1, 1, zero=4)
-    with pytest.raises(InputError, match="layout: recompute = 'some'; expected full, selective, none, or some of core"):
+    with pytest.raises(InputError, match="layout: recompute = 'some'; expected one of full, selective, none"):
         Layout(1, 1, 1, 1, recompute="some")
-    with pytest.raises(InputError, match=r"layout: offload_optimizer = 2; expected a share from 0 to 1"):
-        Layout(1, 1, 1, 1, offload_optimizer=2)
     with pytest.raises(InputError, match=r"plan: dp_overlap = 1\.5; expected a share from 0 to 1"):
         job(dp_overlap=1.5)
     with pytest.raises(InputError, match="plan: optimizer = 'sgd'"):

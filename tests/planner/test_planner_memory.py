@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 from planner_doubles import PLAIN, bloom_like, job
 
-from quantbench.device import lookup
-from quantbench.latency.interconnect import reference_cluster
 from quantbench.planner.calibration import shipped
-from quantbench.planner.layout import Job, Layout, StageKind
+from quantbench.planner.layout import Layout, StageKind
 from quantbench.planner.memory import (
     GIB,
     embedding_parameters,
@@ -20,11 +18,11 @@ from quantbench.planner.memory import (
     memory,
     stage_parameters,
 )
-from quantbench.planner.rows import case_of, read_table
+from quantbench.planner.rows import case_of
 from quantbench.workload import TransformerShape
-from quantbench.workload.presets import preset
+from tools.planner_documents import read_documents
 
-ROWS = read_table(Path(__file__).parents[1] / "data" / "bloom_tables.csv")
+ROWS = read_documents(Path(__file__).parents[1] / "data" / "bloom_tables.csv")
 SMALL = TransformerShape(hidden=1024, heads=16, layers=4, vocab=51200, seq=512, attention="unfused", dropout=True)
 
 
@@ -75,46 +73,6 @@ def test_activations_of_a_gpt_layer_as_published() -> None:
     assert selective.activations == layers * s * b * h * (10 + 24 / 4)
     full = memory(job(gpus=4, gbs=8, shape=SMALL), Layout(1, 4, 1, b), PLAIN)
     assert full.activations == layers * s * b * h * 2
-
-
-def test_recomputed_modules_keep_what_they_start_from() -> None:
-    # A gated layer with flash attention, bytes per token and unit of width: input of each norm 2, outputs of both 4.
-    shape = replace(SMALL, attention="flash", dropout=False, gated=True, ffn=2048)
-    tokens, h = 512, 1024
-
-    def kept(recompute: str, of: TransformerShape = shape) -> float:
-        found = memory(job(gpus=1, gbs=8, shape=of), Layout(1, 1, 1, 1, recompute=recompute), PLAIN)
-        return found.activations / 4 / tokens
-
-    assert kept("none") - kept("layernorm") == 2 * 2 * h
-    assert kept("none") - kept("mlp") == (2 * 2 + 2) * 2048
-    assert kept("core_attn") == kept("selective") == kept("none") - 16 * 4
-    assert kept("mlp+layernorm") == kept("mlp") + kept("layernorm") - kept("none")
-    assert kept("moe+moe_act") == kept("none")  # there are no experts
-    sparse = replace(shape, experts=8, top_k=2, moe_ffn=512)
-    assert kept("none", sparse) - kept("moe_act", sparse) == 2 * 2 * 512
-    assert kept("none", sparse) - kept("moe", sparse) == 2 * ((2 * 2 + 2) * 512 + 2 * h)
-    assert kept("mlp", sparse) == kept("none", sparse)
-
-
-def test_offloading_frees_what_the_host_holds() -> None:
-    of = job(gpus=8, gbs=64, shape=SMALL)
-    plain, half = (
-        memory(of, Layout(8, 1, 1, 2, recompute="none", offload_activations=s, offload_optimizer=s), PLAIN)
-        for s in (0, 0.5)
-    )
-    assert half.activations == plain.activations / 2
-    assert half.working - plain.working == plain.activations / 4 * 2  # a layer of four leaves, one comes back
-    assert half.optimizer == plain.optimizer * 12 / 16
-
-
-def test_offloaded_memory_as_megatron_bridge_measured_it() -> None:
-    """NVIDIA-NeMo/Megatron-Bridge, skills/perf-techniques/cpu-offloading/card.yaml: 3.8 GB for each quarter."""
-    of = Job(preset("qwen3-30b-a3b"), reference_cluster(lookup("H100")), 16, 8)
-    layout = Layout(4, 2, 2, 1, recompute="none", ep=4)
-    needed = [memory(of, replace(layout, offload_optimizer=share), PLAIN).total / 1e9 for share in (0, 0.25, 1)]
-    assert needed[0] - needed[1] == pytest.approx(3.8, rel=0.05)
-    assert needed[0] - needed[2] == pytest.approx(15.3, rel=0.05)
 
 
 def test_flash_attention_keeps_no_probabilities() -> None:

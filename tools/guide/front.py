@@ -22,8 +22,11 @@ from quantbench.analysis.periods import find_periods, tile_finder
 from quantbench.analysis.sawtooth import Sawtooth, sawtooth
 from quantbench.analysis.staircase import Explanation
 from quantbench.analysis.summary import Point, points_of
+from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import QuantbenchError, StoreError
+from quantbench.importers import aiconfigurator
+from quantbench.importers.runs import write_run
 from quantbench.quantization import cdiv
 from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, figure
 from quantbench.report.source import picture_caption
@@ -31,7 +34,6 @@ from quantbench.report.sweep_result import draw_run
 from quantbench.store.folder import read_run
 from quantbench.store.run import RunInfo
 from quantbench.units import percent
-from tools.guide.evidence import gemm_table
 from tools.guide.markers import fill
 
 PAGES = (Path("README.md"), Path("docs/index.md"))
@@ -87,7 +89,10 @@ class Staircase:
 def read_staircase() -> Staircase:
     """Imports the table and finds the tile that explains its steps. Raises StoreError if no tile explains them."""
     with TemporaryDirectory() as folder:
-        run = gemm_table(_GPU, Path(folder))
+        (table,), _ = aiconfigurator.find_tables(_GPU, kinds=("gemm",))
+        rows = aiconfigurator.read_rows(table, dtypes=("bf16",))
+        spec = lookup(_GPU)
+        run = read_run(write_run(Path(folder), spec, aiconfigurator.origin_of(table), rows).folder)
     points = points_of(run.records, run.info.device)
     curves = curves_of(points, "m")
     (period,) = find_periods(fit_curves(curves, repeatability(run.records)), run.info.device)

@@ -1,11 +1,5 @@
 """Computes the GEMM cost model: the time of every kernel that a library may choose, and of its choice.
 
-Entry points: `log_latency`, the time of the kernel that a library chooses from a `Menu` on a `Machine`, for `Shapes`
-and parameter `Values`. Its parts: `kernel_parts`, which returns `Parts`; `chosen_time`, `clock_loss`, `hand_prior`,
-`upgraded`, `resident_blocks`, `variant`, `runs_in_waves`, `keep_freed_memory`. Types of arrays: `Array`, `FloatArray`,
-`IndexArray`. Constants: `TILES`, `SPLITS`, `FIRST_TILE`, `INDEX`, `ADDED`, `LEAST_K`. Used by the other
-modules of `latency.gemm`, by `model_times`, `profile.models`, `explore.evaluator` and tools.
-
 A kernel runs batch · ceil(m / block_m) · ceil(n / block_n) · split_k blocks in waves. Its time is a launch, plus the
 p-norm of arithmetic (quantised by waves, softened by a fluid share), memory reads (each operand cold or hot in L2) and
 traffic between L2 and the SMs, combined by a second norm with writing c (near a sum for kernels that do not overlap
@@ -19,7 +13,6 @@ Units: µs, bytes, FLOP. Arrays are (kernels, rows) unless stated otherwise, bec
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -72,20 +65,23 @@ class Menu:
 
     tiles: (block_m, block_n) of each tile.
     kernels: (tile index, split_k) of each kernel.
-    variants: names (`variant`) of the kernels of the last tiles, of which an earlier tile has the size.
     """
 
     tiles: tuple[tuple[int, int], ...]
     kernels: tuple[tuple[int, int], ...]
-    variants: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.kernels:
             raise InputError("Menu", "no kernels", "at least one")
 
     @classmethod
-    def of(cls, tiles: tuple[tuple[int, int], ...] = TILES) -> Menu:
-        return cls(tiles, tuple((t, split) for t in range(len(tiles)) for split in SPLITS))
+    def of(cls, unit: str = "tensor cores") -> Menu:
+        """Returns the kernels of a unit (`families.unit`): all pairs of TILES and SPLITS; on CUDA cores
+        only tiles of 32 to 128, as in the names of cuBLAS's sgemm from Pascal to Ampere: a thread holds at most 8 × 8
+        sums."""
+        sides = (32, 128) if unit == "CUDA cores" else (0, max(max(tile) for tile in TILES))
+        tiles = [i for i, tile in enumerate(TILES) if sides[0] <= min(tile) and max(tile) <= sides[1]]
+        return cls(TILES, tuple((tile, split) for tile in tiles for split in SPLITS))
 
     def subset(self, chosen: IndexArray) -> Menu:
         """Returns the menu of the kernels at these indices; all tiles stay, so tile indices do not change."""
@@ -102,11 +98,9 @@ class Menu:
         block_m, block_n = (np.array(sides, dtype=np.float64)[tile] for sides in zip(*self.tiles, strict=True))
         return Kernels(tile, split, block_m, block_n, resident_blocks(block_m, block_n))
 
-    def by_row(self, kernel: IndexArray, split_k: FloatArray | None = None) -> Kernels:
-        """Returns the columns of one kernel per row, (1, rows). kernel: (rows,) indices. split_k: (rows,), in place of
-        the menu's."""
-        rows = Kernels(*(column[kernel, 0][None, :] for column in vars(self.each).values()))
-        return rows if split_k is None else replace(rows, split_k=split_k[None, :])
+    def by_row(self, kernel: IndexArray) -> Kernels:
+        """Returns the columns of one kernel per row, (1, rows). kernel: (rows,) indices."""
+        return Kernels(*(column[kernel, 0][None, :] for column in vars(self.each).values()))
 
     @cached_property
     def of_tile(self) -> tuple[tuple[int, slice | IndexArray], ...]:
@@ -117,34 +111,6 @@ class Menu:
     def of_split(self) -> tuple[tuple[int, slice | IndexArray], ...]:
         """(index in SPLITS, positions of its kernels) for each split with kernels; others count as the next larger."""
         return _groups(np.minimum(np.searchsorted(SPLITS, self.each.split_k[:, 0]), len(SPLITS) - 1))
-
-    def nearest(self, block_m: int, block_n: int, split_k: int, kernel: str = "") -> int:
-        """Returns the index of the kernel closest to a recorded tile and split, by summed log ratios.
-
-        kernel: recorded name; one of the variants is only compared with its own kernels."""
-        own, name = self.each, variant(kernel)
-        first = len(self.tiles) - len(self.variants)
-        tile = own.tile_index
-        other = tile != first + self.variants.index(name) if name in self.variants else tile >= first
-        distance = (
-            np.abs(np.log2(own.block_m / block_m))
-            + np.abs(np.log2(own.block_n / block_n))
-            + np.abs(np.log2(own.split_k / split_k))
-            + np.where(other, np.inf, 0.0)
-        )
-        return int(np.argmin(distance))
-
-
-_LAYOUT = re.compile(r"_[nt]{2}(?:_v\d+)?$")
-
-
-def variant(kernel: str) -> str:
-    """Returns a kernel's name without the layout: 128x32_sliced1x4 runs at another rate than 128x32.
-
-    >>> variant("volta_sgemm_128x32_sliced1x4_tn")
-    'volta_sgemm_128x32_sliced1x4'
-    """
-    return _LAYOUT.sub("", kernel)
 
 
 def _groups(of: IndexArray) -> tuple[tuple[int, slice | IndexArray], ...]:
@@ -210,28 +176,15 @@ INDEX = {p.name: i for i, p in enumerate(PARAMETERS)}
 #: the tiles' efficiencies come after the named parameters in a vector
 FIRST_TILE = len(PARAMETERS)
 _TILE_SD = 0.3
-#: indices of the parameters that version 2 of models and pools lacks; version 3 lacks those of narrow formats
-ADDED = [INDEX[name] for name in ("host", "far", "far_growth", "padded", "convert", "convert_row")]
-_NEUTRAL = np.array([-20.0, PARAMETERS[INDEX["far"]].mean, 0.0, -20.0, -20.0, -20.0])
+#: indices of the parameters of a benchmark's host and of few shapes, which members do not vary
+UNVARIED = [INDEX[name] for name in ("host", "far", "far_growth", "padded", "convert", "convert_row")]
 
 
-def upgraded(vector: FloatArray, tiles: int, added: FloatArray = _NEUTRAL) -> FloatArray:
-    """Returns a parameter vector of a menu of `tiles` tiles with the values in ADDED that versions 2 and 3 lack.
-
-    added: the values; by default those that leave the vector's times as they are.
-    """
-    missing = FIRST_TILE + tiles - len(vector)
-    if missing not in (3, len(ADDED)):
-        return vector
-    first = ADDED[-missing]
-    return np.concatenate([vector[:first], added[-missing:], vector[first:]])
-
-
-def hand_prior(tiles: tuple[tuple[int, int], ...] = TILES) -> tuple[FloatArray, FloatArray]:
+def hand_prior() -> tuple[FloatArray, FloatArray]:
     """Returns (mean, sd), each (parameters + tiles,), of the prior for a GPU without measurements."""
-    small = [-0.16 * float(np.log2(_LARGEST_TILE / (m * n))) for m, n in tiles]  # small tiles reuse each byte less
+    small = [-0.16 * float(np.log2(_LARGEST_TILE / (m * n))) for m, n in TILES]  # small tiles reuse each byte less
     mean = np.array([p.mean for p in PARAMETERS] + small)
-    sd = np.array([p.sd for p in PARAMETERS] + [_TILE_SD] * len(tiles))
+    sd = np.array([p.sd for p in PARAMETERS] + [_TILE_SD] * len(TILES))
     return mean, sd
 
 

@@ -7,7 +7,7 @@ cliffs. Used by the exporters `aiconfigurator` and `vidur`, and by `rates`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -51,20 +51,15 @@ class GemmTimes:
 
     def __init__(self, profile: Profile, dtype: str) -> None:
         device = profile.device
-        own = profile.models.product(dtype)
-        self._ask: Callable[[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike], npt.ArrayLike]
-        if own is not None:
-            self._ask, rows = own.fast.predict_us, own.rows
-        else:
-            same = dtype == "fp16" and device.peak("bf16") == device.peak("fp16")
-            model = GemmModel.best(device, dtype="bf16" if same else dtype)
-            self._ask, rows = lambda m, n, k: model.predict(m, n, k).latency_us, model.rows
+        same = dtype == "fp16" and device.peak("bf16") == device.peak("fp16")
+        self._model = profile.models.product(dtype) or GemmModel.best(device, dtype="bf16" if same else dtype)
+        rows = self._model.rows
         fitted = f"fitted to {rows:,} shapes" if rows else "from what other GPUs taught, nothing measured"
         self.note = f"products that were not measured are modelled ({fitted})"
 
     def latency_us(self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike) -> FloatArray:
         """Returns predicted times, µs, (rows,)."""
-        return np.asarray(self._ask(m, n, k), dtype=np.float64)
+        return self._model.predict(m, n, k).latency_us
 
     def through(self, m: IntArray, n: int, k: int, rows: Table) -> FloatArray:
         """Returns µs at sizes m (places,) of one (n, k): measured if in `rows` (the table's rows of this (n, k)), else

@@ -1,0 +1,63 @@
+"""Reads the published tables of layouts in tests/data, with what their source documents say beside the tables.
+
+The file contexts.toml beside a table has values for cells that it leaves empty, corrections of cells that the document
+itself shows to be typed wrong, rows that cannot be compared, and notes; each states where it was found.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from quantbench.planner.rows import TableRow, read_table
+
+CONTEXTS = "contexts.toml"
+
+
+def read_documents(path: Path, *, as_typed: bool = False) -> tuple[TableRow, ...]:
+    """Reads a table and fills its cells from contexts.toml beside it.
+
+    as_typed: leave typing mistakes uncorrected, and rows that cannot be compared with their times.
+    """
+    contexts = _contexts(path.parent)
+    return tuple(_stated(row, _context_of(row, contexts), as_typed) for row in read_table(path))
+
+
+def document_of(row: TableRow, folder: Path) -> str:
+    """Returns the source document of a row; source_file if contexts.toml in `folder` does not know it."""
+    return str(_context_of(row, _contexts(folder)).get("document", row.source_file))
+
+
+def _stated(row: TableRow, context: dict[str, Any], as_typed: bool) -> TableRow:
+    filled: dict[str, Any] = {}
+    sections = [s for s in context.get("section", ()) if row.section.startswith(s["begins"])]
+    for part in (context, *sections):
+        for name, found in part.get("defaults", {}).items():
+            if getattr(row, name) in (None, ""):
+                filled[name] = found["value"]
+    if "cluster" in context:
+        filled["cluster"] = context["cluster"]["value"]
+    if not as_typed:
+        for correction in context.get("correction", ()):
+            if row.line in (correction.get("line"), *correction.get("lines", ())):
+                filled[correction["cell"]] = correction["value"]
+        if any(row.line == one["line"] for one in context.get("uncounted", ())):
+            filled["sec_per_it"] = None
+    notes = [known["text"] for known in context.get("known", ()) if row.line in known["lines"]]
+    filled["notes"] = "; ".join(filter(None, (*notes, row.notes)))
+    found = replace(row, **filled)
+    if found.heads is None and str(found.hidden) in context.get("heads", {}):
+        return replace(found, heads=context["heads"][str(found.hidden)]["value"])
+    return found
+
+
+def _contexts(folder: Path) -> list[dict[str, Any]]:
+    text = (folder / CONTEXTS).read_text(encoding="utf-8")
+    return list(tomllib.loads(text)["context"])
+
+
+def _context_of(row: TableRow, contexts: list[dict[str, Any]]) -> dict[str, Any]:
+    matching = [c for c in contexts if row.source_file.startswith(c["source_file"])]
+    return matching[0] if matching else {}
