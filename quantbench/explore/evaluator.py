@@ -92,7 +92,8 @@ def _time(log_us: Any, variance: Any, interval: IntervalCalibration, fastest_us:
 def gemm_model(model: GemmModel, blobs: Blobs) -> dict[str, Any]:
     """Returns a GEMM model as JSON: functions from sizes and layout to the time, its interval and the kernel."""
     ensemble, forests = model.ensemble, _Forests(blobs)
-    m, n, k, batch, layout = sizes = inputs(*_GEMM)
+    sizes: list[Any] = inputs(*_GEMM)
+    m, n, k, batch, layout = sizes
     machine, each = ensemble.machine, ensemble.menu.each
     if not model.layouts:
         k = k_as_stored(machine, sizes[:4], layout)  # type: ignore[arg-type]
@@ -211,11 +212,8 @@ def experts_model(model: MoEModel, blobs: Blobs) -> dict[str, Any]:
         if one.references or not one.halves:
             raise InputError("explore", f"experts of {one.device.name} with references", "a model of its own rows")
         columns = layers.columns(one.device)
-        found = [
-            float(half.slopes[0]) + forests.walked(forest).predict(columns)[0]
-            for half in one.halves
-            for forest in half.forests
-        ]
+        trees = [(float(half.slopes[0]), forest) for half in one.halves for forest in half.forests]
+        found = [slope + forests.walked(forest).predict(columns)[0] for slope, forest in trees]
         corrections += found if model.halves else [sum(found) / len(found)]
     mean, variance = _mean_and_variance(corrections or [0.0])
     fastest_us = layers.compute_us(model.device)

@@ -105,10 +105,9 @@ function choose(id) {
 
 // Sizes that have no such heads leave the heads as they are.
 function set(name, value) {
-  const next = changed(state, name, value, locks);
-  const last = state, followed = [];
+  const next = changed(state, name, value, locks), last = state;
   state = next.heads ? next : {...state, [name]: value};
-  for (const size of SIZES) if (size !== name && state[size] !== last[size]) followed.push(`${size} ${last[size]} → ${state[size]}`);
+  const followed = SIZES.filter(size => size !== name && state[size] !== last[size]).map(size => `${size} ${last[size]} → ${state[size]}`);
   $('followed').textContent = followed.length ? `With ${name}: ${followed.join(', ')}.` : '';
   sync();
   update();
@@ -123,12 +122,8 @@ function type(name, text) {
 // A slider stops at the nearest possible size.
 function slide(name, value, step) {
   const low = Number($(`r-${name}`).min);
-  for (let off = 0; off <= 400; off++) {
-    for (const near of [value - off * step, value + off * step]) {
-      if (near >= low && possible(changed(state, name, near, locks))) return set(name, near);
-    }
-  }
-  return set(name, value);
+  const near = Array.from({length: 802}, (_, i) => value + (i % 2 ? 1 : -1) * (i >> 1) * step);
+  set(name, near.find(one => one >= low && possible(changed(state, name, one, locks))) ?? value);
 }
 
 const possible = s => !objection(s);
@@ -439,8 +434,7 @@ function picture() {
   canvas.setAttribute('aria-label', $('tiles-text').textContent);
 }
 
-// Compares the neighbours per token and parameter, with backward passes where there are models, as `quantbench advise`
-// does (advice.neighbours); yields between them.
+// Compares the shapes near per token and parameter, with backward passes where there are models (advice.search).
 function* better(times) {
   const costOf = s => {
     const parts = new Map();
@@ -536,15 +530,13 @@ function commands() {
   };
   for (const [name, line] of Object.entries(lines)) {
     $(`c-${name}`).textContent = line;
-    $(`copy-${name}`).onclick = async () => {
-      try { await navigator.clipboard.writeText(line); $('copied').textContent = `${name} line copied`; }
-      catch { getSelection().selectAllChildren($(`c-${name}`)); $('copied').textContent = `${name} line selected: copy it with Ctrl+C`; }
-    };
+    const copied = () => { $('copied').textContent = `${name} line copied`; };
+    const selected = () => { getSelection().selectAllChildren($(`c-${name}`)); $('copied').textContent = `${name} line selected: copy it with Ctrl+C`; };
+    $(`copy-${name}`).onclick = async () => navigator.clipboard.writeText(line).then(copied, selected);
   }
 }
 
-// What only a preset or a config can say (of these sizes, and of `more`): returns the option that names a preset which says
-// it, the one that was chosen or else the nearest. Without one, the option asks for a config.
+// Returns the option that names the nearest preset that says what no option does (of `more` too), or asks for a config.
 function presetOption(s, more) {
   const said = {gate_fused: s.gate_fused, kv_rank: s.kv_rank, shared_ffn: s.experts && s.shared_ffn,
     tied: more.includes('tied') && !s.tied, dense_layers: more.includes('dense_layers') && s.experts && s.dense_layers};

@@ -1,6 +1,4 @@
-// Evaluates the packed latency models (quantbench/explore/evaluator.py). Their code is generated from
-// quantbench/latency; written here are the walk through forests, the Gaussian process and the draw of
-// experts' rows, which tests/explore compares with Python.
+// What the generated code of the latency models calls (quantbench/explore/evaluator.py), and the draw of experts' rows.
 'use strict';
 
 // Makes the functions of a model from its text.
@@ -31,17 +29,15 @@ function walker(data) {
   };
 }
 
-// Returns the function from features to the mean and the deviation of a Gaussian process with a Matérn 3/2 kernel, which
-// is conditioned when it is first asked.
+// Returns the function from features to mean and deviation of a Gaussian process (Matérn 3/2), conditioned when first asked.
 function gaussianProcess({amplitude, noise, centre, ...arrays}) {
   const names = ['features', 'targets', 'shift', 'spread', 'length_scales'];
   const [features, targets, shift, spread, scales] = names.map(name => page.view(Float64Array, arrays[name]));
   const rows = targets.length, width = shift.length, scaled = features.map((x, i) => x / scales[i % width]);
   const kernel = (left, at, row) => {
     let squared = 0;
-    for (let d = 0; d < width; d++) squared += (left[at + d] - scaled[row * width + d]) ** 2;
-    const distance = Math.sqrt(3 * squared);
-    return amplitude * (1 + distance) * Math.exp(-distance);
+    for (let d = 0; d < width; d++) squared += 3 * (left[at + d] - scaled[row * width + d]) ** 2;
+    return amplitude * (1 + Math.sqrt(squared)) * Math.exp(-Math.sqrt(squared));
   };
   const solve = (L, y) => {
     for (let i = 0; i < rows; i++) {

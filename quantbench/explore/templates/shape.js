@@ -4,11 +4,7 @@
 
 const cdiv = (a, b) => Math.ceil(a / b);
 // Rounds as Python's format does: exact halves to even.
-const fixed = (x, d) => {
-  const t = x * 10 ** d, low = Math.floor(t);
-  if (t - low !== 0.5 || !Number.isInteger(x * 2 ** 20)) return x.toFixed(d);
-  return ((low % 2 ? low + 1 : low) / 10 ** d).toFixed(d);
-};
+const fixed = (x, d) => (x * 10 ** d % 1 === 0.5 && Number.isInteger(x * 2 ** 20) ? roundEven(x * 10 ** d) / 10 ** d : x).toFixed(d);
 const percent = share => `${fixed(100 * share, Math.abs(100 * share) >= 9.95 ? 0 : 1)} %`;
 const signed = share => `${share < 0 ? '−' : '+'}${percent(Math.abs(share))}`;
 const digits = value => fixed(value, value > 0 ? Math.max(0, 2 - Math.floor(Math.log10(value))) : 0);
@@ -77,16 +73,10 @@ class Times {
     const rows = Array.from({length: sizes.length / 3}, (_, row) => row);
     this.measured = new Map(rows.map(row => [sizes.subarray(3 * row, 3 * row + 3).join(), times.subarray(9 * row, 9 * row + 9)]));
   }
-
   // The models of an op.
   of(op) { return op.core ? this.core : this; }
-
   // Whether all models of a setting's ops rest on measurements.
-  rests(s) {
-    const {gemm, experts} = this.entry;
-    return gemm.rows > 0 && this.core.entry.gemm.rows > 0 && !(s.experts && !experts.rows);
-  }
-
+  rests(s) { return this.entry.gemm.rows * this.core.entry.gemm.rows > 0 && !(s.experts && !this.entry.experts.rows); }
   // Returns {us, low, high} of an op; of a product also its kernel, of a softmax the time of one fused kernel.
   estimate(op) {
     if (op.core && this.core !== this) return this.core.estimate(op);
@@ -100,7 +90,6 @@ class Times {
     const [us, low, high] = this.attention[op.phase](op.batch, op.heads, op.kv_heads, op.seq_q, op.head_dim);
     return {us, low, high};
   }
-
   // The routed experts of a layer, on the GPU with the most rows; of many tokens, with fewer GPUs (moe_features.fewer_gpus).
   moe(op) {
     const {tokens, hidden, expert_ffn, num_experts, top_k, gated, tp, ep} = op, {tiles, most_tokens} = this.entry.experts;
@@ -109,14 +98,12 @@ class Times {
       num_experts / fewer, top_k, ep / fewer, ...expertLoads(op, tiles, page.load_draws));
     return {us, low, high};
   }
-
   // Megatron's softmax of unfused attention; separate kernels move more bytes than the fused one.
   softmax(op) {
     const {bytes, separate, objections} = this.bytes(op), by = objections.length ? separate / bytes : 1;
     const [us, low, high] = this.softmaxes.times(bytes, op.batch * op.rows, op.rows);
     return {us: by * us, low: by * low, high: by * high, fused: us};
   }
-
   // Returns {us, low, high, kernel} of a product as it was measured or is predicted.
   product(m, n, k, batch, layout) {
     const run = k < this.entry.gemm.least_k ? this.gemm.short : this.gemm.times, [us, low, high, kernel] = run(m, n, k, batch, layout);
@@ -136,13 +123,11 @@ class Times {
     const {share, spread} = page.unaligned, slow = Math.max(us, flopsOf(op) / (fp32 * 1e6 * share));
     return {...found, us: slow, low: Math.max(slow / spread, low), high: slow * spread};
   }
-
   // Returns {blockM, blockN, splitK, held} of a kernel.
   tile(kernel) {
     const [blockM, blockN, splitK, held] = this.kernels.subarray(4 * kernel, 4 * kernel + 4);
     return {blockM, blockN, splitK, held};
   }
-
   // Bytes of a softmax in one kernel and in separate ones, and why Megatron's fused kernel does not run.
   bytes(op) { return page.shape[`${op.phase}_${this.of(op).entry.dtype}`](op); }
 
@@ -151,7 +136,6 @@ class Times {
     if (op.kind === 'softmax') return this.bytes(op).bytes / us / gpu.bytes_per_us;
     return peak ? flopsOf(op) / us / 1e6 / peak : null;
   }
-
   // Returns {us, low, high, share, flops} of a setting's layer without logits, as `quantbench predict` sums it,
   // or of a list of its ops.
   layer(s, list = layerOf(s)) {
@@ -162,7 +146,6 @@ class Times {
     return {us, low: us - joined(times.map(one => one.us - one.low)), high: us + joined(times.map(one => one.high - one.us)),
       share: total(shares) / us, flops: total(list.map(flopsOf))};
   }
-
   // Tiles and waves of a GEMM with the kernel that the model chooses.
   quantize(op, kernel) {
     const t = this.of(op).tile(kernel), sms = this.gpu.sm_count;
@@ -172,13 +155,11 @@ class Times {
     return {...t, tilesM, tilesN, blocks, waves, last: blocks - (waves - 1) * sms, tileShare, waveShare,
       efficiency: tileShare * waveShare};
   }
-
   // The same, or null where waves cannot be stated (quantization.credible_waves).
   credible(op, kernel, share) {
     const found = this.quantize(op, kernel);
     return this.of(op).entry.gemm.in_waves && found.held === 1 && !(share > found.efficiency) ? found : null;
   }
-
   // Reasons why an op runs below peak, as analysis.blocks.idle_reasons words them.
   reasons(op) {
     if (op.kind === 'attention' && op.head_dim % 8) return [`head_dim = ${op.head_dim} is not a multiple of 8`];
@@ -194,29 +175,24 @@ class Times {
     const aligned = this.alignment(op);
     return aligned < 16 ? [...said, `rows are aligned to ${aligned} bytes, not 16`] : said;
   }
-
   // Bytes to which all rows of a product are aligned, up to 128.
   alignment(op) {
     const bytes = Object.entries(this.rows(op)).map(([side, step]) => Math.floor(op[side] * 16 / step));
     return Math.min(128, ...bytes.map(row => row & -row));
   }
-
   // Sides along which rows lie, and what they must be a multiple of to be aligned.
   rows(op) { return this.of(op).format.rows[op.layout]; }
-
   // The worst edge that an op has crossed, {us, words}: the time beyond the rate just before the edge (advice.cost).
   waste(op) {
     const now = this.estimate(op), found = [...this[`${op.kind}Edges`](op, now)];
     return found.map(([ideal, words, most = 1]) => ({us: Math.min(most, 1 - ideal / now.us) * now.us, words}))
       .filter(one => one.us >= 0.01 * now.us).sort((a, b) => b.us.toPrecision(6) - a.us.toPrecision(6))[0] || null;
   }
-
   // The time of an op's arithmetic at the rate with other sizes.
   at(op, changes) {
     const before = {...op, ...changes};
     return this.estimate(before).us * flopsOf(op) / flopsOf(before);
   }
-
   // Each yields [ideal time, words, largest share that is lost] of the edges that an op of a kind has crossed.
   *softmaxEdges(op, now) {
     yield [now.fused, `Megatron's fused softmax does not run: ${this.bytes(op).objections.join('; ')}`];
@@ -267,9 +243,8 @@ class Times {
 const tileName = t => `${t.blockM}x${t.blockN}${t.splitK > 1 ? ` split-k ${t.splitK}` : ''}`;
 const padWords = (name, size, to) => `${name} = ${size} pads to ${to}: ${percent(1 - size / to)} idle`;
 
-// Returns the setting with one size changed, and what follows it unless it is locked: heads (of about the same
-// width) and ffn = 4 · hidden follow hidden, key/value heads keep their ratio to heads. heads = 0: hidden has no
-// such heads.
+// Returns the setting with one size changed, and what follows unless it is locked: heads of about the same width and
+// ffn = 4 · hidden follow hidden, key/value heads keep their ratio to heads. heads = 0: hidden has no such heads.
 function changed(s, name, value, locks) {
   const next = {...s, [name]: value}, whole = s.heads * s.head_dim === s.hidden;
   const free = size => !locks[size] && size !== name;
@@ -284,8 +259,7 @@ function changed(s, name, value, locks) {
   return next;
 }
 
-// Heads of another hidden size: a width that is a multiple of 8 and nearest to the present one, a number that
-// tp and the ratio of key/value heads divide.
+// Heads of another hidden size: of the nearest width that is a multiple of 8, as many as tp and the groups divide.
 function headsFor(s, hidden, free) {
   const group = free('kv_heads') ? s.heads / s.kv_heads : 1;
   const splits = heads => Number.isInteger(heads) && heads % s.tp === 0 && heads % group === 0 && (free('kv_heads')
@@ -299,8 +273,7 @@ function headsFor(s, hidden, free) {
 
 const paddedVocab = (vocab, tp) => cdiv(vocab, 128 * tp) * 128 * tp;
 
-// Yields {group, joint, s}: shapes near a setting with unlocked sizes changed and as many parameters, the space
-// of `quantbench advise` (advice.space; its limits are page.space). Of each group one is chosen.
+// Yields {group, joint, s}: shapes near a setting with unlocked sizes changed and as many parameters (advice.space).
 function* near(s, locks) {
   const base = parameters(s), names = [...SIZES, ...EXPERT_SIZES];
   const within = next => Math.abs(parameters(next) / base - 1) <= page.space.tolerance;
@@ -365,9 +338,7 @@ function headsNear(s, hidden) {
   return found;
 }
 
-// Of shapes of one group the preferred one (advice.search): among surely faster ones if there are any and the sizes
-// change jointly; of those that are as fast, the smallest micro-batch, which takes the least memory, or the best
-// aligned heads.
+// Of shapes of one group the preferred one (advice.search); joint ones are surely faster if any is.
 function preferred(group, all) {
   const sure = all[0].joint ? all.filter(one => one.sure) : [], among = sure.length ? sure : all;
   const least = Math.min(...among.map(one => one.each)), {as_good, line_elements} = page.space;
