@@ -96,7 +96,7 @@ def gemm_model(model: GemmModel, blobs: Blobs) -> dict[str, Any]:
     m, n, k, batch, layout = sizes
     machine, each = ensemble.machine, ensemble.menu.each
     if not model.layouts:
-        k = k_as_stored(machine, sizes[:4], layout)  # type: ignore[arg-type]
+        k = k_as_stored(machine, sizes[:4], layout)
         layout = np.full(1, -1.0)  # type: ignore[assignment]
     peak_us = 2.0 * m * n * k * batch / machine.flop_per_us
     outputs = []
@@ -131,7 +131,7 @@ def _product(ensemble: Ensemble, sizes: tuple[Any, ...], forests: _Forests) -> t
         columns: Any = member.columns(ensemble.menu, shapes, log_us, parts, watched)
         walked: Any = member.forest and forests.walked(member.forest)
         known = [] if reference is None else [reference]
-        correction, spread = replace(member, forest=walked).correction([*columns, *known], reference)  # type: ignore[arg-type]
+        correction, spread = replace(member, forest=walked).correction([*columns, *known], reference)
         logs.append(log_us + correction)
         within.append(spread)
     mean, between = _mean_and_variance(logs)

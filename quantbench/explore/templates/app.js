@@ -1,5 +1,4 @@
 // The page: controls, the curve, the ops, the picture of tiles and waves, better shapes, experts and commands.
-'use strict';
 
 const $ = id => document.getElementById(id);
 // Makes an element; strings become text, so that no name is ever read as markup.
@@ -17,12 +16,11 @@ const fill = (id, ...children) => $(id).replaceChildren(...children);
 const CHOICES = ['axis', 'attention', 'direction', 'routing'], FLAGS = ['gated', 'gate_fused', 'tied'];
 const NAMES = [...document.querySelectorAll('#controls input[type=range]')].map(slider => slider.id.slice(2));
 const least = name => Number($(`n-${name}`).min), choicesOf = name => [...$(name).options].map(one => one.value);
-const COUNTS = ['heads', 'tp', 'mbs', 'ep', 'top_k'];
-const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 5], [1, 2]];
+const COUNTS = ['heads', 'tp', 'mbs', 'ep', 'top_k'], DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 5], [1, 2]];
 // CLIFF: drop of the rate that is named. SUGGESTED: gain from which another size is offered; less is within the error.
 const CLIFF = 0.05, SUGGESTED = 0.02, SLICE_MS = 12, FIRST_MS = 16, MOST_MODELS = 12;
 
-let page, state, locks = {}, lines = [], active, models = new Map(), plot, job = 0, shownOp = '', zoom = null;
+let page, state, locks = {}, lines = [], active, models = new Map(), plot, job = 0, shownOp = '', zoom = null, marks = [];
 
 async function start() {
   const packed = Uint8Array.from(atob($('data').textContent.trim()), c => c.charCodeAt(0));
@@ -39,10 +37,9 @@ async function start() {
   readUrl();
   bindControls();
   load([...lines, active]);
-  addEventListener('hashchange', () => { readUrl(); load([...lines, active]); sync(); update(); });
+  addEventListener('hashchange', () => { readUrl(); load([...lines, active]); update(); });
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { plot = null; update(); });
   new ResizeObserver(() => plot && plot.setSize({width: $('chart').clientWidth, height: chartHeight()})).observe($('chart'));
-  sync();
   update();
   document.documentElement.dataset.ready = 'yes';
 }
@@ -90,18 +87,10 @@ function restore(parts, zoomed = false) {
   state = {...state, ...parts};
   state.gate_fused = state.gate_fused && state.gated;
   if (!zoomed) zoom = null;
-  sync();
   update();
 }
 
-function choose(id) {
-  document.documentElement.dataset.busy = 'yes';
-  active = id;
-  load([id]);
-  plot = null;
-  sync();
-  update();
-}
+const choose = id => { active = id; load([id]); plot = null; update(); };
 
 // Sizes that have no such heads leave the heads as they are.
 function set(name, value) {
@@ -109,7 +98,6 @@ function set(name, value) {
   state = next.heads ? next : {...state, [name]: value};
   const followed = SIZES.filter(size => size !== name && state[size] !== last[size]).map(size => `${size} ${last[size]} → ${state[size]}`);
   $('followed').textContent = followed.length ? `With ${name}: ${followed.join(', ')}.` : '';
-  sync();
   update();
 }
 
@@ -172,7 +160,8 @@ function readUrl() {
 }
 
 function update() {
-  if (!state.experts && ['moe_ffn', 'top_k', 'ep'].includes(state.axis)) $('axis').value = state.axis = 'hidden';
+  if (!state.experts && ['moe_ffn', 'top_k', 'ep'].includes(state.axis)) state.axis = 'hidden';
+  sync();
   const mine = ++job, began = performance.now(), wrong = objection(state);
   $('wrong').textContent = wrong ? `Impossible: ${wrong}. ${draw.curves ? 'The figures below are of the last possible shape.' : 'Change a size, or start again.'}` : '';
   writeUrl();
@@ -273,28 +262,21 @@ const sizesOf = op => op.kind === 'gemm' ? `${op.batch > 1 ? `${op.batch} × ` :
 const drawable = op => op.kind === 'gemm' && op.batch === 1;
 
 function axisValues() {
-  const now = state[state.axis], name = state.axis;
-  if (name !== 'heads' && COUNTS.includes(name)) return [...new Set([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 64, now])].sort((a, b) => a - b);
-  let [low, high] = zoom || [Math.max(1, 0.55 * now), 1.5 * now];
-  const grain = name === 'heads' ? 1 : 8, wide = (high - low) / 90;
-  const step = Math.max(grain, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096].find(size => size >= wide) || 8192);
-  const found = new Set([now]);
-  for (let x = Math.max(step, Math.ceil(low / step) * step); x <= high; x += step) {
-    found.add(x);
-    // One past an edge: where a new tile, and perhaps a wave, begins.
-    if (name === 'seq' && x % 64 === 0 && step <= 64) found.add(x + 1);
-  }
-  const near = neighbourValue();
-  if (near) found.add(near);
-  return [...found].sort((a, b) => a - b);
+  const now = state[state.axis], name = state.axis, near = neighbourValue();
+  if (name !== 'heads' && COUNTS.includes(name)) return sorted([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 64, now]);
+  const [low, high] = zoom || [Math.max(1, 0.55 * now), 1.5 * now], grain = name === 'heads' ? 1 : 8;
+  const step = Math.max(grain, 2 ** Math.min(13, Math.ceil(Math.log2((high - low) / 90)))), found = multiples(step, low, high);
+  // One past an edge: where a new tile, and perhaps a wave, begins.
+  const past = name === 'seq' && step <= 64 ? found.filter(x => x % 64 === 0).map(x => x + 1) : [];
+  return sorted([now, ...found, ...past, ...(near ? [near] : [])]);
 }
 
+const sorted = numbers => [...new Set(numbers)].sort((a, b) => a - b);
 const chartHeight = () => Math.max(240, Math.min(420, innerHeight * 0.42));
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-let marks = [];
 
 function draw(curves) {
-  const ids = [...curves.keys()], xs = [...new Set([...curves.values()].flatMap(curve => [...curve.keys()]))].sort((a, b) => a - b);
+  const ids = [...curves.keys()], xs = sorted([...curves.values()].flatMap(curve => [...curve.keys()]));
   const of = (id, pick) => xs.map(x => { const one = curves.get(id).get(x); return one && Number.isFinite(one.share) ? 100 * pick(one) : null; });
   const data = [xs];
   for (const id of ids) data.push(of(id, one => one.share), of(id, one => one.share * one.us / one.high), of(id, one => one.share * one.us / one.low));
@@ -361,7 +343,7 @@ function marker(u) {
 
 // Names the largest drops of the share of peak between neighbouring sizes, with the op that loses most there.
 function cliffs(curve, times) {
-  const xs = [...curve.keys()].sort((a, b) => a - b), share = x => curve.get(x).share;
+  const xs = sorted(curve.keys()), share = x => curve.get(x).share;
   marks = xs.slice(1).map((x, i) => ({x, from: xs[i], drop: 1 - share(x) / share(xs[i]), y: 100 * share(x)}))
     .filter(one => one.drop >= CLIFF).sort((a, b) => b.drop - a.drop).slice(0, 5).sort((a, b) => a.x - b.x);
   fill('cliffs', ...marks.map(one => {

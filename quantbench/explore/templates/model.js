@@ -1,5 +1,4 @@
 // What the generated code of the latency models calls (quantbench/explore/evaluator.py), and the draw of experts' rows.
-'use strict';
 
 // Makes the functions of a model from its text.
 function functionsOf(data) {

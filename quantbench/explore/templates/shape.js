@@ -1,6 +1,5 @@
 // Tiles and waves, edges, sums and shapes near a setting: the arithmetic of quantbench.quantization, advice and sweep.axes,
 // tested against them on random settings. Ops, parameters and what makes a shape impossible are generated (page.shape).
-'use strict';
 
 const cdiv = (a, b) => Math.ceil(a / b);
 // Rounds as Python's format does: exact halves to even.
@@ -58,6 +57,7 @@ function rankRows(op) {
 // Whether the weights of a model with experts leave memory on each of its GPUs.
 const fits = (s, gpu, format) => !s.experts || page.shape.weights(exact(s)) * format.weight < gpu.memory_bytes;
 
+const named = ([us, low, high, kernel]) => ({us, low, high, kernel});
 // What of an op its time depends on.
 const keyOf = ({name, label, count, sides, phase, ...work}) => JSON.stringify(work.kind === 'gemm' ? work : [work, phase]);
 
@@ -86,17 +86,13 @@ class Times {
     return known.get(key);
   }
 
-  heads(op) {
-    const [us, low, high] = this.attention[op.phase](op.batch, op.heads, op.kv_heads, op.seq_q, op.head_dim);
-    return {us, low, high};
-  }
+  heads(op) { return named(this.attention[op.phase](op.batch, op.heads, op.kv_heads, op.seq_q, op.head_dim)); }
   // The routed experts of a layer, on the GPU with the most rows; of many tokens, with fewer GPUs (moe_features.fewer_gpus).
   moe(op) {
     const {tokens, hidden, expert_ffn, num_experts, top_k, gated, tp, ep} = op, {tiles, most_tokens} = this.entry.experts;
     const fewer = multiples(1, 1, ep).find(f => f === ep || (ep % f === 0 && tokens <= f * most_tokens)), ffn = expert_ffn / tp;
-    const [us, low, high] = this.experts.times(tokens / fewer, hidden, expert_ffn, ffn, gated ? 2 * ffn : ffn,
-      num_experts / fewer, top_k, ep / fewer, ...expertLoads(op, tiles, page.load_draws));
-    return {us, low, high};
+    return named(this.experts.times(tokens / fewer, hidden, expert_ffn, ffn, gated ? 2 * ffn : ffn,
+      num_experts / fewer, top_k, ep / fewer, ...expertLoads(op, tiles, page.load_draws)));
   }
   // Megatron's softmax of unfused attention; separate kernels move more bytes than the fused one.
   softmax(op) {
@@ -106,10 +102,9 @@ class Times {
   }
   // Returns {us, low, high, kernel} of a product as it was measured or is predicted.
   product(m, n, k, batch, layout) {
-    const run = k < this.entry.gemm.least_k ? this.gemm.short : this.gemm.times, [us, low, high, kernel] = run(m, n, k, batch, layout);
-    const measured = batch === 1 && this.measured.get(`${m},${n},${k}`);
-    if (!measured) return {us, low, high, kernel};
-    return {us: measured[3 * layout], low: measured[3 * layout + 1], high: measured[3 * layout + 2], kernel};
+    const run = k < this.entry.gemm.least_k ? this.gemm.short : this.gemm.times, found = named(run(m, n, k, batch, layout));
+    const measured = batch === 1 && this.measured.get(`${m},${n},${k}`)?.subarray(3 * layout, 3 * layout + 3);
+    return measured ? {...named(measured), kernel: found.kernel} : found;
   }
 
   batched(op) {
@@ -289,8 +284,7 @@ function* near(s, locks) {
   }
 }
 
-const multiples = (step, low, high) =>
-  Array.from({length: Math.floor(high / step)}, (_, i) => (i + 1) * step).filter(x => x >= low);
+const multiples = (step, low, high) => Array.from({length: high / step}, (_, i) => (i + 1) * step).filter(x => x >= low);
 
 // Yields [group, sizes that change]: hidden, heads and the MLP at once, or one dimension.
 function* changesNear(s) {
@@ -319,9 +313,8 @@ function* changesNear(s) {
   }
   for (let ep = 1; ep <= largest_ep; ep *= 2) if (s.experts % ep === 0) yield ['ep', {ep}];
   const gpus = s.tp * s.ep, samples = s.mbs * s.ep;
-  for (const ep of multiples(1, 1, gpus)) {
-    if (gpus % ep === 0 && samples % ep === 0) yield ['tp and ep', {tp: gpus / ep, ep, mbs: samples / ep}];
-  }
+  const degrees = multiples(1, 1, gpus).filter(ep => gpus % ep === 0 && samples % ep === 0);
+  for (const ep of degrees) yield ['tp and ep', {tp: gpus / ep, ep, mbs: samples / ep}];
 }
 
 // Heads of a hidden size, of usual widths; no change if heads · head_dim is not hidden.
