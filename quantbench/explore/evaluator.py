@@ -97,7 +97,7 @@ def gemm_model(model: GemmModel, blobs: Blobs) -> dict[str, Any]:
     machine, each = ensemble.machine, ensemble.menu.each
     if not model.layouts:
         k = k_as_stored(machine, sizes[:4], layout)
-        layout = np.full(1, -1.0)  # type: ignore[assignment]
+        layout = np.full(1, -1.0)
     peak_us = 2.0 * m * n * k * batch / machine.flop_per_us
     outputs = []
     for deep in (k, np.full(1, LEAST_K)):
@@ -130,8 +130,8 @@ def _product(ensemble: Ensemble, sizes: tuple[Any, ...], forests: _Forests) -> t
         kernels.append(parts.log_time.argmin(axis=0))
         columns: Any = member.columns(ensemble.menu, shapes, log_us, parts, watched)
         walked: Any = member.forest and forests.walked(member.forest)
-        known = [] if reference is None else [reference]
-        correction, spread = replace(member, forest=walked).correction([*columns, *known], reference)
+        columns += [] if reference is None else [reference]
+        correction, spread = replace(member, forest=walked).correction(columns, reference)
         logs.append(log_us + correction)
         within.append(spread)
     mean, between = _mean_and_variance(logs)

@@ -475,11 +475,11 @@ function experts() {
   const op = ops(state).find(one => one.kind === 'moe');
   $('experts').hidden = !op;
   if (!op) return void ($('experts-text').textContent = 'A dense model. Set experts above 0: they replace the MLP.');
-  const rows = tokensPerExpert(op, page.draws), padded = rows.map(n => cdiv(n, 128) * 128), sum = total;
+  const rows = tokensPerExpert(op, page.draws), padded = rows.map(n => cdiv(n, 128) * 128);
   const ranks = rankRows(op), most = Math.max(...padded, 1);
-  $('experts-text').textContent = `${op.tokens} tokens × ${op.top_k} = ${sum(rows)} rows for ${op.num_experts} experts: ${Math.min(...rows)} to ${Math.max(...rows)} each. ` +
-    `Tiles of 128 rows pad them to ${sum(padded)}: ${percent(1 - sum(rows) / sum(padded))} of the rows computed are padding. ` +
-    `The busiest of ${op.ep} GPU${op.ep > 1 ? 's' : ''} has ${Math.max(...ranks)} rows, ${(Math.max(...ranks) * op.ep / sum(rows)).toFixed(2)} times the average. ` +
+  $('experts-text').textContent = `${op.tokens} tokens × ${op.top_k} = ${total(rows)} rows for ${op.num_experts} experts: ${Math.min(...rows)} to ${Math.max(...rows)} each. ` +
+    `Tiles of 128 rows pad them to ${total(padded)}: ${percent(1 - total(rows) / total(padded))} of the rows computed are padding. ` +
+    `The busiest of ${op.ep} GPU${op.ep > 1 ? 's' : ''} has ${Math.max(...ranks)} rows, ${(Math.max(...ranks) * op.ep / total(rows)).toFixed(2)} times the average. ` +
     `Each row is multiplied by ${(op.gated ? 2 : 1) * op.expert_ffn / op.tp}×${op.hidden} and ${op.hidden}×${op.expert_ffn / op.tp} weights. Dispatch and combine are left out.`;
   const part = (name, n) => make('span', {class: name, style: `height: ${100 * n / most}%`});
   fill('experts', ...rows.map((n, e) => make('div', {class: 'expert', title: `expert ${e}: ${n} rows, ${padded[e]} with padding`},
@@ -504,10 +504,11 @@ function commands() {
   const follows = others.filter(name => !moving.includes(name)), some = s.kv_heads !== s.heads && moving.includes('heads');
   const swept = named(grouped).filter(name => !moving.includes('heads') || !(['attention', 'scores', 'softmax', 'context'].includes(name) || (some && name === 'qkv')));
   const tail = list => ` --dtype ${entry.dtype}${library} --ops ${list.join()}${s.direction === 'both' && !s.experts ? ' --direction both' : ''}`;
+  const kept = page.dimensions.filter(name => locks[name]), keep = kept.length ? ` --keep ${kept.join()}` : '';
   const routing = s.experts ? ` --routing ${s.routing}` : '', layer = presetOption(s, []), model = presetOption(s, ['tied', 'dense_layers']);
   const lines = {
     predict: `quantbench predict --gpu ${gpu.slug}${layer} --dim ${dim}=${s[s.axis]} ${sizes(others)}${gate}${routing}${tail(named('experts'))}`,
-    advise: `quantbench advise --gpu ${gpu.slug}${model} ${sizes([...all, 'layers'])}${gate}${routing} --dtype ${entry.dtype}${library}${keeps()}`,
+    advise: `quantbench advise --gpu ${gpu.slug}${model} ${sizes([...all, 'layers'])}${gate}${routing} --dtype ${entry.dtype}${library}${keep}`,
     sweep: `quantbench sweep${layer} --dim ${dim}=${range} ${sizes(follows)}${gate}${routing}${tail(swept)} --skip-impossible`,
   };
   for (const [name, line] of Object.entries(lines)) {
@@ -529,7 +530,5 @@ function presetOption(s, more) {
   const [nearest] = same.sort((a, b) => equal(b) - equal(a));
   return nearest ? ` --model ${nearest[0]}` : ' --config CONFIG.json';
 }
-
-const keeps = () => { const kept = page.dimensions.filter(name => locks[name]); return kept.length ? ` --keep ${kept.join()}` : ''; };
 
 start().catch(error => { $('wrong').textContent = `The page cannot run here: ${error.message}. It needs a browser of 2023 or later.`; throw error; });

@@ -123,7 +123,4 @@ function tokensPerExpert({tokens, num_experts: experts, top_k, ep, distribution}
   return found;
 }
 
-function roundEven(x) {
-  const r = Math.round(x);
-  return Math.abs(x % 1) === 0.5 && r % 2 ? r - 1 : r;
-}
+const roundEven = x => Math.abs(x % 1) === 0.5 ? 2 * Math.round(x / 2) : Math.round(x);

@@ -49,10 +49,8 @@ function flopsOf(op) {
   return op.kind === 'moe' ? 2 * Math.max(...rankRows(op)) * op.hidden * (op.gated ? 3 : 2) * op.expert_ffn / op.tp : 0;
 }
 
-function rankRows(op) {
-  const rows = tokensPerExpert(op, page.draws), local = op.num_experts / op.ep;
-  return Array.from({length: op.ep}, (_, rank) => total(rows.slice(rank * local, (rank + 1) * local)));
-}
+const rankRows = (op, rows = tokensPerExpert(op, page.draws), local = op.num_experts / op.ep) =>
+  Array.from({length: op.ep}, (_, rank) => total(rows.slice(rank * local, (rank + 1) * local)));
 
 // Whether the weights of a model with experts leave memory on each of its GPUs.
 const fits = (s, gpu, format) => !s.experts || page.shape.weights(exact(s)) * format.weight < gpu.memory_bytes;
