@@ -9,6 +9,7 @@ import numpy as np
 from quantbench.latency.forest import chunks
 from quantbench.latency.gemm.cost_model import (
     LEAST_K,
+    Array,
     FloatArray,
     IndexArray,
     Machine,
@@ -76,7 +77,9 @@ class Ensemble:
         shapes = Shapes(self.machine, self.menu, m, n, deep, *others)
         reference = None if self.reference is None else self.reference.correction(m, n, deep, *others)
         watched = watched_columns(shapes)
-        log_us, within, costs = [], [], []
+        log_us: list[Array] = []
+        within: list[Array] = []
+        costs: list[Array] = []
         for member in self.members:
             cost, parts = member.physics(shapes)
             if not costs:
