@@ -4,7 +4,7 @@ calibration and time bounds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -106,6 +106,20 @@ class IntervalCalibration:
 
     factor: float
     floor: float
+
+    @classmethod
+    def of_held_out(
+        cls, error: FloatArray, variance: FloatArray, tails: Sequence[tuple[float, float]] = ((0.9, 1.0),)
+    ) -> IntervalCalibration:
+        """Calibrates on held-out rows, (n,) each: |error| in log time, and the predicted variance.
+
+        tails: (share, ratio): quantiles of the scaled errors, and the typical ratio of the 0.9 quantile to each; the
+            factor is the geometric mean of their products.
+        """
+        floor = float(np.median(error)) + 1e-3
+        scaled = error / np.sqrt(variance + floor**2)
+        factors = [np.quantile(scaled, share) * ratio for share, ratio in tails]
+        return cls(float(np.prod(factors) ** (1.0 / len(factors))), floor)
 
     def half_width(self, variance: FloatArray) -> FloatArray:
         """Returns the interval half-width in log time for each predicted variance; both (n,)."""

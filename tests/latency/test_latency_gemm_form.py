@@ -124,19 +124,6 @@ def test_every_kernel_and_the_choice_rise_with_k(seed: int) -> None:
     assert (high >= low - 1e-9).all()
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_single_precision_moves_a_prediction_by_no_more_than_rounding(seed: int) -> None:
-    """Wherever parameters and shapes lie: nothing overflows, and no wave is lost."""
-    mean, sd = hand_prior()
-    vector = mean + 2.0 * sd * np.random.default_rng(seed).standard_normal(len(mean))
-    m, n, k = sizes(300, seed)
-    m[:4], n[2:6], k[4:8] = LARGEST_SIDE, LARGEST_SIDE, LARGEST_SIDE
-    double = log_latency(Values(vector), Shapes(MACHINE, MENU, m, n, k))[0]
-    single = log_latency(Values(vector.astype(np.float32)), Shapes(MACHINE, MENU, m, n, k, dtype=np.float32))[0]
-    assert single.dtype == np.float32
-    assert single == pytest.approx(double, abs=1e-4)
-
-
 def test_waves_agree_with_the_exact_arithmetic() -> None:
     tile = Tile(128, 256)
     index = index_of(tile.block_m, tile.block_n)
@@ -188,7 +175,7 @@ def test_features_are_finite_where_a_kernel_is_priced_out_of_all_bounds() -> Non
     vector[INDEX["small_tile"]] = 3.0
     m, n, k = sizes(50)
     m[0] = n[0] = LARGEST_SIDE
-    shapes = Shapes(MACHINE, MENU, m, n, k, dtype=np.float32)
+    shapes = Shapes(MACHINE, MENU, m, n, k)
     member = Member(vector, None)
     log_us, parts = member.physics(shapes)
     assert parts.log_time.max() > np.log(np.finfo(np.float32).max)

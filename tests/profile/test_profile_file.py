@@ -119,24 +119,6 @@ def test_older_versions_are_brought_up_step_by_step(monkeypatch: pytest.MonkeyPa
         upgrade({"version": -1}, "profile")
 
 
-def test_a_profile_of_version_1_is_read_and_a_damaged_one_is_called_damaged(tmp_path: Path) -> None:
-    path = saved(tmp_path)
-
-    def version_1(data: dict[str, Any]) -> None:
-        data["version"] = 1
-        del data["tables"]["moe"]
-        for model in data["models"]["gemm"]:
-            del model["library"]
-
-    change(path, version_1, sign=True)
-    found = Profile.load(path)
-    assert {model.library for model in found.models.gemm} == {"torch"}
-    assert len(found.tables["moe"]) == 0
-    change(path, lambda data: data["software"].update(torch="0"), sign=False)
-    with pytest.raises(StoreError, match="was changed or damaged"):
-        Profile.load(path)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "message"),

@@ -268,9 +268,6 @@ class Shapes:
 
     m, n, k, batch: (rows,) each; batch is 1 by default.
     layout: index in `LAYOUTS`, -1 (the default) if unknown: rows of a and b then run along k.
-    dtype: float type of the arrays; counts of blocks and waves are rounded to it last. float32, for distilled models,
-        is faster and changes a log time by less than 1e-4. (`attention_cost_model.AttentionShapes` is attention's
-        counterpart.)
     """
 
     def __init__(
@@ -282,13 +279,8 @@ class Shapes:
         k: FloatArray,
         batch: FloatArray | None = None,
         layout: FloatArray | None = None,
-        *,
-        dtype: type[np.floating[Any]] = np.float64,
     ) -> None:
-        def rounded(x: FloatArray) -> Array:
-            return x.astype(dtype, copy=False)
-
-        self.machine, self.dtype = machine, dtype
+        self.machine = machine
         self.log_bandwidth = math.log(machine.bytes_per_us)  # a float, which makes no array wider
         batch = np.ones(len(m)) if batch is None else batch
         self.m, self.n, self.k, self.batch = m, n, k, batch
@@ -306,49 +298,54 @@ class Shapes:
         k_part = np.maximum(np.ceil(k / (of.split_k * _STEP_K)) * _STEP_K, _STEP_K)
         l2_bytes = blocks * (of.block_m + of.block_n) * k_part * machine.element_bytes
 
-        self.tiles, self.blocks, self.k_part = rounded(tiles), rounded(blocks), rounded(k_part)
-        self.fluid, self.full, self.has_rest = rounded(fluid), rounded(full), rounded(has_rest)
-        self.waves = rounded(full + has_rest)
-        self.last = rounded(np.ceil(rest / machine.sm_count) / of.blocks_per_sm)
-        self.log_at_once = np.log(rounded(np.minimum(blocks, resident)))
-        self.l2_bytes = rounded(l2_bytes / np.minimum(blocks / machine.sm_count, 1.0))  # as if every SM were busy
-        self.partial_bytes = rounded(np.where(of.split_k > 1, 8.0, 0.0) * of.block_m * of.block_n * blocks)
-        self.smallness = np.log(1.0 + self.fluid) * rounded(np.log2(_LARGEST_TILE / (of.block_m * of.block_n)))
+        self.tiles = tiles
+        self.blocks = blocks
+        self.k_part = k_part
+        self.fluid = fluid
+        self.full = full
+        self.has_rest = has_rest
+        self.waves = full + has_rest
+        self.last = np.ceil(rest / machine.sm_count) / of.blocks_per_sm
+        self.log_at_once = np.log(np.minimum(blocks, resident))
+        self.l2_bytes = l2_bytes / np.minimum(blocks / machine.sm_count, 1.0)  # as if every SM were busy
+        self.partial_bytes = np.where(of.split_k > 1, 8.0, 0.0) * of.block_m * of.block_n * blocks
+        self.smallness = np.log(1.0 + fluid) * np.log2(_LARGEST_TILE / (of.block_m * of.block_n))
 
-        self.held, self.split_k = rounded(of.blocks_per_sm), rounded(of.split_k)
-        self.wave_flop = rounded(of.blocks_per_sm * (2.0 * of.block_m * of.block_n))
-        self.area = rounded(of.block_m * of.block_n / 16384.0)  # of 128 × 128
-        self.growth = rounded(np.log((of.block_m + of.block_n) / 256.0))
-        self.is_split = rounded((of.split_k > 1).astype(np.float64))
-        self.split_doublings = rounded(np.log2(of.split_k))
+        self.held = of.blocks_per_sm
+        self.split_k = of.split_k
+        self.wave_flop = of.blocks_per_sm * (2.0 * of.block_m * of.block_n)
+        self.area = of.block_m * of.block_n / 16384.0  # of 128 × 128
+        self.growth = np.log((of.block_m + of.block_n) / 256.0)
+        self.is_split = (of.split_k > 1).astype(np.float64)
+        self.split_doublings = np.log2(of.split_k)
 
         element_bytes = machine.element_bytes * batch
         a_bytes, b_bytes = element_bytes * m * k, element_bytes * k * n
         c_bytes = machine.output_bytes * batch * m * n
-        self.a_bytes, self.b_bytes, self.c_bytes = rounded(a_bytes), rounded(b_bytes), rounded(c_bytes)
+        self.a_bytes = a_bytes
+        self.b_bytes = b_bytes
+        self.c_bytes = c_bytes
         log_l2 = np.log(machine.l2_bytes)
-        self.reuse_a = rounded(np.log(a_bytes + b_bytes + c_bytes) - log_l2)
-        self.reuse_b = rounded(np.log(a_bytes + _COPIES * b_bytes + c_bytes) - log_l2)
-        self.reuse_c = rounded(np.log(a_bytes + b_bytes + _COPIES * c_bytes) - log_l2)
+        self.reuse_a = np.log(a_bytes + b_bytes + c_bytes) - log_l2
+        self.reuse_b = np.log(a_bytes + _COPIES * b_bytes + c_bytes) - log_l2
+        self.reuse_c = np.log(a_bytes + b_bytes + _COPIES * c_bytes) - log_l2
         # No table of a narrow format shows a matrix-vector kernel.
-        self.is_vector = rounded(((m == 1) | (n == 1)) & (not machine.is_narrow))
-        self.log_row_bytes = rounded(np.log(k * machine.element_bytes))
+        self.is_vector = (((m == 1) | (n == 1)) & (not machine.is_narrow)).astype(np.float64)
+        self.log_row_bytes = np.log(k * machine.element_bytes)
         # Share of the rows that a block reads along k: those of a but in tn, those of b but in nn and tn.
         tall, wide = np.minimum(m, of.block_m), np.minimum(n, of.block_n)
-        self.along_k = rounded(
-            (tall * (self.layout != _TN) + wide * ((self.layout < 0) | (self.layout == _NT))) / (tall + wide)
-        )
-        self.log_compute = rounded(np.log(2.0 * batch * m * n * k / machine.flop_per_us / _LONG_US))
+        self.along_k = (tall * (self.layout != _TN) + wide * ((self.layout < 0) | (self.layout == _NT))) / (tall + wide)
+        self.log_compute = np.log(2.0 * batch * m * n * k / machine.flop_per_us / _LONG_US)
         if machine.is_narrow:
-            self.padding = rounded(1.0 - m / (np.ceil(m / of.block_m) * of.block_m))
-            self.a_rows = rounded(batch * m)
-            self.converted_us = rounded(batch * m * k * (2.0 + machine.element_bytes) / machine.bytes_per_us)
+            self.padding = 1.0 - m / (np.ceil(m / of.block_m) * of.block_m)
+            self.a_rows = batch * m
+            self.converted_us = batch * m * k * (2.0 + machine.element_bytes) / machine.bytes_per_us
         by_n, by_k = _halvings(n * machine.output_bytes), _halvings(k * machine.element_bytes)
         # A part of k shorter than a step is padded to one, whatever its alignment.
         self.halvings: Array | None = None
         if by_n.any() or by_k.any():
             padded = k < of.split_k * _STEP_K
-            self.halvings = rounded(np.where(padded, by_n, np.maximum(by_n, by_k)))
+            self.halvings = np.where(padded, by_n, np.maximum(by_n, by_k))
 
 
 def _halvings(row_bytes: FloatArray) -> FloatArray:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from quantbench.errors import UnsupportedError
 from quantbench.latency.attention import AttentionModel
-from quantbench.latency.gemm.model import GemmModel
+from quantbench.latency.model_times import best_gemm_model
 from quantbench.profile.blindspots import (
     FloatArray,
     IntArray,
@@ -44,15 +44,10 @@ GemmRow = tuple[int, int, int, float, str, str]
 
 
 class GemmTimes:
-    """Predictor of GEMM times of one dtype: the profile's own model, or else `GemmModel.best` for the device.
-
-    Without a model of its own, fp16 uses the shipped bf16 model if both have the same peak.
-    """
+    """Predictor of GEMM times of one dtype, by the profile's model or what stands in for it (`best_gemm_model`)."""
 
     def __init__(self, profile: Profile, dtype: str) -> None:
-        device = profile.device
-        same = dtype == "fp16" and device.peak("bf16") == device.peak("fp16")
-        self._model = profile.models.product(dtype) or GemmModel.best(device, dtype="bf16" if same else dtype)
+        self._model, _ = best_gemm_model(profile.device, dtype, known=profile.models.product)
         rows = self._model.rows
         fitted = f"fitted to {rows:,} shapes" if rows else "from what other GPUs taught, nothing measured"
         self.note = f"products that were not measured are modelled ({fitted})"
