@@ -30,7 +30,6 @@ COMMANDS = {
     "sweep --resume": ("sweep", "--resume", "PATH"),
     "predict --config": ("predict", "--gpu", "a100-sxm4-80gb", "--dim", "hidden=1024", "--config", "PATH"),
     "advise --config": ("advise", "--gpu", "a100-sxm4-80gb", "--config", "PATH"),
-    "pad --config": ("pad", "--gpu", "a100-sxm4-80gb", "--config", "PATH"),
     "explore --config": ("explore", "--config", "PATH"),
     "explore --profile": ("explore", "--profile", "PATH"),
     "advise --profile": ("advise", "--hidden", "1024", "--heads", "8", "--profile", "PATH"),
