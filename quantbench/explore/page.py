@@ -1,8 +1,5 @@
 """Writes the explorer: one self-contained HTML file that predicts any shape of a transformer on some GPUs.
 
-Entry points: `write_explorer`; `left_out`; `shelf_devices`; `fitted_models`, the `FittedModel`s of a profile. Used by
-the command `explore` and `tools.guide.explorer`.
-
 The file holds the shipped models of each GPU (`evaluator`), so that a browser computes what `quantbench predict`
 prints.
 """

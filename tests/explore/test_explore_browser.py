@@ -27,6 +27,7 @@ from quantbench.advice.space import Space, shapes_near
 from quantbench.analysis.blocks import idle_reasons, tile_in_use
 from quantbench.cli.app import app
 from quantbench.device import default_dtype, lookup
+from quantbench.errors import InputError
 from quantbench.explore.page import FittedModel, shelf_devices, write_explorer
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.model_times import ModelTimes, best_gemm_model
@@ -217,6 +218,23 @@ def test_settings_on_all_gpus_cost_what_predict_and_advise_print(opened: Browser
     with opened.tab(tmp_path / "explore.html", 1280) as tab:
         tab.evaluate(IDLE)
         check_settings(tab, gpu, default_dtype(lookup(gpu)), 200)
+
+
+def test_what_is_impossible_is_said_in_the_words_of_python(tab: Tab) -> None:
+    draw, said = Random(3), set()
+    of_all = ["heads", "kv_heads", "ffn", "vocab", "tp"]
+    for one in settings(80):
+        more = [*(["top_k", "moe_ffn", "ep", "dense_layers"] if one["experts"] else [])]
+        more += ["rope_dim"] if one["kv_rank"] else []
+        changed = {**one, draw.choice([*of_all, *more]): draw.randint(1, 70)}
+        expected = ""
+        try:
+            TransformerShape(**changed)
+        except InputError as error:
+            expected = f"{error.value}; expected {error.expected}"
+        assert tab.evaluate(f"objection({json.dumps(changed)})") == expected, changed
+        said.add(expected.partition("; expected")[2][:12])
+    assert len(said) >= 6
 
 
 def test_experts_get_the_tokens_that_python_draws(tab: Tab) -> None:
