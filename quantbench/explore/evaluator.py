@@ -100,7 +100,7 @@ def gemm_model(model: GemmModel, blobs: Blobs) -> dict[str, Any]:
         layout = np.full(1, -1.0)
     peak_us = 2.0 * m * n * k * batch / machine.flop_per_us
     outputs = []
-    for deep in (k, np.full(1, LEAST_K)):
+    for deep in (k, np.maximum(k, LEAST_K)):
         log_us, variance, kernel = _product(ensemble, (m, n, deep, batch, layout), forests)
         if deep is not k:  # the trees see no shorter k
             shallow = _physics(ensemble, (m, n, k, batch, layout))
