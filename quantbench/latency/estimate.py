@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
-from quantbench.launch import Launch
+from quantbench.launch import Launch, Tile
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -57,10 +57,12 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Estimates:
-    """Estimates of n workloads; arrays are (n,).
+    """Estimates of workloads as columns, (n,) or of the shape of the sizes that were asked.
 
     waves: modelled waves of blocks.
     note: caveats of all the estimates.
+    tiles: (…, 3) block_m, block_n and split_k of the kernels that a model of products selects, else None.
+    beyond: share of the cost model's time by which the fitted rows of such products took longer, else None.
 
     `profile.answers.Estimates` is the profile's counterpart.
     """
@@ -68,18 +70,25 @@ class Estimates:
     latency_us: FloatArray
     low_us: FloatArray
     high_us: FloatArray
-    waves: FloatArray
+    waves: npt.NDArray[Any]
     bound: npt.NDArray[np.str_]
     source: str = "modelled"
     note: str = ""
+    tiles: npt.NDArray[np.int64] | None = None
+    beyond: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.latency_us)
 
     def __getitem__(self, row: int) -> Estimate:
+        launch, waves = None, None
+        if self.tiles is not None:
+            block_m, block_n, split_k = self.tiles[row].tolist()
+            tile = Tile(block_m, block_n, split_k=split_k)
+            launch, waves = Launch(kernel=f"modelled {tile}", tile=tile), int(self.waves[row])
         return Estimate(
             float(self.latency_us[row]), float(self.low_us[row]), float(self.high_us[row]), self.source,
-            str(self.bound[row]), note=self.note,
+            str(self.bound[row]), note=self.note, launch=launch, waves=waves,
         )  # fmt: skip
 
     def __iter__(self) -> Iterator[Estimate]:
