@@ -275,14 +275,19 @@ def side_names(op: Op) -> dict[str, str]:
     return {"m": m, "n": n, "k": k}
 
 
+def row_steps(gemm: Gemm) -> dict[str, int]:
+    """Returns the sides along which rows lie (`Gemm.row_sides`, and those of c), and what they must be a multiple of to
+    be aligned to 16 bytes."""
+    step = VECTOR_BYTES * DTYPES[gemm.dtype].packed // DTYPES[gemm.dtype].element_bytes
+    rows = dict.fromkeys(gemm.row_sides, step)
+    rows["n"] = max(rows.get("n", 1), VECTOR_BYTES // DTYPES[gemm.output_dtype].element_bytes)
+    return rows
+
+
 def misaligned_sides(gemm: Gemm) -> dict[str, int]:
-    """Returns the sides whose rows (`Gemm.row_sides`, and those of c) are no multiple of 16 bytes, and what they must
-    be a multiple of.
+    """Returns those of `row_steps` that are no such multiple.
 
     >>> misaligned_sides(Gemm(m=100, n=150, k=64))
     {'n': 8}
     """
-    step = VECTOR_BYTES * DTYPES[gemm.dtype].packed // DTYPES[gemm.dtype].element_bytes
-    rows = dict.fromkeys(gemm.row_sides, step)
-    rows["n"] = max(rows.get("n", 1), VECTOR_BYTES // DTYPES[gemm.output_dtype].element_bytes)
-    return {side: step for side, step in rows.items() if getattr(gemm, side) % step}
+    return {side: step for side, step in row_steps(gemm).items() if getattr(gemm, side) % step}

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from quantbench.advice.advise import Advice, Advised, advise
-from quantbench.advice.space import Space, repaired
 from quantbench.device import lookup
 from quantbench.latency.model_times import ModelTimes
 from quantbench.units import percent
@@ -20,8 +19,8 @@ PAGE = "advising.md"
 GPUS = {"a100": "a100-sxm4-80gb", "h100": "h100-sxm5-80gb"}
 #: (preset, usual tensor parallelism on a node of eight GPUs)
 MODELS = (
-    ("gpt2-xl", 1), ("gpt2-xl", 2), ("pythia-6.9b", 1), ("gpt-neox-20b", 4), ("opt-66b", 8), ("bloom-176b", 8),
-    ("falcon-7b", 1), ("falcon-7b", 2), ("falcon-180b", 8), ("llama-2-7b", 1), ("llama-2-70b", 8), ("llama-3-8b", 1),
+    ("gpt2-xl", 1), ("pythia-6.9b", 1), ("gpt-neox-20b", 4), ("opt-66b", 8), ("bloom-176b", 8),
+    ("falcon-7b", 1), ("falcon-180b", 8), ("llama-2-7b", 1), ("llama-2-70b", 8), ("llama-3-8b", 1),
     ("llama-3-70b", 8), ("mistral-7b", 1), ("qwen2.5-7b", 1), ("qwen2.5-14b", 2), ("gemma-7b", 1),
 )  # fmt: skip
 _HEAD = ["model", "attention", "tokens", "not measured", "wasted past edges", "advice"]
@@ -29,10 +28,8 @@ _HEAD = ["model", "attention", "tokens", "not measured", "wasted past edges", "a
 
 def advice_on(name: str, tp: int, times: ModelTimes) -> Advice:
     """Computes the advice on a preset at tp, with one sample of its default sequence length per micro-batch."""
-    space = Space()
     shape = preset(name)
-    repair = repaired(shape, tp, space)
-    return advise(shape if repair else replace(shape, tp=tp), times, space=space, repair=repair)
+    return advise(replace(shape, tp=tp), times)
 
 
 def row(name: str, tp: int, advice: Advice) -> list[str]:
@@ -52,14 +49,11 @@ def _wasted(advice: Advice) -> str:
 
 
 def _words(advice: Advice) -> str:
-    shape, said = advice.shape, []
-    if advice.repair is not None:
-        sizes = f"{shape.heads} heads (hidden {shape.hidden}, {shape.layers} layers)"
-        said.append(f"{advice.repair.words}. Fastest: {sizes}")
+    shape = advice.shape
     named = {one.found.shape: one for one in (*advice.better, *advice.better_alone)}
     found = sorted(named.values(), key=lambda one: -one.found.low)
     changes, batches = ([one for one in found if (one.found.shape.mbs == shape.mbs) == same] for same in (True, False))
-    said += [_change(one) for one in changes] or ["keep it"]
+    said = [_change(one) for one in changes] or ["keep it"]
     return "; ".join([*said, *map(_change, batches)]).replace("; keep it", ": keep it")
 
 

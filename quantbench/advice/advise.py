@@ -1,17 +1,4 @@
-"""Combines the cost of a shape on a GPU, the time lost past `edges`, and better shapes near it with the reasons.
-
-Entry points: `advise`, which returns an `Advice` with a list of `Advised` shapes; `Unmeasured`, a reason why times have
-no measurement behind them; the constant `TOP`. Used by the command `advise`, by `report` of this package, by tools and,
-through `quantbench.advice`, by users' Python code.
-
->>> from quantbench.device import lookup
->>> from quantbench.latency.model_times import ModelTimes
->>> from quantbench.workload import TransformerShape
->>> shape = TransformerShape(hidden=1152, heads=12, layers=8, vocab=50304)
->>> advice = advise(shape, ModelTimes(lookup("a100-sxm4-80gb")))
->>> advice.cost.latency.latency_us > advice.cost.waste_us
-True
-"""
+"""Combines the cost of a shape on a GPU, the time lost past edges, and better shapes near it with the reasons."""
 
 from __future__ import annotations
 
@@ -20,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from quantbench.advice.cost import OpCost, ShapeCost, cost_of
-from quantbench.advice.neighbours import Neighbour, Neighbours, fastest_first
-from quantbench.advice.space import Repair, Space, least_ep, weights_bytes
+from quantbench.advice.search import Neighbour, Search
+from quantbench.advice.space import Space, least_ep, weights_bytes
 from quantbench.alignment_rules import Broken, broken_by_shape, misaligned_sides, side_names
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_int
@@ -31,7 +18,8 @@ from quantbench.units import percent
 from quantbench.workload import Attention, Gemm, Softmax, TransformerShape
 
 # Least saving, as a share of the shape's time, that is given as a reason, and the most reasons for one shape.
-_WORTH_SAYING, _MOST = 0.004, 3
+_WORTH_SAYING = 0.004
+_REASONS = 3
 # Sizes that are multiples of this fill the tiles of every kernel in common use.
 _ROUND = 128
 # Rates with a smaller relative difference count as equal.
@@ -70,8 +58,6 @@ class Advice:
     neighbours: shapes that are predicted to be faster, the surely faster ones first.
     singles: the best change of one dimension alone, the largest gain first.
     tried: number of shapes within `space` that were compared with this one.
-    repair: the shapes that tp can split, if it cannot split the shape; `cost` is then that of the fastest of them.
-    repaired: the other repaired shapes, compared with the fastest.
     broken: rules of number formats and libraries that the shape breaks.
     missing: what has no model and is left out of the times, as text.
     blocks: sizes of the experts that are no multiples of 128, as text.
@@ -86,8 +72,6 @@ class Advice:
     singles: tuple[Advised, ...]
     tried: int
     space: Space
-    repair: Repair | None = None
-    repaired: tuple[Advised, ...] = ()
     broken: tuple[Broken, ...] = ()
     missing: tuple[str, ...] = ()
     blocks: tuple[str, ...] = ()
@@ -95,7 +79,7 @@ class Advice:
 
     @property
     def shape(self) -> TransformerShape:
-        """The shape asked about, or the fastest repaired one if tp cannot split it."""
+        """The shape asked about."""
         return self.cost.shape
 
     @property
@@ -118,7 +102,7 @@ class Advice:
     @property
     def compared(self) -> tuple[Advised, ...]:
         """All other shapes in this advice, each once."""
-        found = {one.found.shape: one for one in (*self.repaired, *self.neighbours, *self.singles)}
+        found = {one.found.shape: one for one in (*self.neighbours, *self.singles)}
         return tuple(found.values())
 
 
@@ -128,7 +112,6 @@ def advise(
     *,
     space: Space | None = None,
     top: int = TOP,
-    repair: Repair | None = None,
     kernels: OpTimes | None = None,
     library: str = "",
 ) -> Advice:
@@ -137,41 +120,50 @@ def advise(
     times: latency models (`ModelTimes`), a profile, or any other `OpTimes`.
     space: limits of the neighbours to try (default: `Space()`).
     top: number of neighbours to return; 0 tries none.
-    repair: result of `repaired` for a shape (with tp = 1) that its tp cannot split; the advice is then on the repaired
-        shape that is fastest per token and parameter.
     kernels: source of launches that `times` does not know (default: the device's assumed tile).
     library: whose rules on divisibility to check, "" for those of every library.
 
     Raises InputError if the device has no peak for the dtype.
+
+    >>> from quantbench.device import lookup
+    >>> from quantbench.latency.model_times import ModelTimes
+    >>> shape = TransformerShape(hidden=1152, heads=12, layers=8, vocab=50304)
+    >>> advice = advise(shape, ModelTimes(lookup("a100-sxm4-80gb")))
+    >>> advice.cost.latency.latency_us > advice.cost.waste_us
+    True
     """
     require_int("advise", "top", top, low=0)
-    if times.device.peak(shape.dtype) is None:
-        raise InputError("advise", f"dtype = {shape.dtype!r} on {times.device.name}", f"one of {times.device.dtypes}")
+    device = times.device
+    if device.peak(shape.dtype) is None:
+        raise InputError("advise", f"dtype = {shape.dtype!r} on {device.name}", f"one of {device.dtypes}")
     share = shipped().unaligned_share
-    known = RememberedTimes(times, softmax=shape.softmax, unaligned_share=share, kernels=kernels)
-    within = space or Space()
-    others: list[TransformerShape] = []
-    if repair is not None:
-        shape, *others = fastest_first(repair.shapes, known)
-    cost = cost_of(shape, known)
-    search = Neighbours(shape, known, within if top else None, others)
-    missing = ("a forward pass only: gradients of experts have no model",) if shape.experts else ()
+    remembered = RememberedTimes(times, softmax=shape.softmax, unaligned_share=share, kernels=kernels)
+    space = space or Space()
+    cost = cost_of(shape, remembered)
+    search = Search(shape, remembered, space if top else None)
     return Advice(
-        times.device, known.note, cost, _unmeasured(cost), _advised(search.best(top), cost, known),
-        _advised(search.single(), cost, known), search.tried, within, repair,
-        _advised(search.against(others), cost, known),
-        broken_by_shape(shape, library=library, backward=not shape.experts), missing, _broken_blocks(shape),
-        _too_large(shape, times.device),
-    )  # fmt: skip
+        device=device,
+        note=remembered.note,
+        cost=cost,
+        unmeasured=_unmeasured(cost),
+        neighbours=_advised(search.best(top), cost, remembered),
+        singles=_advised(search.single(), cost, remembered),
+        tried=search.tried,
+        space=space,
+        broken=broken_by_shape(shape, library=library, backward=not shape.experts),
+        missing=("a forward pass only: gradients of experts have no model",) if shape.experts else (),
+        blocks=_broken_blocks(shape),
+        too_large=_too_large(shape, device),
+    )
 
 
 def _too_large(shape: TransformerShape, device: DeviceSpec) -> str:
-    held, limit = weights_bytes(shape), device.memory_bytes
-    if not shape.experts or held < limit:
+    weights, limit = weights_bytes(shape), device.memory_bytes
+    if not shape.experts or weights < limit:
         return ""
     ep = least_ep(shape, limit)
     helps = f"they fit from ep = {ep} on" if ep else f"no ep makes them fit at tp = {shape.tp}"
-    return f"weights of {held / 2**30:.0f} GiB on a GPU of {limit / 2**30:.0f} GiB; {helps}"
+    return f"weights of {weights / 2**30:.0f} GiB on a GPU of {limit / 2**30:.0f} GiB; {helps}"
 
 
 def _broken_blocks(shape: TransformerShape) -> tuple[str, ...]:
@@ -184,15 +176,15 @@ def _broken_blocks(shape: TransformerShape) -> tuple[str, ...]:
     return tuple(f"{name} = {size:g} = {size / _ROUND:.4g} × {_ROUND}" for name, size in sizes.items() if size % _ROUND)
 
 
-def _unmeasured(cost: ShapeCost) -> tuple[Unmeasured, ...]:
+def _unmeasured(whole: ShapeCost) -> tuple[Unmeasured, ...]:
     """Groups the ops without measurement behind their times by reason, the largest share first."""
     ops: dict[str, list[OpCost]] = defaultdict(list)
-    for op in cost.ops:
-        if op.latency.unmeasured:
-            ops[op.latency.unmeasured].append(op)
+    for cost in whole.ops:
+        if cost.latency.unmeasured:
+            ops[cost.latency.unmeasured].append(cost)
     found = [
-        Unmeasured(reason, tuple(op.op.label for op in own), sum(op.total_us for op in own) / cost.latency.latency_us)
-        for reason, own in ops.items()
+        Unmeasured(reason, tuple(cost.op.label for cost in costs), _time(costs) / whole.latency.latency_us)
+        for reason, costs in ops.items()
     ]
     return tuple(sorted(found, key=lambda one: -one.share))
 
@@ -200,11 +192,11 @@ def _unmeasured(cost: ShapeCost) -> tuple[Unmeasured, ...]:
 def _advised(found: Iterable[Neighbour], cost: ShapeCost, times: RememberedTimes) -> tuple[Advised, ...]:
     advised = []
     for neighbour in found:
-        own = cost_of(neighbour.shape, times)
+        new = cost_of(neighbour.shape, times)
         # The gain is per token and parameter, so the times must be too.
-        weight = cost.latency.latency_us / own.latency.latency_us / (1 + neighbour.gain)
-        why = _reasons(cost, own, weight)
-        advised.append(Advised(replace(neighbour, reasons=why), _changes(cost, own), own))
+        weight = cost.latency.latency_us / new.latency.latency_us / (1 + neighbour.gain)
+        why = _reasons(cost, new, weight)
+        advised.append(Advised(replace(neighbour, reasons=why), _changes(cost, new), new))
     return tuple(advised)
 
 
@@ -229,7 +221,7 @@ def _reasons(old: ShapeCost, new: ShapeCost, weight: float) -> tuple[str, ...]:
         was, now = _time(costs), _time(new.by_name.get(name, ())) * weight
         savings.append(((was - now) / old.latency.latency_us, name))
     found: dict[str, list[str]] = {}
-    for saved, name in sorted(savings, reverse=True)[:_MOST]:
+    for saved, name in sorted(savings, reverse=True)[:_REASONS]:
         if (saved >= _WORTH_SAYING or not found) and name in new.by_name:
             subject, said = _reason(name, old, new)
             found.setdefault(said, []).append(subject)

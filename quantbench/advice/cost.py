@@ -1,9 +1,4 @@
-"""Predicts each op's time in a transformer shape on one GPU, and the time lost by crossing `edges`.
-
-Entry points: `cost_of`, which returns a `ShapeCost` of `OpCost` objects, each with the `EdgeWaste` of its edges;
-`latency_per_run`, `ratio_factor`, the type `Shares` and the constants `LOWER_BOUND` and `WIDER`. Used by `advise`,
-`neighbours`, `pad`, `report`, `explore.page` and the command `advise`.
-"""
+"""Predicts each op's time in a transformer shape on one GPU, and the time lost by crossing `edges`."""
 
 from __future__ import annotations
 
@@ -37,7 +32,7 @@ class EdgeWaste:
     The waste is the predicted time minus the time of the same arithmetic at the rate (FLOP per µs) predicted just
     before the edge; for the fused softmax, minus the time of the fused kernel; for skew, minus that of balanced
     experts. For tiles and waves, its share of the time is at most the share of the device that becomes idle at the edge
-    (`Edge.most`).
+    (`Edge.largest_share`).
     """
 
     edge: Edge
@@ -112,7 +107,7 @@ class ShapeCost:
         named: dict[str, list[OpCost]] = defaultdict(list)
         for cost in self.ops:
             named[cost.op.name].append(cost)
-        worst = sorted(named.values(), key=lambda own: (-sum(c.waste_us for c in own), -sum(c.total_us for c in own)))
+        worst = sorted(named.values(), key=lambda ops: (-sum(c.waste_us for c in ops), -sum(c.total_us for c in ops)))
         return {costs[0].op.name: tuple(costs) for costs in worst}
 
 
@@ -125,8 +120,8 @@ def cost_of(shape: TransformerShape, times: RememberedTimes) -> ShapeCost:
         for op in dict.fromkeys(ops)
     }
     if times.softmax != "megatron":  # the fused kernel is not wanted
-        found = {op: tuple(edge for edge in own if edge.kind != "fused softmax") for op, own in found.items()}
-    times.ask(edge.before for own in found.values() for edge in own)
+        found = {op: tuple(edge for edge in past if edge.kind != "fused softmax") for op, past in found.items()}
+    times.ask(edge.before for past in found.values() for edge in past)
     costs = tuple(_cost(op, found[op], times) for op in ops)
     whole = _latency_of(costs)
     wasted = sum(cost.waste_us for cost in costs)
@@ -166,13 +161,14 @@ def _findings(op: Op, past: Iterable[Edge], times: RememberedTimes) -> tuple[Edg
         ideal = times.fused(edge.before)
         if edge.kind != "skew":
             ideal = ideal.scaled(op.workload.flops / edge.before.flops)
-        share = min(edge.most, 1 - ideal.latency_us / now.latency_us)
+        share = min(edge.largest_share, 1 - ideal.latency_us / now.latency_us)
         if share < _WORTH_SAYING:
             continue
         factor = ratio_factor({op.workload: (1.0, now)}, {edge.before: (1.0, ideal)}, times.common_error)
         if edge.before == op.workload:  # the time of the unfused softmax is estimated from its bytes
             factor = sqrt(now.high_us / now.low_us)
-        low, high = (min(edge.most, max(0.0, 1 - (1 - share) * by)) for by in (factor, 1 / factor))
+        low = min(edge.largest_share, _wasted_if_slower(share, factor))
+        high = min(edge.largest_share, _wasted_if_slower(share, 1 / factor))
         found.append(EdgeWaste(edge, share * now.latency_us, low * now.latency_us, high * now.latency_us))
     # Of edges that cost the same but for rounding, the one that `edges` names first.
     return tuple(sorted(found, key=lambda f: -float(f"{f.waste_us:.6g}")))
@@ -197,8 +193,12 @@ def _waste_interval(
         add(below, before, left, times.fused(before) if cost.findings else cost.latency)
     factor = ratio_factor(above, below, times.common_error)
     share = wasted_us / whole_us
-    low, high = (max(0.0, 1 - (1 - share) * by) for by in (factor, 1 / factor))
-    return low * whole_us, high * whole_us
+    return _wasted_if_slower(share, factor) * whole_us, _wasted_if_slower(share, 1 / factor) * whole_us
+
+
+def _wasted_if_slower(share: float, factor: float) -> float:
+    """Returns the wasted share of a time if what is not wasted takes `factor` times as long as estimated."""
+    return max(0.0, 1 - (1 - share) * factor)
 
 
 # --- intervals of ratios ---------------------------------------------------------------------------------------------

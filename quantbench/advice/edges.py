@@ -1,8 +1,5 @@
 """Finds the efficiency edges that an op has just crossed.
 
-Entry points: `edges`, which returns `Edge` objects, used by `cost`, which adds the time that each edge costs; the
-constant `NEAR`, used by `space`.
-
 A size crosses an edge when it breaks 16-byte alignment, starts a new tile or wave, or leaves the conditions of
 Megatron's fused softmax. Experts cross one if their rows do not fill tiles, and are skewed if not all get the same.
 """
@@ -48,13 +45,14 @@ class Edge:
 
     kind: one of KINDS.
     before: the workload just before the edge; for the fused softmax, the same workload; for skew, balanced experts.
-    most: upper bound of the share of the op's time that this edge costs: for tiles and waves the idle share, else 1.
+    largest_share: upper bound of the share of the op's time that this edge costs: for tiles and waves the idle
+        share, else 1.
     """
 
     kind: str
     words: str
     before: Compute
-    most: float = 1.0
+    largest_share: float = 1.0
 
 
 def edges(

@@ -1,7 +1,4 @@
-"""Converts the result of `quantbench advise` to JSON and to shapes for `sweep --shapes`, and writes JUnit XML.
-
-Entry points: `advice_to_json`, `named_shapes`, `write_junit`. Used by the command `advise`.
-"""
+"""Converts the result of `quantbench advise` to JSON and to shapes for `sweep --shapes`, and writes JUnit XML."""
 
 from __future__ import annotations
 
@@ -24,10 +21,6 @@ _ADVICE_VERSION = 1
 
 def advice_to_json(advice: Advice) -> dict[str, Any]:
     """Converts the whole advice to JSON objects, with the most wasteful ops first."""
-    repaired = None
-    if advice.repair is not None:
-        others = _advised_to_json(advice.repaired)
-        repaired = {"words": advice.repair.words, "shape": asdict(advice.shape), "others": others}
     return {
         "format": _ADVICE_FORMAT,
         "version": _ADVICE_VERSION,
@@ -37,12 +30,11 @@ def advice_to_json(advice: Advice) -> dict[str, Any]:
         "too_large": advice.too_large,
         "unmeasured": [asdict(one) for one in advice.unmeasured],
         "op_times": advice.note,
-        "repaired": repaired,
         "keep": advice.keep,
         "shape": asdict(advice.shape),
         **_totals(advice.cost),
         "broken_rules": [{**asdict(one), "words": one.words} for one in advice.broken],
-        "ops": [_op_to_json(op, advice.cost) for own in advice.cost.by_name.values() for op in own],
+        "ops": [_op_to_json(op, advice.cost) for ops in advice.cost.by_name.values() for op in ops],
         "tried": advice.tried,
         "space": asdict(advice.space),
         "neighbours": _advised_to_json(advice.neighbours),
@@ -56,8 +48,7 @@ def named_shapes(advice: Advice) -> tuple[NamedShape, ...]:
     for one in advice.compared:
         name = f"{one.changes}, head_dim {one.found.shape.head_dim}"  # must be unique among the shapes
         others.append(NamedShape(name, one.found.shape, Gain(one.found.gain, one.found.low, one.found.high)))
-    first = "the fastest repaired shape" if advice.repair is not None else "the shape as it is"
-    return (NamedShape(first, advice.shape), *others)
+    return (NamedShape("the shape as it is", advice.shape), *others)
 
 
 def _totals(cost: ShapeCost) -> dict[str, Any]:
@@ -110,7 +101,7 @@ def _advised_to_json(advised: Sequence[Advised]) -> list[dict[str, Any]]:
             "gain_high": a.found.high,
             "surely_faster": a.found.sure,
             "parameters": a.found.parameters,
-            "parameters_change": a.found.more,
+            "parameters_change": a.found.parameters_change,
             "move": a.found.move,
             "no_nearer_equals": a.found.nearest,
             "reasons": list(a.found.reasons),
@@ -120,16 +111,16 @@ def _advised_to_json(advised: Sequence[Advised]) -> list[dict[str, Any]]:
     ]
 
 
-def write_junit(cost: ShapeCost, most: float | None, path: Path) -> None:
-    """Writes a shape's waste as JUnit XML: one test case per op, and one for the whole shape that fails above `most`.
+def write_junit(cost: ShapeCost, allowed: float | None, path: Path) -> None:
+    """Writes a shape's waste as JUnit XML: one test case per op, and one for the whole shape.
 
-    most: largest allowed waste as a share of the time; None allows any.
+    allowed: largest waste, as a share of the time, with which the last one passes; None: any.
 
     Raises StoreError if the file cannot be written. `report.comparison.write_junit` does the same for a comparison.
     """
     text, failure = f"{percent(cost.waste_share)} of the time is wasted past edges", ""
-    if most is not None and cost.waste_share > most:
-        text, failure = f"{text}, {percent(most)} allowed", "waste"
+    if allowed is not None and cost.waste_share > allowed:
+        text, failure = f"{text}, {percent(allowed)} allowed", "waste"
     cases = [Case("quantbench.advise", "waste past edges", text, failure=failure)]
     for op in cost.ops:
         lines = [f"{op.op.workload}: {percent(op.waste_us / cost.latency.latency_us)} of the whole time wasted"]

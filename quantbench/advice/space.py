@@ -1,13 +1,11 @@
-"""Lists the shapes near a given one, and the nearest shapes that tensor parallelism can split.
+"""Lists the shapes near a given one, in groups of which a search takes the best.
 
-Entry points: `Space`, the limits of the search, `DIMENSIONS`, `EXPERT_FACTOR` and `MOST_EP`; `together` (varies hidden,
-heads, MLP width and layers) and `alone` (varies heads, MLP width, vocabulary, micro-batch, experts or their split),
-used by `neighbours`; `weights_bytes` and `least_ep`; `repaired`, which returns a `Repair`. Used by `advise`,
-`explore.page`, the command `advise` and tools.
+One group has a new hidden size with heads, MLP and depth to match; another changes a single dimension.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -29,7 +27,7 @@ DIMENSIONS = (
     "ep",
 )  # fmt: skip
 #: largest factor by which the width of experts may change, and the largest degree of expert parallelism tried
-EXPERT_FACTOR, MOST_EP = 4, 64
+EXPERT_FACTOR, LARGEST_EP = 4, 64
 #: head widths that attention kernels are tuned for
 _USUAL_HEAD_DIMS = (64, 128, 256)
 _WIDEST = 1024
@@ -37,7 +35,7 @@ _WIDEST = 1024
 
 @dataclass(frozen=True)
 class Space:
-    """Limits of the neighbours to try; `planner.search.Space` limits layouts.
+    """Limits of the shapes to try.
 
     tolerance: largest relative difference of the number of parameters.
     near: largest relative change of hidden, or of the MLP width when it changes alone.
@@ -47,7 +45,7 @@ class Space:
     replicate_kv: whether to try fewer key/value heads than tp, copied to several GPUs; the shape's own number is
         always allowed.
     keep: names from DIMENSIONS that must not change.
-    most_mbs: largest micro-batch to try.
+    largest_mbs: largest micro-batch to try.
     """
 
     tolerance: float = 0.05
@@ -57,7 +55,7 @@ class Space:
     heads: int = 2
     replicate_kv: bool = False
     keep: tuple[str, ...] = ()
-    most_mbs: int = 16
+    largest_mbs: int = 16
 
     def __post_init__(self) -> None:
         if not 0 <= self.tolerance <= 0.5:
@@ -69,16 +67,18 @@ class Space:
             require_choice("advise", "keep", name, DIMENSIONS)
 
     def words(self, base: TransformerShape) -> str:
-        """Says which neighbours of a shape are tried."""
+        """Says which shapes near `base` are tried."""
         within = f"parameters within ±{percent(self.tolerance)}"
         if base.experts:
             said = [
                 f"one change alone where the weights fit, {within}",
                 f"experts from a {EXPERT_FACTOR}th to {EXPERT_FACTOR} times as wide in steps of "
                 f"{self.hidden_step * base.tp}, as many active parameters",
-                f"ep in powers of 2 up to {MOST_EP}", "tp and ep on as many GPUs",
-                f"mbs up to {self.most_mbs}", "a padded vocab",
-            ]  # fmt: skip
+                f"ep in powers of 2 up to {LARGEST_EP}",
+                "tp and ep on as many GPUs",
+                f"mbs up to {self.largest_mbs}",
+                "a padded vocab",
+            ]
         else:
             said = [within, f"hidden within ±{percent(self.near)} in steps of {self.hidden_step}"]
             if base.heads * base.head_dim != base.hidden:
@@ -87,29 +87,49 @@ class Space:
                 widths = f"{', '.join(map(str, self.head_dims))} or " if self.head_dims else ""
                 copied = "may be copied over tp" if self.replicate_kv else "that tp divides or as they are"
                 said += [f"head_dim {widths}as it is", f"kv_heads {copied}"]
-        return "; ".join([*said, *([f"kept: {', '.join(self.keep)}"] if self.keep else [])])
+        if self.keep:
+            said.append(f"kept: {', '.join(self.keep)}")
+        return "; ".join(said)
 
 
-def together(base: TransformerShape, space: Space) -> Iterator[TransformerShape]:
-    """Lists shapes with about as many parameters whose hidden size, heads and MLP may all differ.
+@dataclass(frozen=True)
+class Group:
+    """Shapes of which one is to be taken.
 
-    None for a shape with experts, which mostly are its parameters: `alone` varies them.
-    The micro-batch stays, and so does the vocabulary if its rows are 16-byte aligned. The number of layers stays if
-    hidden does and the tolerance allows it; otherwise it is the one that comes nearest to the base's parameters.
+    changed: the dimension that changes alone; "hidden" if the others follow it.
+    hidden: hidden size of the group.
     """
-    if base.experts:
-        return
-    step, whole = space.hidden_step, base.vocab % (ALIGNED_ELEMENTS * base.tp) == 0
-    vocab = base.vocab if whole else padded_vocab(base.vocab, base.tp)
-    low, high = (int((1 + part) * base.hidden) for part in (-space.near, space.near))
-    sizes = {base.hidden, *(h for h in range(step, high + 1, step) if h >= low)}
-    for hidden in sorted(h for h in sizes if h % base.tp == 0):
-        for ffn, heads in product(_widths(base, hidden, step * base.tp), _heads(base, hidden, space)):
-            changes: dict[str, Any] = {"hidden": hidden, "ffn": ffn, "vocab": vocab, **heads}
-            if _keeps(base, changes, space):
-                shape = _within_budget(replace(base, **changes), base, space)
-                if shape is not None and shape != base:
-                    yield shape
+
+    changed: str
+    hidden: int
+
+    @property
+    def joint(self) -> bool:
+        """Whether hidden, heads, MLP and layers may all differ."""
+        return self.changed == "hidden"
+
+
+def shapes_near(
+    base: TransformerShape, space: Space, memory_bytes: float = float("inf")
+) -> dict[Group, list[TransformerShape]]:
+    """Lists the shapes near `base` by group, without `base` itself.
+
+    Sizes that change jointly keep the micro-batch, and the vocabulary if its rows are 16-byte aligned. Their layers
+    stay if hidden does and the tolerance allows it; otherwise they are those that come nearest to the base's
+    parameters. No micro-batch has more rows than a product that is predicted.
+
+    memory_bytes: memory of a GPU, which the weights of a model with experts, spread over ep GPUs, must leave.
+    """
+    found: dict[Group, list[TransformerShape]] = defaultdict(list)
+    for group, change in _changes(base, space):
+        if any(change.get(name, getattr(base, name)) != getattr(base, name) for name in space.keep):
+            continue
+        shape = _within_budget(replace(base, **change), base, space, same_depth=not group.joint)
+        if shape is None or shape == base or shape.tokens > LARGEST_SIDE:
+            continue
+        if not shape.experts or weights_bytes(shape) < memory_bytes:
+            found[group].append(shape)
+    return found
 
 
 def weights_bytes(shape: TransformerShape) -> float:
@@ -123,59 +143,75 @@ def least_ep(shape: TransformerShape, memory_bytes: float) -> int:
     return next(degrees, 0)
 
 
-def alone(base: TransformerShape, space: Space) -> dict[str, list[TransformerShape]]:
-    """Lists, by dimension, the shapes that differ only in heads (with kv_heads and head_dim), ffn, vocab or mbs; in the
-    experts at equal active and total parameters, in ep alone, or in tp and ep on as many GPUs with as many tokens. No
-    micro-batch has more rows than a product that is predicted."""
+def _changes(base: TransformerShape, space: Space) -> Iterator[tuple[Group, dict[str, Any]]]:
+    """Yields the sizes that differ from `base`, before parameters are compared. A shape with experts, which mostly are
+    its parameters, changes one dimension at a time."""
+    if not base.experts:
+        for change in _jointly(base, space):
+            yield Group("hidden", change["hidden"]), change
+    for name, changes in _one_by_one(base, space).items():
+        for change in changes:
+            yield Group(name, base.hidden), change
+
+
+def _jointly(base: TransformerShape, space: Space) -> Iterator[dict[str, Any]]:
+    step = space.hidden_step
+    aligned = base.vocab % (ALIGNED_ELEMENTS * base.tp) == 0
+    vocab = base.vocab if aligned else padded_vocab(base.vocab, base.tp)
+    low, high = int((1 - space.near) * base.hidden), int((1 + space.near) * base.hidden)
+    sizes = {base.hidden, *_multiples(step, low, high)}
+    for hidden in sorted(size for size in sizes if size % base.tp == 0):
+        for ffn, heads in product(_widths(base, hidden, step * base.tp), _heads(base, hidden, space)):
+            yield {"hidden": hidden, "ffn": ffn, "vocab": vocab, **heads}
+
+
+def _one_by_one(base: TransformerShape, space: Space) -> dict[str, list[dict[str, Any]]]:
     step = space.hidden_step * base.tp
-    low, high = ((1 + part) * base.ffn for part in (-space.near, space.near))
-    batches = {base.mbs // 2, *(base.mbs << i for i in range(1, space.most_mbs.bit_length()))}
-    values: dict[str, list[dict[str, Any]]] = {
-        "heads": _heads(base, base.hidden, space),
-        "ffn": [{"ffn": ffn} for ffn in range(step, int(high) + 1, step) if ffn >= low],
-        "vocab": [{"vocab": padded_vocab(base.vocab, base.tp)}],
-        "mbs": [{"mbs": mbs} for mbs in sorted(batches) if 1 <= mbs <= space.most_mbs],
-    }
+    batches = {base.mbs // 2, *(base.mbs << i for i in range(1, space.largest_mbs.bit_length()))}
+    changes: dict[str, list[dict[str, Any]]] = {}
+    if not base.experts:
+        widths = _multiples(step, (1 - space.near) * base.ffn, (1 + space.near) * base.ffn)
+        changes["heads"] = _heads(base, base.hidden, space)
+        changes["ffn"] = [{"ffn": ffn} for ffn in widths]
+    changes["vocab"] = [{"vocab": padded_vocab(base.vocab, base.tp)}]
+    changes["mbs"] = [{"mbs": mbs} for mbs in sorted(batches) if 1 <= mbs <= space.largest_mbs]
     if base.experts:
-        degrees = [{"ep": ep} for ep in range(1, MOST_EP + 1) if base.experts % ep == 0 and ep & (ep - 1) == 0]
-        values |= {"experts": list(_experts(base, space)), "ep": degrees, "tp and ep": list(_split(base))}
-        del values["heads"], values["ffn"]
-    found = {}
-    for name, changes in values.items():
-        kept = (change for change in changes if _keeps(base, change, space))
-        shapes = (_within_budget(replace(base, **change), base, space, same_depth=True) for change in kept)
-        predicted = (shape for shape in shapes if shape is not None and shape.tokens <= LARGEST_SIDE)
-        found[name] = [shape for shape in predicted if shape != base]
-    return found
+        degrees = (1 << i for i in range(LARGEST_EP.bit_length()))
+        changes["experts"] = list(_experts(base, space))
+        changes["ep"] = [{"ep": ep} for ep in degrees if base.experts % ep == 0]
+        changes["tp and ep"] = list(_split(base))
+    return changes
+
+
+def _multiples(step: int, low: float, high: float) -> list[int]:
+    return [size for size in range(step, int(high) + 1, step) if size >= low]
 
 
 def _experts(base: TransformerShape, space: Space) -> Iterator[dict[str, Any]]:
     """Yields experts of other widths, as many and as many per token as keep the parameters and the arithmetic."""
-    step = space.hidden_step * base.tp
-    for width in range(step, EXPERT_FACTOR * base.moe_ffn + 1, step):
+    widest = EXPERT_FACTOR * base.moe_ffn
+    for width in _multiples(space.hidden_step * base.tp, base.moe_ffn / EXPERT_FACTOR, widest):
         experts = round(base.experts * base.moe_ffn / width / base.ep) * base.ep
         top_k = round(base.top_k * base.moe_ffn / width)
         active = top_k * width / (base.top_k * base.moe_ffn) - 1
-        if width * EXPERT_FACTOR >= base.moe_ffn and 1 <= top_k <= experts and abs(active) <= space.tolerance:
+        if 1 <= top_k <= experts and abs(active) <= space.tolerance:
             change = {"experts": experts, "top_k": top_k, "moe_ffn": width}
             yield change if isinstance(base.routing, str) else {**change, "routing": "balanced"}
 
 
 def _split(base: TransformerShape) -> Iterator[dict[str, Any]]:
+    """Yields other tp and ep on as many GPUs with as many tokens."""
     gpus, samples = base.tp * base.ep, base.mbs * base.ep
-    for ep in (ep for ep in range(1, gpus + 1) if gpus % ep == 0 and samples % ep == 0 and base.experts % ep == 0):
+    for ep in divisors(gpus):
         tp = gpus // ep
         heads = base.heads % tp == 0 and (base.kv_heads % tp == 0 or tp % base.kv_heads == 0)
-        if heads and not any(size % tp for size in (base.ffn, base.vocab, base.shared_ffn, base.moe_ffn)):
+        widths = (base.ffn, base.vocab, base.shared_ffn, base.moe_ffn)
+        if samples % ep == 0 and base.experts % ep == 0 and heads and not any(size % tp for size in widths):
             yield {"tp": tp, "ep": ep, "mbs": samples // ep}
 
 
-def _keeps(base: TransformerShape, changes: dict[str, Any], space: Space) -> bool:
-    return all(changes.get(name, getattr(base, name)) == getattr(base, name) for name in space.keep)
-
-
 def _within_budget(
-    shape: TransformerShape, base: TransformerShape, space: Space, *, same_depth: bool = False
+    shape: TransformerShape, base: TransformerShape, space: Space, *, same_depth: bool
 ) -> TransformerShape | None:
     low, middle, high = layers_within(shape, parameters(base), space.tolerance)
     same_depth = same_depth or "layers" in space.keep
@@ -216,101 +252,3 @@ def _kv_heads(base: TransformerShape, heads: int, space: Space) -> int | None:
         if kv_heads and heads % kv_heads == 0 and (kv_heads % base.tp == 0 or copied):
             return kv_heads
     return None
-
-
-@dataclass(frozen=True)
-class Repair:
-    """Shapes that tp can split, nearest first. words: one line that names what tp cannot split, and these shapes."""
-
-    words: str
-    shapes: tuple[TransformerShape, ...]
-
-
-def repaired(asked: TransformerShape, tp: int, space: Space) -> Repair | None:
-    """Returns the shapes nearest to `asked` (with tp = 1) that tp can split; None if it can split `asked` itself.
-
-    Heads and key/value heads that tp does not divide become the next multiples of tp below and above. If hidden is
-    heads × head_dim, it follows at the same head_dim; the MLP width follows hidden, and the layers keep the number of
-    parameters. An MLP width that tp does not divide becomes a multiple of `hidden_step` per GPU, and such a vocabulary
-    is padded as Megatron pads it.
-
-    Raises InputError if `space.keep` forbids the change, or the number of heads would change by more than a factor of
-    `space.heads`.
-    """
-    names = {"heads": "{} heads", "kv_heads": "{} kv_heads", "ffn": "ffn {}", "vocab": "vocab {}"}
-    if asked.kv_heads == asked.heads:
-        del names["kv_heads"]
-    off = [words.format(getattr(asked, name)) for name, words in names.items() if not _splits(asked, name, tp)]
-    if not off:
-        return None
-    trouble = f"{', '.join(off)} cannot be split over tp = {tp}"
-    most = space.heads
-    found = [
-        _repaired_with(asked, heads, kv_heads, tp, space)
-        for heads, kv_heads in _split_heads(asked, tp)
-        if asked.heads <= most * heads <= most**2 * asked.heads
-    ]
-    shapes = [shape for shape in found if all(getattr(shape, name) == getattr(asked, name) for name in space.keep)]
-    if not shapes:
-        kept = f" with {', '.join(space.keep)} kept" if space.keep else ""
-        raise InputError("advise", f"{trouble}{kept}", "a tp that divides heads, kv_heads and ffn, or less to keep")
-    shapes.sort(key=lambda s: (abs(s.heads - asked.heads), abs(s.kv_heads - asked.kv_heads), s.heads))
-    return Repair(
-        f"{trouble}; the nearest shapes that can: {'; '.join(_sizes(s, asked) for s in shapes)}", tuple(shapes)
-    )
-
-
-def _splits(shape: TransformerShape, name: str, tp: int) -> bool:
-    size = getattr(shape, name)
-    return size % tp == 0 or (name == "kv_heads" and tp % size == 0)
-
-
-def _split_heads(asked: TransformerShape, tp: int) -> Iterator[tuple[int, int]]:
-    """Yields (heads, key/value heads) that tp can split, next to those of the shape; its own if tp divides them."""
-    group = asked.heads // asked.kv_heads
-    for heads in _multiples_beside(asked.heads, tp):
-        if group == 1:
-            yield heads, heads
-        elif heads % asked.kv_heads == 0 and _splits(asked, "kv_heads", tp):
-            yield heads, asked.kv_heads
-        else:
-            yield from ((heads, kv) for kv in _multiples_beside(max(1, heads // group), tp) if heads % kv == 0)
-
-
-def _multiples_beside(size: int, tp: int) -> list[int]:
-    """Returns the multiples of tp next to a size, at least tp; only the size if it is a multiple itself.
-
-    >>> _multiples_beside(25, 2), _multiples_beside(8, 4)
-    ([24, 26], [8])
-    """
-    return sorted({max(tp, size // tp * tp), -(-size // tp) * tp})
-
-
-def _repaired_with(asked: TransformerShape, heads: int, kv_heads: int, tp: int, space: Space) -> TransformerShape:
-    hidden, ffn = asked.hidden, asked.ffn
-    if asked.heads * asked.head_dim == asked.hidden:
-        hidden = heads * asked.head_dim
-        ffn = round(asked.ffn / asked.hidden * hidden)
-    if ffn % tp or hidden != asked.hidden:
-        step = space.hidden_step * tp
-        ffn = max(step, round(ffn / step) * step)
-    vocab = asked.vocab if asked.vocab % tp == 0 else padded_vocab(asked.vocab, tp)
-    shape = replace(asked, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn, vocab=vocab, tp=tp)
-    if "layers" in space.keep or (hidden, ffn) == (asked.hidden, asked.ffn):
-        return shape
-    return replace(shape, layers=max(1, round(layers_within(shape, parameters(asked), space.tolerance)[1])))
-
-
-def _sizes(shape: TransformerShape, asked: TransformerShape) -> str:
-    """Describes the changes of a repaired shape: `24 heads (hidden 24 × 64 = 1536)`."""
-    said = []
-    if shape.heads != asked.heads:
-        grew = f" (hidden {shape.heads} × {shape.head_dim} = {shape.hidden})" if shape.hidden != asked.hidden else ""
-        said.append(f"{shape.heads} heads{grew}")
-    if shape.kv_heads != asked.kv_heads and shape.kv_heads != shape.heads:
-        said.append(f"{shape.kv_heads} kv_heads")
-    if shape.ffn != asked.ffn and shape.hidden == asked.hidden:
-        said.append(f"ffn {shape.ffn}")
-    if shape.vocab != asked.vocab:
-        said.append(f"vocab {shape.vocab}")
-    return ", ".join(said)

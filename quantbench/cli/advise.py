@@ -1,12 +1,12 @@
 """Command `advise`: prints the cost of a shape on a GPU, its waste past edges, and better shapes near it.
 
-Entry point: `advise`, loaded by `app`. The package `advice` does the work.
+The package `advice` does the work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -18,18 +18,25 @@ from rich.text import Text
 
 from quantbench.cli.devices import device_line
 from quantbench.cli.model_options import StepOptions, chosen_model
-from quantbench.cli.options import command, gpu_option, integers, json_option, library_option, option, percentage
+from quantbench.cli.options import (
+    command,
+    gpu_option,
+    integers,
+    json_option,
+    library_option,
+    option,
+    percentage,
+    profile_option,
+)
 from quantbench.cli.output import StyledLine, check_file, output, plain_table, print_result
 from quantbench.cli.pad import broken_lines
-from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError, require_choice
+from quantbench.errors import require_choice
 from quantbench.units import latency, percent, signed_percent
 
 if TYPE_CHECKING:
-    from quantbench.advice import Advice, Advised, OpCost, Repair, ShapeCost, Space
+    from quantbench.advice import Advice, Advised, OpCost, ShapeCost, Space
     from quantbench.latency.estimate import Estimate
-    from quantbench.latency.op_times import OpTimes
     from quantbench.workload import TransformerShape
 
 _WHO = "advise"
@@ -50,7 +57,7 @@ class AdviseOptions(StepOptions):
 
     gpu: str = gpu_option("")
     library: str = library_option()
-    profile: Path | None = option(None, "Measured profile (JSON file), instead of the models of --gpu.")
+    profile: Path | None = profile_option()
     tolerance: str = _search("5%", "Largest deviation from the shape's number of parameters.")
     top: int | None = _search(
         None,
@@ -77,75 +84,44 @@ def advise(arguments: AdviseOptions, as_json: bool = json_option()) -> None:
     from quantbench.advice import advise as advice_on
     from quantbench.advice.advise import TOP
     from quantbench.advice.report import advice_to_json, named_shapes, write_junit
+    from quantbench.cli.times import chosen_times
     from quantbench.sweep.shape_file import SUFFIX, write_shape_file
 
     top = TOP if arguments.top is None else arguments.top
     out, junit = arguments.shapes_out, arguments.junit
-    most = percentage("--fail-over", arguments.fail_over) if arguments.fail_over else None
+    allowed = percentage("--fail-over", arguments.fail_over) if arguments.fail_over else None
     space = _space(arguments)
     if junit is not None:
         check_file("write JUnit", junit)
     if out is not None:
         check_file("--shapes-out", out, suffix=SUFFIX)
-    times, kernels = _times(arguments)
-    shape, repair, assumed = _shape(arguments, times.device, space)
-    advice = advice_on(shape, times, space=space, top=top, repair=repair, kernels=kernels, library=arguments.library)
-    failed = most is not None and advice.cost.waste_share > most
+    times, kernels = chosen_times(_WHO, arguments.gpu, arguments.library, arguments.profile)
+    shape, assumed = _shape(arguments, times.device)
+    advice = advice_on(shape, times, space=space, top=top, kernels=kernels, library=arguments.library)
+    failed = allowed is not None and advice.cost.waste_share > allowed
     if junit is not None:
-        write_junit(advice.cost, most, junit)
+        write_junit(advice.cost, allowed, junit)
     if out is not None:
         write_shape_file(out, named_shapes(advice))
-    lines = _lines(advice, assumed, most, junit, out, wide=output().width >= _WIDE, every=bool(arguments.top))
-    told = {"assumed": assumed, "fail_over": most, "failed": failed}
+    lines = _lines(advice, assumed, allowed, junit, out, wide=output().width >= _WIDE, every=bool(arguments.top))
+    told = {"assumed": assumed, "fail_over": allowed, "failed": failed}
     print_result(as_json, lambda: {**advice_to_json(advice), **told}, lines)
     if failed:
         raise typer.Exit(1)
 
 
-def _times(arguments: AdviseOptions) -> tuple[OpTimes, OpTimes]:
-    """Returns the source of times (the profile, or the models of the GPU) and that of launches (always the models)."""
-    from quantbench.latency.model_times import ModelTimes
-
-    gpu, file = arguments.gpu, arguments.profile
-    if file is None:
-        if not gpu:
-            raise InputError(_WHO, "no GPU", "--gpu (quantbench devices lists them) or --profile")
-        models = ModelTimes(lookup(gpu), arguments.library)
-        return models, models
-    from quantbench.profile import Profile
-
-    for name, value in (("gpu", gpu), ("library", arguments.library)):
-        if value:
-            raise InputError(_WHO, f"--{name} {value} and --profile {file}", "one of them")
-    profile = Profile.load(file)
-    if profile.device.kind == "cpu":
-        raise InputError(_WHO, f"--profile {file} of {profile.device.name}", "the profile of a GPU")
-    return profile, ModelTimes(profile.device)
-
-
-def _shape(
-    arguments: AdviseOptions, device: DeviceSpec, space: Space
-) -> tuple[TransformerShape, Repair | None, tuple[str, ...]]:
-    """Returns the shape, the repair if tp cannot split it (the shape then has tp = 1), and the assumptions as text."""
-    from quantbench.advice import repaired
+def _shape(arguments: AdviseOptions, device: DeviceSpec) -> tuple[TransformerShape, tuple[str, ...]]:
+    """Returns the shape, and the assumptions as text."""
     from quantbench.latency.model_times import chosen_libraries
 
-    repair = None
-    try:
-        shape, assumed = chosen_model(_WHO, arguments, device)
-    except InputError:
-        if not arguments.tp or arguments.tp == 1 or arguments.ep or arguments.experts:
-            raise
-        shape, assumed = chosen_model(_WHO, replace(arguments, tp=1), device)
-        repair = None if shape.experts else repaired(shape, arguments.tp, space)
-        if repair is None:
-            raise
-    of_one = (f"{name} = 1" for name in ("mbs", "tp") if not getattr(arguments, name))
-    models = arguments.profile is None
-    words = (
-        [chosen_libraries(device, shape.dtype, arguments.library, _WHO, experts=bool(shape.experts))] if models else []
-    )
-    return shape, repair, (*assumed, *of_one, *(["dropout is not timed"] if shape.dropout else []), *words)
+    shape, chosen = chosen_model(_WHO, arguments, device)
+    assumed = [*chosen, *(f"{name} = 1" for name in ("mbs", "tp") if not getattr(arguments, name))]
+    if shape.dropout:
+        assumed.append("dropout is not timed")
+    if arguments.profile is None:
+        library = arguments.library
+        assumed.append(chosen_libraries(device, shape.dtype, library, _WHO, experts=bool(shape.experts)))
+    return shape, tuple(assumed)
 
 
 def _space(arguments: AdviseOptions) -> Space:
@@ -167,19 +143,12 @@ def _space(arguments: AdviseOptions) -> Space:
 
 
 def _lines(
-    advice: Advice, assumed: Sequence[str], most: float | None, junit: Path | None, out: Path | None, *, wide: bool,
+    advice: Advice, assumed: Sequence[str], allowed: float | None, junit: Path | None, out: Path | None, *, wide: bool,
     every: bool,
 ) -> Iterator[StyledLine | Table]:  # fmt: skip
     """wide: whether tables have a column for reasons. every: whether to list also shapes that are not surely faster."""
     cost = advice.cost
     yield from _header_lines(advice, assumed)
-    if advice.repair is not None:
-        yield f"\nrepaired: {advice.repair.words}"
-        yield (
-            "all that follows is of the one predicted to be the fastest per token and parameter: "
-            f"{advice.shape.heads} heads, hidden {advice.shape.hidden}, {advice.shape.layers} layers"
-        )
-        yield from _advised_lines("the others, against it", advice.repaired, wide)
     yield ""
     yield from _cost_lines(cost, reasons=wide)
     yield ""
@@ -199,12 +168,12 @@ def _lines(
             unsure = dict.fromkeys((*advice.neighbours, *advice.singles))
             rest = [one for one in unsure if not one.found.sure and one.found.shape not in named]
             yield from _advised_lines("candidates, none of them surely faster: measure before you move", rest, wide)
-        if advice.better or alone or every or advice.repaired:
+        if advice.better or alone or every:
             yield "gain: more tokens per second at equal parameters, with the 90 % interval of the ratio"
-    if most is not None:
+    if allowed is not None:
         yield ""
-        verdict = ("FAIL", "bold red") if cost.waste_share > most else ("ok", "green")
-        yield verdict, f": {percent(cost.waste_share)} wasted past edges, {percent(most)} allowed"
+        verdict = ("FAIL", "bold red") if cost.waste_share > allowed else ("ok", "green")
+        yield verdict, f": {percent(cost.waste_share)} wasted past edges, {percent(allowed)} allowed"
     if junit is not None:
         yield f"JUnit: {junit}"
     yield ""
@@ -358,7 +327,8 @@ def _advised_lines(title: str, advised: Sequence[Advised], wide: bool, *, marks:
         table.add_row(
             *(["●" if a.found.nearest else ""] if marks else []), a.changes, str(a.found.shape.head_dim),
             Text(signed_percent(a.found.gain), style="bold green" if a.found.sure else ""),
-            f"{signed_percent(a.found.low)} to {signed_percent(a.found.high)}", signed_percent(a.found.more),
+            f"{signed_percent(a.found.low)} to {signed_percent(a.found.high)}",
+            signed_percent(a.found.parameters_change),
             *((percent(a.cost.waste_share), Text("; ".join(a.found.reasons))) if wide else ()),
         )  # fmt: skip
     yield ""

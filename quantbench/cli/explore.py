@@ -1,6 +1,6 @@
 """Command `explore`: writes a self-contained HTML page with sliders that predicts shapes on some GPUs.
 
-Entry point: `explore`, loaded by `app`. `explore.page` writes the page.
+`explore.page` writes the page.
 """
 
 from __future__ import annotations

@@ -1,27 +1,27 @@
-"""Command `pad`: says whether padding a product or a model's dimensions saves time, to what, and what it costs.
+"""Command `pad`: says whether padding a product saves time, to what, and what it costs.
 
-Entry points: `pad`, loaded by `app`; `broken_lines`, used by `advise`. `advice.pad` does the work.
+`advice.pad` does the work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
 from quantbench.cli.devices import device_line
-from quantbench.cli.model_options import StepOptions, chosen_model
-from quantbench.cli.options import command, gpu_option, integers, json_option, library_option, option, typed_words
+from quantbench.cli.options import command, gpu_option, json_option, library_option, option, profile_option
 from quantbench.cli.output import StyledLine, plain_table, print_result
-from quantbench.device import default_dtype, lookup
-from quantbench.device.spec import DeviceSpec
+from quantbench.device import default_dtype
 from quantbench.errors import InputError, require_choice
 from quantbench.latency.libraries import LIBRARIES
-from quantbench.units import latency, percent, signed_percent, size
-from quantbench.workload import Gemm, TransformerShape
+from quantbench.units import latency, signed_percent, size
+from quantbench.workload import Gemm
+from quantbench.workload.dtypes import GEMM_DTYPES
 
 if TYPE_CHECKING:
     from quantbench.advice.pad import Padding, PaddingVerdict
@@ -34,106 +34,62 @@ _WORDS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class PadOptions(StepOptions):
-    """The options of `pad` as typed; "" and None stand for the default."""
-
-    gpu: str = gpu_option("")
-    gemm: str = option("", "A product m,n,k per GPU: tokens, outputs, inputs of a linear layer.")
-    layout: str = option("nt", "Layout of the product: nt (weights stored n×k), nn or tn.")
-    at_run_time: str = option("m", "Sides of the product that are padded in every call, comma separated: m, n, k.")
-    library: str = library_option()
-    forward_only: bool = option(False, "Price a forward pass instead of a training step.")
-
-
 @command
-def pad(arguments: PadOptions, as_json: bool = json_option()) -> None:
-    """Say whether padding a product, or vocab, ffn, head_dim or tokens of a model, saves time, and what it costs."""
-    from quantbench.advice.pad import SIDES, padding_verdict
+def pad(
+    gpu: str = gpu_option(""),
+    m: int = option(..., "Rows: tokens.", "--m", "-m", min=1),
+    n: int = option(..., "Columns: outputs of a linear layer, on one GPU.", "--n", "-n", min=1),
+    k: int = option(..., "Inner dimension: inputs of a linear layer, on one GPU.", "--k", "-k", min=1),
+    dtype: str = option("", f"Number format: {', '.join(GEMM_DTYPES)} (default: the device's usual one)."),
+    layout: str = option("nt", "nt (weights stored n×k), nn or tn."),
+    library: str = library_option(),
+    profile: Path | None = profile_option(),
+    as_json: bool = json_option(),
+) -> None:
+    """Say whether padding a product saves time, and what it costs. m is padded in every call, n and k once."""
+    from quantbench.advice.pad import padding_verdict
+    from quantbench.cli.times import chosen_times
 
-    if not arguments.gpu:
-        raise InputError(_WHO, "no GPU", "--gpu (quantbench devices lists them)")
-    spec = lookup(arguments.gpu)
-    dtype = arguments.dtype or default_dtype(spec)
+    times, _ = chosen_times(_WHO, gpu, library, profile)
+    spec = times.device
+    assumed = [] if dtype else [f"dtype = {default_dtype(spec)}"]
+    dtype = dtype or default_dtype(spec)
     if spec.peak(dtype) is None:
         raise InputError(_WHO, f"--dtype {dtype} on {spec.name}", f"one of {spec.dtypes}")
-    sides = [side.strip() for side in arguments.at_run_time.split(",") if side.strip()]
-    for side in sides:
-        require_choice(_WHO, "--at-run-time", side, SIDES)
-    require_choice(_WHO, "--library", arguments.library, ("", *LIBRARIES))
-    subject, assumed = _gemm(arguments, dtype, sides) if arguments.gemm else _shape(arguments, spec)
-    verdict = padding_verdict(
-        subject, spec, library=arguments.library, at_run_time=sides, backward=not arguments.forward_only
-    )
-    print_result(as_json, lambda: _to_json(verdict, assumed), _lines(verdict, assumed, arguments.library))
-
-
-def _gemm(arguments: PadOptions, dtype: str, sides: Sequence[str]) -> tuple[Gemm, list[str]]:
-    """Returns the product and the assumptions about it as text."""
-    of_a_model = [one.name for one in fields(StepOptions) if one.name not in ("dtype", "library")]
-    typed = typed_words(arguments, [*of_a_model, "forward_only"])
-    if typed:
-        raise InputError(_WHO, f"--gemm {arguments.gemm} and {typed[0]}", "a product or a model")
-    sizes = integers("--gemm", arguments.gemm)
-    if len(sizes) != 3:
-        raise InputError("--gemm", repr(arguments.gemm), "three integers m,n,k, comma separated: 4096,50257,1600")
-    once = ", ".join(side for side in ("m", "n", "k") if side not in sides)
-    how = f"padded in every call: {', '.join(sides) or 'nothing'}; padded once: {once or 'nothing'}"
-    return Gemm(*sizes, dtype=dtype, layout=arguments.layout), [*([] if arguments.dtype else [f"dtype = {dtype}"]), how]
-
-
-def _shape(arguments: PadOptions, spec: DeviceSpec) -> tuple[TransformerShape, list[str]]:
-    """Returns the model and the assumptions about it as text."""
-    if not (arguments.model or arguments.config or arguments.hidden):
-        raise InputError(_WHO, "no product and no model", "--gemm m,n,k, --model, --config, or --hidden and --heads")
-    unused = typed_words(arguments, ("layout", "at_run_time"))
-    if unused:
-        raise InputError(_WHO, f"{unused[0]} without --gemm", "options of a model")
-    shape, assumed = chosen_model(_WHO, arguments, spec)
-    of_one = (f"{name} = 1" for name in ("mbs", "tp") if not getattr(arguments, name))
-    forward = arguments.forward_only or shape.experts
-    return shape, [*assumed, *of_one, "a forward pass" if forward else "a training step"]
+    require_choice(_WHO, "--library", library, ("", *LIBRARIES))
+    verdict = padding_verdict(Gemm(m, n, k, dtype=dtype, layout=layout), spec, library=library, times=times)
+    assumed.append("padded in every call: m; padded once: n, k")
+    print_result(as_json, lambda: _to_json(verdict, assumed), _lines(verdict, assumed, library, profile))
 
 
 # --- output ----------------------------------------------------------------------------------------------------------
 
 
-def _lines(verdict: PaddingVerdict, assumed: Sequence[str], asked: str) -> Iterator[StyledLine | Table]:
+def _lines(
+    verdict: PaddingVerdict, assumed: Sequence[str], library: str, profile: Path | None
+) -> Iterator[StyledLine | Table]:
+    """library, profile: as typed."""
     from quantbench.latency.model_times import chosen_libraries
 
-    spec, subject, now = verdict.device, verdict.subject, verdict.now
+    spec, gemm, now = verdict.device, verdict.gemm, verdict.now
     if now.unmeasured:
         yield f"not measured, only estimated: {now.unmeasured}"
     yield device_line(spec)
     yield f"times: {verdict.note}"
-    experts = isinstance(subject, TransformerShape) and bool(subject.experts)
-    words = chosen_libraries(spec, subject.dtype, asked, _WHO, experts=experts)
+    words = f"times of {profile}"
+    if profile is None:
+        words = chosen_libraries(spec, gemm.dtype, library, _WHO, experts=False)
     yield f"{words}; assumed: {', '.join(assumed)}"
-    interval = f"{latency(now.latency_us)} ({latency(now.low_us)} to {latency(now.high_us)})"
-    if isinstance(subject, Gemm):
-        yield f"{subject}: {interval}"
-    else:
-        tokens = f"{subject.mbs} × {subject.seq} tokens on tp = {subject.tp}"
-        if subject.experts:
-            from quantbench.advice.pad import capacity
-
-            rows, beyond = capacity(subject)
-            yield (
-                f"capacity: {rows} rows per expert are whole blocks of 128; with {subject.experts_of(1).routing_words} "
-                f"routing {percent(beyond)} of the rows are beyond it"
-            )
-        yield f"micro-batch of {tokens}, {subject.dtype}: {interval} on each GPU"
+    yield f"{gemm}: {latency(now.latency_us)} ({latency(now.low_us)} to {latency(now.high_us)})"
     yield from broken_lines(verdict.broken)
     yield ""
     yield from _table(verdict)
-    if verdict.options and not verdict.advised:
+    best = verdict.best
+    if best is not None:
+        yield _verdict(best), f": {best.words}"
+    elif verdict.options:
         yield _WORDS["no"], ": no padding is expected to save as much as measured times scatter (2 %)"
-    for one in verdict.advised[:1] if isinstance(subject, Gemm) else verdict.advised:
-        yield _verdict(one), f": {one.words}"
-    if isinstance(subject, Gemm):
-        yield f"Next, on such a card, measure it: quantbench sweep {_sweep_words(subject, verdict.options)}"
-    else:
-        yield f"Next, better shapes: quantbench advise with the same model, --gpu {spec.name} --tp {subject.tp}"
+    yield f"Next, on such a card, measure it: quantbench sweep {_sweep_words(gemm, verdict.options)}"
 
 
 def _verdict(one: Padding) -> tuple[str, str]:
@@ -152,36 +108,30 @@ def broken_lines(broken: Sequence[Broken]) -> Iterator[StyledLine]:
 
 
 def _table(verdict: PaddingVerdict) -> Iterator[Table | str]:
+    from quantbench.latency.gemm.inputs import LARGEST_SIDE
+
     if not verdict.options:
-        yield _nothing_to_pad(verdict.subject)
+        past = any(getattr(verdict.gemm, side) % 256 for side in "mnk")
+        limit = f" or have no larger one up to {LARGEST_SIDE}, the largest size" if past else ""
+        yield f"m, n and k are multiples of 256{limit}: nothing to pad"
         return
-    of = ("product", "memory") if isinstance(verdict.subject, Gemm) else ("whole step", "weights per GPU")
-    titles = ("pad", f">{of[0]}", ">copies", ">saving", ">low to high", f">more {of[1]}", "when", "verdict")
+    titles = ("pad", ">product", ">copies", ">saving", ">low to high", ">more memory", "when", "verdict")
     table = plain_table(titles, fold=("pad",))
     for one in verdict.options:
         said, style = _verdict(one)
         when = {change.at_run_time for change in one.changes}
         table.add_row(
-            one.words, latency(one.then.latency_us), latency(one.copy_us) if one.copy_bytes else "none",
+            one.words,
+            latency(one.then.latency_us),
+            latency(one.copy_us) if one.copy_bytes else "none",
             f"{signed_percent(one.saving)} ({latency(abs(one.saving_us))})",
-            f"{signed_percent(one.low)} to {signed_percent(one.high)}", size(one.more_bytes),
-            "every call" if when == {True} else "once" if when == {False} else "both", Text(said, style=style),
-        )  # fmt: skip
+            f"{signed_percent(one.low)} to {signed_percent(one.high)}",
+            size(one.more_bytes),
+            "every call" if when == {True} else "once" if when == {False} else "both",
+            Text(said, style=style),
+        )
     yield table
     yield "saving: share of the time saved, copies included, with its 90 % interval; negative if padding costs time"
-
-
-def _nothing_to_pad(subject: Gemm | TransformerShape) -> str:
-    """Names the dimensions that would be padded; those of a model are each GPU's part."""
-    from quantbench.latency.gemm.inputs import LARGEST_SIDE
-
-    parts, names = 1, ("m", "n", "k")
-    if isinstance(subject, TransformerShape):
-        parts, names = subject.tp, ("vocab", "moe_ffn" if subject.experts else "ffn", "tokens")
-    past = any(getattr(subject, name) % (256 * parts) for name in names)
-    sides = f"{', '.join(names[:-1])} and {names[-1]}{' of each GPU' if parts > 1 else ''}"
-    limit = f" or have no larger one up to {LARGEST_SIDE}, the largest size" if past else ""
-    return f"{sides} are multiples of 256{limit}: nothing to pad"
 
 
 def _sweep_words(gemm: Gemm, options: Sequence[Padding]) -> str:
@@ -197,8 +147,14 @@ def _to_json(verdict: PaddingVerdict, assumed: Sequence[str]) -> dict[str, Any]:
         {**asdict(one), "words": one.words, "saving_us": one.saving_us, "worth": one.worth, "sure": one.sure}
         for one in verdict.options
     ]
-    broken = [{**asdict(one), "words": one.words} for one in verdict.broken]
-    found = {"device": verdict.device.name, "library": verdict.library, "assumed": assumed, "note": verdict.note}
-    subject = {"gemm" if isinstance(verdict.subject, Gemm) else "shape": asdict(verdict.subject)}
-    pad = [one.words for one in verdict.advised]
-    return {**found, **subject, "now": asdict(verdict.now), "broken_rules": broken, "options": options, "pad": pad}
+    return {
+        "device": verdict.device.name,
+        "library": verdict.library,
+        "assumed": assumed,
+        "note": verdict.note,
+        "gemm": asdict(verdict.gemm),
+        "now": asdict(verdict.now),
+        "broken_rules": [{**asdict(one), "words": one.words} for one in verdict.broken],
+        "options": options,
+        "pad": [one.words for one in verdict.advised],
+    }

@@ -1,1 +1,1 @@
-"""A page that predicts any shape in the browser: the cost models as WebAssembly, the rest as data."""
+"""A page that predicts any shape in the browser: the code of the models as JavaScript, their trees as data."""

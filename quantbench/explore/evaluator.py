@@ -1,11 +1,14 @@
-"""Packs the latency models of a GPU for a page: cost models as WebAssembly, trees and processes as arrays.
+"""Packs the latency models of a GPU for a page: their code as JavaScript text, their trees and tables as arrays.
 
-Entry points: `Blobs`, the arrays of a page; `gemm_model`, `attention_model`, `softmax_model` and `experts_model`, which
-return JSON that refers to them. Used by `page`. `templates/model.js` evaluates them.
+The models run on symbols (`trace`) from sizes to the time with its interval. The page provides what symbols cannot
+express: the walk through a forest, and the Gaussian process.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,20 +16,23 @@ import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
-from quantbench.explore.trace import inputs
-from quantbench.explore.webassembly import Module
-from quantbench.latency.attention import AttentionModel, learner_features
-from quantbench.latency.attention_cost_model import AttentionShapes, Blocks, times
-from quantbench.latency.gemm.cost_model import LEAST_K, ROUNDING, Shapes, Values, clock_loss
+from quantbench.explore.javascript import module
+from quantbench.explore.trace import call, inputs
+from quantbench.latency.attention import UNSEEN_HALF_WIDTH, WIDEST_HEAD, AttentionModel, learner_features
+from quantbench.latency.attention_cost_model import AttentionShapes, cut, times
+from quantbench.latency.estimate import IntervalCalibration, bounded
+from quantbench.latency.forest import Forest
+from quantbench.latency.gemm.cost_model import LEAST_K, Shapes
+from quantbench.latency.gemm.ensemble import Ensemble
+from quantbench.latency.gemm.inputs import k_as_stored
+from quantbench.latency.gemm.member import watched_columns
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.gemm.trees import Forest, watched_columns
 from quantbench.latency.moe import MoEModel
-from quantbench.latency.moe_features import MOST_TOKENS, NUM_FEATURES, TILES, ExpertLoads, Layers
+from quantbench.latency.moe_features import MOST_TOKENS, TILES, ExpertLoads, Layers
 from quantbench.latency.softmax import SoftmaxModel, softmax_times
 
 _GEMM = ("m", "n", "k", "batch", "layout")
-_ATTENTION = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim", "causal", "backward")
-_BLOCKS = ("rows", "keys", "longest", "block_m", "block_n", "width", "group")
+_ATTENTION = ("batch", "heads", "kv_heads", "seq", "head_dim")
 _LAYER = ("tokens", "hidden", "expert_ffn", "ffn", "width", "num_experts", "top_k", "ep")
 _LOADS = ("rows", "active", "most", "median")
 _LEAF = 255
@@ -40,8 +46,8 @@ class Blobs:
         self._places: dict[bytes, tuple[int, int]] = {}
         self._end = 0
 
-    def add(self, content: bytes | npt.NDArray[Any]) -> tuple[int, int]:
-        data = content if isinstance(content, bytes) else content.tobytes()
+    def add(self, content: str | npt.NDArray[Any]) -> tuple[int, int]:
+        data = content.encode() if isinstance(content, str) else content.tobytes()
         if data not in self._places:
             self._places[data] = (self._end, len(data))
             padded = data + bytes(-len(data) % 8)  # every array starts at a multiple of its items' size
@@ -50,81 +56,130 @@ class Blobs:
         return self._places[data]
 
 
-def gemm_model(model: GemmModel, blobs: Blobs) -> dict[str, Any]:
-    """Returns a GEMM model as JSON.
+class _Forests:
+    """The forests of one model, packed in the order in which the page walks through them."""
 
-    Raises InputError for a model that rests on measured rows of another GPU (`fit(sibling=…)`), which no page holds.
-    """
-    ensemble, menu = model.ensemble, model.ensemble.menu
-    if ensemble.reference is not None:
-        raise InputError("explore", f"a model of {model.device.name} with a sibling", "a model of its own rows")
-    shapes = Shapes(ensemble.machine, menu, *inputs(*_GEMM))  # type: ignore[arg-type]
-    watched = watched_columns(shapes)
-    outputs: list[Any] = []
-    bounds: list[Any] = []
-    members = []
-    for member in ensemble.members:
-        log_us, parts = member.physics(shapes)
-        bounds.append(parts.log_time + clock_loss(Values(member.parameters), shapes))
-        columns = [] if member.forest is None else member.columns(menu, shapes, log_us, parts, watched)
-        at = len(outputs)
-        outputs += [log_us, parts.log_time.argmin(axis=0), *columns]
-        forest = None if member.forest is None else _forest(member.forest, blobs)
-        members.append({"at": at, "columns": len(columns), "most": member.most, "forest": forest})
-    module = Module(len(outputs))
-    module.add("times", _GEMM, outputs)
-    module.add("bounds", _GEMM, bounds, by_kernel=True)
-    each = menu.each
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+        self.packed: list[dict[str, Any]] = []
+
+    def walked(self, forest: Forest) -> SimpleNamespace:
+        """Packs each node's feature (_LEAF: none), its threshold or value, and how far its right child is.
+
+        Returns one whose `predict` the page evaluates."""
+        leaf, name = np.isinf(forest.threshold), f"forests[{len(self.packed)}]"
+        arrays = {
+            "roots": forest.roots.astype("<i4"),
+            "feature": np.where(leaf, _LEAF, forest.feature).astype("u1"),
+            "number": np.where(leaf, forest.value, forest.threshold).astype("<f4"),
+            "right": (forest.right - np.arange(len(leaf))).astype("<i4"),
+        }
+        self.packed.append({key: self._blobs.add(array) for key, array in arrays.items()})
+        return SimpleNamespace(predict=lambda columns: call(name, columns, 2))
+
+
+def _mean_and_variance(values: Sequence[Any]) -> tuple[Any, Any]:
+    mean = sum(values) / len(values)
+    return mean, sum((value - mean) ** 2 for value in values) / len(values)
+
+
+def _time(log_us: Any, variance: Any, interval: IntervalCalibration, fastest_us: Any) -> tuple[Any, Any, Any]:
+    """Returns the time and its interval, µs."""
+    half = interval.half_width(variance)
+    return bounded(np.exp(log_us), half, half, fastest_us)
+
+
+def gemm_model(model: GemmModel, blobs: Blobs) -> dict[str, Any]:
+    """Returns a GEMM model as JSON: functions from sizes and layout to the time, its interval and the kernel."""
+    ensemble, forests = model.ensemble, _Forests(blobs)
+    sizes: list[Any] = inputs(*_GEMM)
+    m, n, k, batch, layout = sizes
+    machine, each = ensemble.machine, ensemble.menu.each
+    if not model.layouts:
+        k = k_as_stored(machine, sizes[:4], layout)
+        layout = np.full(1, -1.0)
+    peak_us = 2.0 * m * n * k * batch / machine.flop_per_us
+    outputs = []
+    for deep in (k, np.maximum(k, LEAST_K)):
+        log_us, variance, kernel = _product(ensemble, (m, n, deep, batch, layout), forests)
+        if deep is not k:  # the trees see no shorter k
+            shallow = _physics(ensemble, (m, n, k, batch, layout))
+            log_us = log_us + shallow - _physics(ensemble, (m, n, deep, batch, layout))
+        outputs.append([*_time(log_us, variance, model.interval, peak_us), kernel])
     kernels = np.concatenate([each.block_m, each.block_n, each.split_k, each.blocks_per_sm], axis=1).astype("<f8")
     return {
-        "wasm": blobs.add(module.to_bytes()), "members": members, "most": ensemble.most,
-        "factor": model.interval.factor, "floor": model.interval.floor, "kernels": blobs.add(kernels),
-        "flop_per_us": ensemble.machine.flop_per_us, "in_waves": model.in_waves, "rows": model.rows,
-        "least_k": LEAST_K, "rising_k": ensemble.machine.rising_k, "rounding": ROUNDING, "layouts": model.layouts,
-        "aligned": None if ensemble.machine.is_narrow else 16 / ensemble.machine.element_bytes,
-    }  # fmt: skip
-
-
-def _forest(forest: Forest, blobs: Blobs) -> dict[str, Any]:
-    """Packs trees in preorder: the feature of each node (_LEAF: none), thresholds of inner nodes, values of leaves."""
-    leaf = np.isinf(forest.threshold)
-    waiting: list[int] = []
-    for node in range(len(leaf)):
-        if node not in forest.roots and leaf[node - 1] and forest.right[waiting.pop()] != node:
-            raise InputError("explore", f"node {node} of a tree", "nodes in preorder")
-        if not leaf[node]:
-            waiting.append(node)
-    return {
-        "roots": blobs.add(forest.roots.astype("<i4")),
-        "feature": blobs.add(np.where(leaf, _LEAF, forest.feature).astype("u1")),
-        "threshold": blobs.add(forest.threshold[~leaf].astype("<f4")),
-        "value": blobs.add(forest.value[leaf].astype("<f4")),
+        "code": blobs.add(module({"times": (_GEMM, outputs[0]), "short": (_GEMM, outputs[1])})),
+        "forests": forests.packed,
+        "kernels": blobs.add(kernels),
+        "least_k": LEAST_K,
+        "in_waves": model.in_waves,
+        "rows": model.rows,
     }
 
 
+def _product(ensemble: Ensemble, sizes: tuple[Any, ...], forests: _Forests) -> tuple[Any, Any, Any]:
+    """Returns log µs of a product, its variance and the fastest kernel of the first member."""
+    shapes = Shapes(ensemble.machine, ensemble.menu, *sizes)
+    watched = watched_columns(shapes)
+    reference = None
+    if ensemble.reference is not None:
+        reference = _product(ensemble.reference, sizes, forests)[0] - _physics(ensemble.reference, sizes)
+    logs, within, kernels = [], [], []
+    for member in ensemble.members:
+        log_us, parts = member.physics(shapes)
+        kernels.append(parts.log_time.argmin(axis=0))
+        columns: Any = member.columns(ensemble.menu, shapes, log_us, parts, watched)
+        walked: Any = member.forest and forests.walked(member.forest)
+        columns += [] if reference is None else [reference]
+        correction, spread = replace(member, forest=walked).correction(columns, reference)
+        logs.append(log_us + correction)
+        within.append(spread)
+    mean, between = _mean_and_variance(logs)
+    variance = between + sum(within) / len(within)
+    return mean - variance, variance, kernels[0]
+
+
+def _physics(ensemble: Ensemble, sizes: tuple[Any, ...]) -> Any:
+    """Returns the mean log µs of the members' cost models."""
+    shapes = Shapes(ensemble.machine, ensemble.menu, *sizes)
+    return sum(member.physics(shapes)[0] for member in ensemble.members) / len(ensemble.members)
+
+
 def attention_model(model: AttentionModel, dtype: str, blobs: Blobs) -> dict[str, Any]:
-    """Returns an attention model for one dtype as JSON."""
-    device: DeviceSpec = model.device
-    family = model.physics.family
-    sizes: dict[str, Any] = dict(zip(_ATTENTION, inputs(*_ATTENTION), strict=True))
-    counts: dict[str, Any] = dict(zip(_BLOCKS, inputs(*_BLOCKS), strict=True))
-    shapes, blocks = AttentionShapes(**sizes, dtype=dtype), Blocks(**counts, may_split=family.splits)
-    terms = times(device, shapes, blocks, model.physics.parameters, np.zeros(1, dtype=bool))
-    outputs: list[Any] = [terms.latency_us, *learner_features(device, shapes, blocks, terms)]
-    module = Module(len(outputs))
-    module.add("times", (*_ATTENTION, *_BLOCKS), outputs)
-    learner = model.learner
+    """Returns an attention model for one dtype as JSON: functions from sizes of causal attention to its time and
+    interval."""
+    learned = "causal" in model.masks and dtype in (model.dtype, "fp16", "bf16")
+    functions = {
+        "forward": (_ATTENTION, _attention(model, dtype, backward=False, learned=learned)),
+        "backward": (_ATTENTION, _attention(model, dtype, backward=True, learned=False)),
+    }
     process = None
+    learner = model.learner
     if learner is not None:
         arrays = {name: getattr(learner, name) for name in ("features", "targets", "shift", "spread", "length_scales")}
         process = {name: blobs.add(array.astype("<f8")) for name, array in arrays.items()}
         process |= {name: getattr(learner, name) for name in ("amplitude", "noise", "centre")}
-    return {
-        "wasm": blobs.add(module.to_bytes()), "tiles": family.tiles, "packs": family.packs, "widths": family.widths,
-        "factor": model.interval.factor, "floor": model.interval.floor, "below": model.below, "above": model.above,
-        "masks": model.masks, "learned": dtype in (model.dtype, "fp16", "bf16"), "learner": process,
-        "flop_per_us": (device.peak(dtype) or 0.0) * 1e6,
-    }  # fmt: skip
+    return {"code": blobs.add(module(functions)), "process": process}
+
+
+def _attention(model: AttentionModel, dtype: str, *, backward: bool, learned: bool) -> tuple[Any, Any, Any]:
+    """Returns the time of causal attention and its interval, µs."""
+    batch, heads, kv_heads, seq, head_dim = inputs(*_ATTENTION)
+    sizes: Any = (batch, heads, kv_heads, seq, seq, head_dim, np.array(True), np.array(backward), dtype)
+    shapes = AttentionShapes(*sizes)
+    blocks = cut(model.physics.family, shapes)
+    terms = times(model.device, shapes, blocks, model.physics.parameters, np.zeros(1, dtype=bool))
+    seen: Any = np.array(learned)
+    if learned:
+        seen = (head_dim % 8 == 0) & (head_dim <= WIDEST_HEAD)
+    shift: Any = np.zeros(1)
+    deviation: Any = np.zeros(1)
+    if learned and model.learner is not None:
+        features: Any = learner_features(model.device, shapes, blocks, terms)
+        shift, deviation = (np.where(seen, one, 0.0) for one in call("process", features, 2))  # type: ignore[call-overload]
+    half = model.interval.half_width(deviation**2) + np.where(seen, 0.0, UNSEEN_HALF_WIDTH)
+    fastest_us = shapes.flops / ((model.device.peak(dtype) or 0.0) * 1e6)
+    return bounded(terms.latency_us * np.exp(shift), half + model.below, half + model.above, fastest_us)
 
 
 def softmax_model(device: DeviceSpec, blobs: Blobs) -> dict[str, Any]:
@@ -132,41 +187,42 @@ def softmax_model(device: DeviceSpec, blobs: Blobs) -> dict[str, Any]:
     model, names = SoftmaxModel.best(device), ("bytes", "rows", "columns")
     moved, rows, columns = inputs(*names)
     expected, fast, slow = (
-        softmax_times(device, moved, rows, columns, values, 1.0, model.library)
+        softmax_times(device, moved, rows, columns, values, 1.0, model.library)[0]
         for values in (model.parameters, *model.extremes)
     )
     by = np.exp(model.half_width or 0.0)
-    module = Module(3)
-    module.add("times", names, [expected[0], fast[0] / by, slow[0] * by])
-    return {"wasm": blobs.add(module.to_bytes())}
+    return {"code": blobs.add(module({"times": (names, [expected, fast / by, slow * by])}))}
 
 
 def experts_model(model: MoEModel, blobs: Blobs) -> dict[str, Any]:
-    """Returns a model of experts as JSON. Its `groups` are the forests of a fitted model, or the references of a prior;
-    their mean corrects the roofline, their spread gives the interval.
+    """Returns a model of experts as JSON: a function from sizes and loads to the time and its interval.
 
     Raises InputError for a model whose forests need references, which no shipped one has.
     """
     sizes: dict[str, Any] = dict(zip(_LAYER, inputs(*_LAYER), strict=True))
     loads: dict[str, Any] = dict(zip(_LOADS, inputs(*_LOADS), strict=True))
-    tiles: Any = inputs(*(f"tiles{tile}" for tile in TILES))
+    of_tiles = [f"tiles{tile}" for tile in TILES]
+    tiles: Any = inputs(*of_tiles)
     layers = Layers(dtype=model.dtype, **sizes, loads=ExpertLoads(**loads, tiles=tiles))
-    outputs: list[Any] = [layers.roofline(model.device), layers.compute_us(model.device)]
-    groups = []
+    forests = _Forests(blobs)
+    # Forests of a fitted model, or the references of a prior: their mean corrects the roofline, their spread gives the
+    # interval.
+    corrections: list[Any] = []
     for one in [model] if model.halves else model.references:
         if one.references or not one.halves:
             raise InputError("explore", f"experts of {one.device.name} with references", "a model of its own rows")
-        parts = [
-            {"at": len(outputs), "base": float(half.slopes[0]), "forest": _forest(forest, blobs)}
-            for half in one.halves
-            for forest in half.forests
-        ]
-        outputs += layers.columns(one.device)
-        groups += [[part] for part in parts] if model.halves else [parts]
-    module = Module(len(outputs))
-    module.add("times", (*_LAYER, *_LOADS, *(str(tile.value) for tile in tiles)), outputs)
+        columns = layers.columns(one.device)
+        trees = [(float(half.slopes[0]), forest) for half in one.halves for forest in half.forests]
+        found = [slope + forests.walked(forest).predict(columns)[0] for slope, forest in trees]
+        corrections += found if model.halves else [sum(found) / len(found)]
+    mean, variance = _mean_and_variance(corrections or [0.0])
+    fastest_us = layers.compute_us(model.device)
+    outputs = _time(layers.roofline(model.device) + mean, variance, model.interval, fastest_us)
     return {
-        "wasm": blobs.add(module.to_bytes()), "groups": groups, "columns": NUM_FEATURES, "tiles": TILES,
-        "factor": model.interval.factor, "floor": model.interval.floor, "rows": model.rows,
-        "most_tokens": MOST_TOKENS, "library": model.library if model.rows else "",
-    }  # fmt: skip
+        "code": blobs.add(module({"times": ((*_LAYER, *_LOADS, *of_tiles), outputs)})),
+        "forests": forests.packed,
+        "tiles": TILES,
+        "rows": model.rows,
+        "most_tokens": MOST_TOKENS,
+        "library": model.library if model.rows else "",
+    }

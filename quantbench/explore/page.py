@@ -1,8 +1,5 @@
 """Writes the explorer: one self-contained HTML file that predicts any shape of a transformer on some GPUs.
 
-Entry points: `write_explorer`; `left_out`; `shelf_devices`; `fitted_models`, the `FittedModel`s of a profile. Used by
-the command `explore` and `tools.guide.explorer`.
-
 The file holds the shipped models of each GPU (`evaluator`), so that a browser computes what `quantbench predict`
 prints.
 """
@@ -24,14 +21,17 @@ import numpy.typing as npt
 
 from quantbench import __version__
 from quantbench.advice.cost import WIDER
-from quantbench.advice.neighbours import AS_GOOD, LINE_ELEMENTS, WORTH_MOVING
-from quantbench.advice.space import DIMENSIONS, EXPERT_FACTOR, MOST_EP, Space
+from quantbench.advice.search import AS_GOOD, LINE_ELEMENTS, WORTH_MOVING
+from quantbench.advice.space import DIMENSIONS, EXPERT_FACTOR, LARGEST_EP, Space
+from quantbench.alignment_rules import row_steps
 from quantbench.device import default_dtype, known
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, printable
 from quantbench.explore.evaluator import Blobs, attention_model, experts_model, gemm_model, softmax_model
+from quantbench.explore.shapes import FLAGS, SIZES, shape_script
 from quantbench.files import write_file
 from quantbench.latency.attention import AttentionModel
+from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.gemm.model import GemmModel, shipped_model
 from quantbench.latency.libraries import default_library, libraries_of
 from quantbench.latency.model_times import best_gemm_model
@@ -40,16 +40,11 @@ from quantbench.latency.moe_features import LOAD_DRAWS
 from quantbench.latency.op_times import UNALIGNED_SPREAD, UNMEASURED_COMMON
 from quantbench.planner.calibration import shipped
 from quantbench.report.page import template_text
-from quantbench.workload import TransformerShape
+from quantbench.workload import Gemm, TransformerShape
 from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES
 from quantbench.workload.ops import LAYOUTS
 from quantbench.workload.presets import preset, preset_names
 
-_FIELDS = (
-    "hidden", "heads", "kv_heads", "head_dim", "ffn", "seq", "mbs", "tp", "vocab", "layers", "gated", "gate_fused",
-    "tied", "attention", "experts", "top_k", "moe_ffn", "ep", "shared_ffn", "dense_layers", "kv_rank", "q_rank",
-    "rope_dim", "value_dim", "sliding_window",
-)  # fmt: skip
 _SCRIPTS = ("model.js", "shape.js", "app.js")
 # The routing of a layer with more experts is not drawn.
 _MOST_EXPERTS = 1024
@@ -106,8 +101,7 @@ def write_explorer(
         "formats": {
             name: {
                 "bytes": DTYPES[name].element_bytes,
-                "packed": DTYPES[name].packed,
-                "output": DTYPES[DTYPES[name].output].element_bytes,
+                "rows": [row_steps(Gemm(1, 1, 1, dtype=name, layout=layout)) for layout in LAYOUTS],
                 "attention": _attention_dtype(name),
                 "weight": DTYPES[name].b_bytes,
             }
@@ -116,12 +110,15 @@ def write_explorer(
         "draws": blobs.add(np.array([draws.random() for _ in range(_MOST_EXPERTS)])),
         "load_draws": blobs.add(np.random.default_rng(0).random(LOAD_DRAWS * _MOST_EXPERTS)),
         "unaligned": {"share": shipped().unaligned_share, "spread": UNALIGNED_SPREAD},
+        "shape": blobs.add(shape_script()),
+        "largest_side": LARGEST_SIDE,
+        "most_experts": _MOST_EXPERTS,
         "wider": WIDER,
         "dimensions": DIMENSIONS,
         "space": {
             **vars(Space()),
             "expert_factor": EXPERT_FACTOR,
-            "most_ep": MOST_EP,
+            "largest_ep": LARGEST_EP,
             "as_good": AS_GOOD,
             "worth_moving": WORTH_MOVING,
             "line_elements": LINE_ELEMENTS,
@@ -136,6 +133,8 @@ def write_explorer(
         script="\n".join([template_text("uplot.min.js"), *(template_text(name, __package__) for name in _SCRIPTS)]),
         data=_packed(content, blobs),
         notes=list(notes),
+        dimensions=DIMENSIONS,
+        presets=preset_names(),
         version=__version__,
     )
     write_file("explore", path, text)
@@ -205,7 +204,8 @@ def _sizes(shape: TransformerShape) -> dict[str, Any]:
     # If experts or latent attention are switched on:
     experts = {} if shape.experts else {"top_k": 2, "moe_ffn": shape.ffn}
     latent = {} if shape.kv_rank else {"value_dim": shape.head_dim}
-    return {**{name: getattr(shape, name) for name in _FIELDS}, "routing": routing, **experts, **latent}
+    names = (*SIZES, *FLAGS, "attention", "sliding_window")
+    return {**{name: getattr(shape, name) for name in names}, "routing": routing, **experts, **latent}
 
 
 def left_out(shape: TransformerShape) -> list[str]:

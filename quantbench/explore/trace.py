@@ -1,36 +1,40 @@
-"""Records numpy expressions symbolically, so that the cost models can be compiled for a page (`webassembly`).
+"""Records numpy expressions symbolically, so that the cost models can be written as another language (`javascript`).
 
-Entry points: `Node`, a symbolic array; `inputs`, which makes the arguments of a function; `as_node`, `in_order`. Used
-by `webassembly` and `evaluator`.
-
-The code of `latency` runs unchanged on nodes: numpy passes its functions to them (NEP 13 and NEP 18). Constants are
-folded by numpy as usual, so an expression holds one GPU's parameters. A node is a row (one number for each shape) or a
-vector (one number for each kernel of a menu); reductions over the first axis turn vectors into rows.
+The code of `latency` runs unchanged on nodes: numpy passes its functions to them (NEP 13 and NEP 18), and constants are
+folded as usual. A node is a row (one number for each shape) or a vector (one number for each kernel of a menu);
+reductions over the first axis turn vectors into rows. Plain Python, with conditions on nodes, runs once for each way
+through it (`ways`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partialmethod
 from typing import Any
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from quantbench.errors import InputError
+
 
 class Node(NDArrayOperatorsMixin):
     """A symbolic array: an operation on other nodes. Equal operations on equal nodes are one node.
 
     kernels: length of a vector; 0 for a row.
-    value: of a constant.
+    value: of a constant; of other operations, what they are given besides nodes.
+    kind: what plain Python takes it for.
     """
+
+    kind: type = int
 
     def __init__(self, op: str, args: tuple[Any, ...], kernels: int, value: Any = None) -> None:
         self.op, self.args, self.kernels, self.value = op, args, kernels, value
 
     @staticmethod
     def of(op: str, *args: Any, kernels: int | None = None, extra: Any = None) -> Node:
-        """Returns the node of an operation. extra: what selects from a vector (an index, or a tuple of indices)."""
+        """Returns the node of an operation. extra: what selects from a vector (an index, or a tuple of indices), or the
+        name of a function that is called."""
         nodes = tuple(map(as_node, args))
         key = (op, tuple(map(id, nodes)), extra)
         if key not in _KNOWN:
@@ -76,11 +80,36 @@ class Node(NDArrayOperatorsMixin):
         return (self.kernels, 1) if self.kernels else (1,)
 
     T = property(lambda self: self)
+    __class__ = property(lambda self: self.kind)
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        if self not in _DECIDED[-1]:
+            raise _Undecided(self)
+        return _DECIDED[-1][self]
+
+    def __str__(self) -> str:
+        """Returns a mark, by which `javascript` finds the node in a text."""
+        MARKED[id(self)] = self
+        return f"\0{id(self)}\0"
+
+    def __format__(self, form: str) -> str:
+        return str(self)
+
+    __repr__ = __str__
+
+    def __round__(self) -> Node:
+        return Node.of("round", self)
+
+    def bit_length(self) -> Node:
+        return Node.of("bit_length", self)
 
     def __len__(self) -> int:
         return self.kernels or 1
 
     def __getitem__(self, index: Any) -> Node:
+        if self.op == "call":
+            return Node.of("item", self, extra=int(index))
         if self.op == "sort":  # numpy.sort(x.T, axis=1)[:, i]
             return Node.of("smallest", *self.args, kernels=0, extra=int(index[1]))
         rows = tuple(int(i) for i in np.arange(self.kernels)[index])
@@ -88,6 +117,49 @@ class Node(NDArrayOperatorsMixin):
 
 
 _KNOWN: dict[Any, Node] = {}
+#: nodes in texts, by what stands there between zero characters
+MARKED: dict[int, Node] = {}
+# Outcomes of the conditions that plain Python meets.
+_DECIDED: list[dict[Node, bool]] = [{}]
+
+
+class _Undecided(BaseException):
+    """A condition of which both outcomes are to be followed."""
+
+
+def ways(
+    function: Callable[[], Any],
+    join: Callable[[Node, Any, Any], Any],
+    refused: Callable[[InputError], Any] | None = None,
+    given: Mapping[Node, bool] | None = None,
+) -> Any:
+    """Returns the results of a function on every way through its conditions on nodes, joined.
+
+    join: makes one result of a condition and of the results if it holds and if not.
+    refused: makes the result of a way that ends in an InputError; None: no shape takes it, so that a comparison with
+        which it ends has the other outcome everywhere.
+    given: outcomes that are known.
+    """
+    settled = dict(given or {})
+
+    def follow(outcomes: dict[Node, bool]) -> Any:
+        _DECIDED.append(settled | outcomes)
+        try:
+            return function()
+        except _Undecided as met:
+            condition: Node = met.args[0]
+        except InputError as error:
+            return None if refused is None else refused(error)
+        finally:
+            _DECIDED.pop()
+        results = [follow({**outcomes, condition: outcome}) for outcome in (True, False)]
+        if None in results:
+            if condition.op != "input":
+                settled[condition] = results[1] is None
+            return results[0] or results[1]
+        return join(condition, *results)
+
+    return follow({})
 
 
 def as_node(value: Any) -> Node:
@@ -103,6 +175,8 @@ def as_node(value: Any) -> Node:
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "where": lambda condition, yes, no: Node.of("where", condition, yes, no),
     "broadcast_to": lambda x, shape: x,
+    "clip": lambda x, low, high: np.minimum(np.maximum(x, low), high),
+    "full": lambda shape, value: value,
     "einsum": lambda _, a, b: Node.of("multiply", a, b).sum(axis=0),
     "sort": lambda x, axis: Node.of("sort", x),
     "column_stack": list,
@@ -113,6 +187,19 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 def inputs(*names: str) -> list[Node]:
     """Makes the arguments of a function, one number for each shape."""
     return [Node.of("input", kernels=0, extra=name) for name in names]
+
+
+def flag(name: str) -> Node:
+    """Makes an argument that is true or false."""
+    found = Node.of("input", kernels=0, extra=name)
+    found.kind = bool
+    return found
+
+
+def call(name: str, arguments: Sequence[Any], results: int) -> list[Node]:
+    """Records the call of a function that the page has, with a list of numbers; returns its results."""
+    made = Node.of("call", *arguments, extra=name)
+    return [made[i] for i in range(results)]
 
 
 def in_order(wanted: Sequence[Node]) -> list[Node]:

@@ -1,10 +1,7 @@
 """Predicts fused attention latencies with a cost model and a Gaussian process for its residual.
 
-Entry points: `AttentionModel` and `FEWEST_ROWS`, the rows that a fit needs; `learner_features`; `shipped_slugs` and
-`shipped_json`, used by `tools.ship_attention`. Used by `model_times`, by `profile`, `explore` and by tools.
-
-A fit selects the kernel family (its tiles, whether it packs query heads) and the parameters with the lowest loss, and
-keeps the Gaussian process if that lowers the cross-validated error. Priors come from the shipped models (`knowledge`).
+A fit selects the kernel family (its tiles, whether it packs query heads) and the parameters with
+the lowest loss; priors come from the shipped models.
 """
 
 from __future__ import annotations
@@ -65,8 +62,6 @@ _FEWEST_FOR_LEARNER = 40
 # The loss is quadratic in relative errors below this size, and linear above.
 _NOISE = 0.05
 _FOLDS = 5
-# Target coverage of the interval.
-_COVERAGE = 0.90
 # Interval half-widths (log time) if no shipped model can serve as prior.
 _BLIND_BELOW, _BLIND_ABOVE = float(np.log(2.0)), float(np.log(3.0))
 # A parameter that several GPUs agree on may still differ on the next one.
@@ -75,8 +70,8 @@ _LEAST_SPREAD = 0.2
 # dtype, misaligned or very wide heads. They are predicted without the Gaussian process. Decoding (seq_q = 1), absent
 # from all fits, is within a factor of 1.6 on A100, H100 and H200 (5th to 95th percentile of the public tables) and
 # within 2.4 on L40S.
-_UNSEEN_HALF_WIDTH = float(np.log(2.0))
-_WIDEST_HEAD = 256
+UNSEEN_HALF_WIDTH = float(np.log(2.0))
+WIDEST_HEAD = 256
 
 
 @dataclass(frozen=True)
@@ -152,15 +147,8 @@ class AttentionModel:
             provenance=provenance or {},
         )
 
-    def predict(
-        self, works: Iterable[Attention] | AttentionShapes, *, cache_write: npt.ArrayLike = False, quick: bool = False
-    ) -> Estimates:
-        """Predicts the times of `works`.
-
-        cache_write: whether keys and values are also written to a cache.
-        quick: ten times faster, with the same times and wider intervals (median over random shapes: up to 11 % wider
-            with the models of the public tables).
-        """
+    def predict(self, works: Iterable[Attention] | AttentionShapes, *, cache_write: npt.ArrayLike = False) -> Estimates:
+        """Predicts the times of `works`. cache_write: whether keys and values are also written to a cache."""
         shapes = works if isinstance(works, AttentionShapes) else AttentionShapes.of(works)
         writes = np.broadcast_to(np.asarray(cache_write, dtype=bool), (len(shapes),))
         terms = self.physics.terms(shapes, writes)
@@ -168,9 +156,8 @@ class AttentionModel:
         shift, deviation = np.zeros(len(shapes)), np.zeros(len(shapes))
         if self.learner is not None and seen.any():
             learned = _features(self.physics, shapes, terms)[seen]
-            ask = self.learner.predict_quickly if quick else self.learner.predict
-            shift[seen], deviation[seen] = ask(learned)
-        half = self.interval.half_width(deviation**2) + np.where(seen, 0.0, _UNSEEN_HALF_WIDTH)
+            shift[seen], deviation[seen] = self.learner.predict(learned)
+        half = self.interval.half_width(deviation**2) + np.where(seen, 0.0, UNSEEN_HALF_WIDTH)
         fastest_us = shapes.flops / (peak_tflops(self.device, shapes.dtype) * 1e6)
         latency_us, low_us, high_us = bounded(
             terms.latency_us * np.exp(shift), half + self.below, half + self.above, fastest_us
@@ -192,7 +179,7 @@ class AttentionModel:
     def _seen(self, shapes: AttentionShapes) -> BoolArray:
         masked = np.where(shapes.causal, "causal" in self.masks, "full" in self.masks)
         usual = masked & ~shapes.backward & (shapes.seq_q == shapes.seq_k) & ~shapes.misaligned
-        return np.asarray(usual & (shapes.head_dim <= _WIDEST_HEAD) & (shapes.dtype in (self.dtype, "fp16", "bf16")))
+        return np.asarray(usual & (shapes.head_dim <= WIDEST_HEAD) & (shapes.dtype in (self.dtype, "fp16", "bf16")))
 
     def to_json(self) -> dict[str, Any]:
         """Returns the model as a JSON object; the device is stored by its slug."""
@@ -394,12 +381,5 @@ def _fit_learner(
             learned[held] = alone[held] - shift
         seen |= held
     if learner is not None and np.abs(learned[seen]).mean() < np.abs(alone[seen]).mean():
-        return learner, _calibrated(np.abs(learned[seen]), deviation[seen])
-    return None, _calibrated(np.abs(alone[seen]), np.zeros(int(seen.sum())))
-
-
-def _calibrated(error: FloatArray, deviation: FloatArray) -> IntervalCalibration:
-    """Calibrates the interval by the conformal quantile of held-out errors, (n,) log time."""
-    floor = float(np.median(error)) + 1e-6
-    score = error / np.sqrt(deviation**2 + floor**2)
-    return IntervalCalibration(float(np.quantile(score, min(1.0, _COVERAGE * (1.0 + 1.0 / len(score))))), floor)
+        return learner, IntervalCalibration.of_held_out(np.abs(learned[seen]), deviation[seen] ** 2)
+    return None, IntervalCalibration.of_held_out(np.abs(alone[seen]), np.zeros(int(seen.sum())))

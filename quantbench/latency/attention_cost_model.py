@@ -1,18 +1,8 @@
 """Computes attention times from the blocks that each kernel family divides its work into.
 
-Entry points: `cut` and `times`, which compute the `Blocks` and the `Terms` of a time from `AttentionShapes`; `Physics`,
-`peak_tflops`, `KernelFamily`, `assumed_family`; the tables `FAMILIES`, `PARAMETERS`, `START` and `SPREAD`. Used by
-`attention`, which fits the parameters, `explore.evaluator` and tools; `profile` uses `AttentionShapes`.
-
 latency = launch + ‖compute, memory‖₃ (increased if a long kernel throttles) + padding copies of misaligned heads +
 writing keys and values, if the measured time includes that. compute runs the row blocks in waves of one per SM,
-softened by a fluid share. Each key block costs the p-norm of its two matrix products and its exponentials.
-
-Sources: FlashAttention-3, hopper/tile_size.h (tile_size_fwd_sm90, tile_size_fwd_sm8x) and hopper/heuristics.h (query
-heads that share keys are packed into rows when sequence lengths vary, as serving engines pass them); FlashAttention-2,
-csrc/flash_attn/src/flash_fwd_launch_template.h (dense and paged forward); CUTLASS example 77 (Blackwell FMHA: two
-blocks of 128 rows at a time). All of https://github.com/Dao-AILab/flash-attention and
-https://github.com/NVIDIA/cutlass.
+softened by a fluid share; each key block costs the p-norm of its two matrix products and its exponentials.
 """
 
 from __future__ import annotations
@@ -58,16 +48,28 @@ class KernelFamily:
     splits: bool
     widths: tuple[int, ...]
 
-    def tile(self, head_dim: int, causal: bool) -> tuple[int, int]:
-        """Returns (block_m, block_n)."""
-        _, full, masked = next((tile for tile in self.tiles if head_dim <= tile[0]), self.tiles[-1])
-        return masked if causal else full
+    def tile(self, head_dim: IntArray, causal: BoolArray) -> tuple[IntArray, IntArray]:
+        """Returns block_m and block_n of shapes, (n,) each."""
+        _, full, masked = self.tiles[-1]
+        block_m, block_n = np.where(causal, masked[0], full[0]), np.where(causal, masked[1], full[1])
+        for widest, full, masked in reversed(self.tiles[:-1]):
+            block_m = np.where(head_dim <= widest, np.where(causal, masked[0], full[0]), block_m)
+            block_n = np.where(head_dim <= widest, np.where(causal, masked[1], full[1]), block_n)
+        return block_m, block_n
 
-    def padded(self, head_dim: int) -> int:
-        """Returns head_dim padded to a width that the kernel supports."""
-        return next((w for w in self.widths if w >= head_dim), -(-head_dim // 64) * 64)
+    def padded(self, head_dim: IntArray) -> IntArray:
+        """Returns head_dim padded to a width that the kernel supports, (n,)."""
+        padded = -(-head_dim // 64) * 64
+        for width in reversed(self.widths):
+            padded = np.where(head_dim <= width, width, padded)
+        return padded
 
 
+# Sources: FlashAttention-3, hopper/tile_size.h (tile_size_fwd_sm90, tile_size_fwd_sm8x) and
+# hopper/heuristics.h (query heads that share keys are packed into rows when sequence lengths vary,
+# as serving engines pass them); FlashAttention-2, csrc/flash_attn/src/flash_fwd_launch_template.h
+# (dense and paged forward); CUTLASS example 77 (Blackwell FMHA: two blocks of 128 rows at a time).
+# All of https://github.com/Dao-AILab/flash-attention and https://github.com/NVIDIA/cutlass.
 _FA3_SM90 = (
     (64, (192, 192), (192, 128)), (96, (192, 144), (192, 144)), (128, (128, 176), (128, 128)),
     (192, (128, 112), (128, 112)), (256, (128, 80), (128, 80)),
@@ -121,11 +123,8 @@ def cut(family: KernelFamily, shapes: AttentionShapes) -> Blocks:
     """Returns the blocks of shapes under a family."""
     heads, seq_q = shapes.heads, shapes.seq_q
     group = np.where(family.packs | (seq_q == 1), heads // shapes.kv_heads, 1)
-    tiles = np.empty((3, len(shapes)), dtype=np.int64)
-    for width, masked in {(int(d), bool(c)) for d, c in zip(shapes.head_dim, shapes.causal, strict=True)}:
-        where = (shapes.head_dim == width) & (shapes.causal == masked)
-        tiles[:, where] = np.array([*family.tile(width, masked), family.padded(width)])[:, None]
-    block_m, block_n, padded = tiles
+    block_m, block_n = family.tile(shapes.head_dim, shapes.causal)
+    padded = family.padded(shapes.head_dim)
     per_head = -(-seq_q * group // block_m)
     keys, longest = _key_blocks(shapes, per_head, group, block_m, block_n)
     copies = shapes.batch * (heads // group)
@@ -141,19 +140,15 @@ def _key_blocks(
 ) -> tuple[FloatArray, FloatArray]:
     """Returns the key blocks processed by all row blocks of one head, and by the longest of them."""
     every = -(-shapes.seq_k // block_n)
-    total, longest = (per_head * every).astype(float), every.astype(float)
-    masked = np.flatnonzero(shapes.causal)
-    few = masked[per_head[masked] <= _EXACT_BLOCKS]
-    index = np.arange(_EXACT_BLOCKS)[None, :]
     # The last query of a row block sees the keys up to itself.
-    last_row = np.minimum((index + 1) * block_m[few, None], shapes.seq_q[few, None] * group[few, None]) - 1
-    walked = -(-(last_row // group[few, None] + 1) // block_n[few, None])
-    total[few] = np.where(index < per_head[few, None], walked, 0).sum(axis=1)
-    many = masked[per_head[masked] > _EXACT_BLOCKS]
-    blocks, queries = per_head[many], block_m[many] / group[many]
+    index = np.arange(_EXACT_BLOCKS)[:, None]
+    last_row = np.minimum((index + 1) * block_m, shapes.seq_q * group) - 1
+    walked = -(-(last_row // group + 1) // block_n)
+    exact = np.where(index < per_head, walked, 0).sum(axis=0)
     # Rounding up to whole key blocks adds half a block on average.
-    total[many] = (blocks * (blocks + 1) / 2 * queries / block_n[many]) + blocks * 0.5 * (1 - 1 / block_n[many])
-    return total, longest
+    average = per_head * (per_head + 1) / 2 * (block_m / group) / block_n + per_head * 0.5 * (1 - 1 / block_n)
+    masked = np.where(per_head <= _EXACT_BLOCKS, exact, average)
+    return np.where(shapes.causal, masked, per_head * every), every.astype(float)
 
 
 #: exponentials per SM and clock: 16 in the special function units from compute capability 7.0 on

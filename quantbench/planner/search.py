@@ -120,7 +120,7 @@ def _require_divisors(job: Job, space: Space) -> None:
     tp = ",".join(map(str, space.tp))
     ep = ",".join(map(str, space.ep))
     if space.tp and all(heads % degree for degree in space.tp):
-        raise InputError("plan", f"--tp {tp} for {heads} heads", f"a divisor of {heads}; advise repairs shapes")
+        raise InputError("plan", f"--tp {tp} for {heads} heads", f"a divisor of {heads}")
     if space.tp and all(job.gpus % degree for degree in space.tp):
         raise InputError("plan", f"--tp {tp} on {job.gpus} GPUs", f"a divisor of {job.gpus}")
     if not experts and 1 not in space.ep:

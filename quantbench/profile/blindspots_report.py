@@ -22,7 +22,6 @@ from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.libraries import system_of
 from quantbench.profile.aiconfigurator_engine import engine, engine_missing
 from quantbench.profile.blindspots import (
-    Ask,
     Choice,
     Consumer,
     FloatArray,
@@ -103,18 +102,13 @@ def find(
     """
     table, dtype = measured_products(profile, consumer)
     own = profile.models.product(dtype) if own_model else None
-    ask: Ask
-    if own is not None:
-        ask, model_rows = own.fast.predict_us, own.rows
-    else:
-        model = fit(profile, table, dtype, most_rows, prior="auto")
-        ask, model_rows = lambda m, n, k: model.predict(m, n, k).latency_us, model.rows
-    sites = sites_between(table, ask)
+    model = own or fit(profile, table, dtype, most_rows, prior="auto")
+    sites = sites_between(table, lambda m, n, k: model.predict(m, n, k).latency_us)
     if not sites:
         raise InputError(_WHO, "no (n, k) with two sizes of m", "a run with m swept (--dim m, or a public table)")
     choice = choose(sites, bound, target)
     spots = sorted((spot for site in sites for spot in _spots(site)), key=lambda spot: -abs(spot.error))
-    return Blindspots(choice, tuple(spots), len(table.m), dtype, model_rows)
+    return Blindspots(choice, tuple(spots), len(table.m), dtype, model.rows)
 
 
 def fit(profile: Profile, table: MeasuredProducts, dtype: str, most_rows: int, *, prior: str) -> GemmModel:

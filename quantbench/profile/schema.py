@@ -94,7 +94,7 @@ def _table(layout: TableLayout) -> Json:
 def _models() -> Json:
     """Names the fields of the models; what stands in them is for quantbench alone."""
     fields = {
-        "gemm": "dtype library rows note provenance log_us half_width distilled",
+        "gemm": "dtype library rows note provenance model",
         "softmax": "format version device parameters half_width rows note fused",
         "attention": "format version device dtype masks family parameters interval below above learner note provenance",
     }

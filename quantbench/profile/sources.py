@@ -21,10 +21,12 @@ from quantbench.errors import InputError, UnsupportedError, require_choice
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.attention_cost_model import AttentionShapes
 from quantbench.latency.estimate import Estimates
+from quantbench.latency.gemm.inputs import LARGEST_SIDE
+from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.libraries import library_of
+from quantbench.latency.model_times import TWINS, best_gemm_model
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.profile.interpolation import Base, FloatArray, Predicted, Sizes, Surface
-from quantbench.profile.models import ProductModel
 from quantbench.profile.table import flops, min_bytes
 from quantbench.workload import Softmax
 from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES
@@ -52,11 +54,9 @@ _FAMILIES: dict[str, tuple[tuple[int, ...], ...]] = {
     "softmax": ((0,), (1, 2), (1,), (2,)),
     "attention": ((3, 4), (0,), (1, 2), (5,), (4,), (3,), (1,), (2,)),
 }
-# bf16 and fp16 move the same bytes, have the same peak on most GPUs, and run kernels with the same tiles.
-_TWIN = {"bf16": "fp16", "fp16": "bf16"}
 # Extra half-widths in log time: for a layout or twin dtype that was not measured (cuBLAS's layouts differ by up to 15 %
-# if operands exceed L2), for a dtype of another width and peak, and for an estimate from the spec sheet.
-ALIKE, _TRANSFERRED, _ROOFLINE = log(1.15), log(1.3), log(2.0)
+# if operands exceed L2), and for an estimate from the spec sheet.
+ALIKE, _ROOFLINE = log(1.15), log(2.0)
 _SMALL_KERNEL_US = {"cuda": 3.0, "cpu": 2.0}
 _REACHED = 0.75  # assumed share of the peaks
 
@@ -74,22 +74,14 @@ def roofline_parts(device: DeviceSpec, kind: str, sizes: Sizes, fixed: Fixed) ->
     return memory_us, np.zeros(rows) if peak is None else flops(kind, columns) / (peak * 1e6)
 
 
-def _product(sizes: Sizes, *, model: ProductModel, wider: float = 0.0) -> Predicted:
-    """Predicts GEMMs with a distilled model, a batch as batch × m rows. wider: extra half-width, log time."""
-    m, n, k, batch = sizes
-    found = model.fast.predict_us(m * batch, n, k, rising=False)
-    half = model.half_width(found) + wider
-    floor_us = np.asarray(m * batch, dtype=np.float64) * n * k * (2.0 / model.fast.machine.flop_per_us)
-    return found, half, half, floor_us
-
-
-def _transferred(sizes: Sizes, *, model: ProductModel, device: DeviceSpec, dtype: str) -> Predicted:
-    """Predicts GEMMs of a dtype without a model: another dtype's model times the ratio of their rooflines."""
-    found, below, above, _ = _product(sizes, model=model)
-    small_us = _SMALL_KERNEL_US[device.torch_kind]
-    own, other = (roofline_parts(device, "gemm", sizes, (("dtype", name),)) for name in (dtype, model.dtype))
-    ratio = (np.maximum(*own) + small_us) / (np.maximum(*other) + small_us)
-    return found * ratio, below + _TRANSFERRED, above + _TRANSFERRED, own[1]
+def _product(sizes: Sizes, *, model: GemmModel, layout: str, wider: float = 0.0) -> Predicted:
+    """Predicts GEMMs with a model. wider: extra half-width, log time."""
+    # Longer sides are answered from their rows alone (`answers`).
+    m, n, k, batch = (np.minimum(size, LARGEST_SIDE) for size in sizes)
+    found = model.predict(m, n, k, batch=batch, layout=layout)
+    half = np.log(found.high_us / found.latency_us) + wider
+    floor_us = np.prod(np.array(sizes, dtype=np.float64), axis=0) * (2.0 / model.ensemble.machine.flop_per_us)
+    return found.latency_us, half, half, floor_us
 
 
 def _roofline(sizes: Sizes, *, device: DeviceSpec, kind: str, fixed: Fixed) -> Predicted:
@@ -114,7 +106,7 @@ def _attention(sizes: Sizes, *, model: AttentionModel, dtype: str, causal: bool,
     shapes = AttentionShapes(batch, heads, kv_heads, seq_q, seq_k, head_dim, masks, backward, dtype)
     peak = model.device.peak(dtype)
     floor_us = shapes.flops / (peak * 1e6) if peak else np.zeros(rows)
-    return _with_halves(model.predict(shapes, quick=True), floor_us)
+    return _with_halves(model.predict(shapes), floor_us)
 
 
 def _with_halves(found: Estimates, floor_us: FloatArray) -> Predicted:
@@ -174,29 +166,25 @@ def choose_gemm(profile: Profile, dtype: str | None, layout: str | None, provide
         if who not in libraries:
             expected = "one of " + (", ".join(libraries) or "none: it has neither rows nor models of products")
             raise InputError("profile.gemm", f"provider = {provider!r}", expected)
-    base, model_note = _product_base(profile, of, library_of(who) if who else "")
+    base, model_note = _product_base(profile, of, library_of(who) if who else "", layout or kept)
     usual = profile.models.product(of)
     fixed = (("dtype", asked), ("layout", layout or kept), ("provider", who or (usual.library if usual else "")))
     return Chosen("gemm", _surface(table, rows, base), fixed, "; ".join(notes), wider, model_note)
 
 
-def _product_base(profile: Profile, dtype: str, library: str) -> tuple[Base, str]:
+def _product_base(profile: Profile, dtype: str, library: str, layout: str) -> tuple[Base, str]:
     """Returns (a model of GEMMs of `dtype`, of `library` if there is one, its note)."""
     device, models = profile.device, profile.models
+    if device.kind == "cpu":
+        note = f"no model of products on {device.name}: from its spec sheet, good to a factor of two"
+        return partial(_roofline, device=device, kind="gemm", fixed=(("dtype", dtype),)), note
+    if device.peak(dtype) is None:
+        raise UnsupportedError("profile.gemm", f"{device.name} has no peak for {dtype}", f"one of {device.dtypes}")
     own = models.product(dtype, library) or models.product(dtype)
     if own is not None:
-        return partial(_product, model=own), own.note
-    twin = models.product(_TWIN.get(dtype, ""))
-    if twin is not None and device.peak(dtype) == device.peak(twin.dtype):
-        return partial(_product, model=twin, wider=ALIKE), f"the model of {twin.dtype} stands for {dtype}"
-    if device.kind != "cpu" and device.peak(dtype) is None:
-        raise UnsupportedError("profile.gemm", f"{device.name} has no peak for {dtype}", f"one of {device.dtypes}")
-    if models.gemm:
-        other = models.gemm[0]
-        note = f"{dtype} was not measured: the model of {other.dtype}, times what bytes and peaks make of it"
-        return partial(_transferred, model=other, device=device, dtype=dtype), note
-    note = f"no model of products on {device.name}: from its spec sheet, good to a factor of two"
-    return partial(_roofline, device=device, kind="gemm", fixed=(("dtype", dtype),)), note
+        return partial(_product, model=own, layout=layout), own.note
+    model, note = best_gemm_model(device, dtype, library, models.product)
+    return partial(_product, model=model, layout=layout, wider=ALIKE if model.dtype != dtype else 0.0), note
 
 
 def choose_vector(
@@ -234,7 +222,7 @@ def choose_vector(
 
 def _of_format(table: Table, asked: str, rows: BoolArray) -> tuple[BoolArray, str, str, float]:
     """Returns (rows of the dtype or else of its twin, their dtype, note, extra half-width in log time)."""
-    for of in (asked, _TWIN.get(asked, asked)):
+    for of in (asked, TWINS.get(asked, asked)):
         found = rows & (table["dtype"] == of)
         if found.any():
             if of == asked:

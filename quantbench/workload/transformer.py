@@ -145,8 +145,11 @@ class TransformerShape:
         if self.heads % self.kv_heads:
             raise InputError(who, f"kv_heads = {self.kv_heads}", f"a divisor of heads = {self.heads}")
         for name in ("heads", "ffn", "vocab", "shared_ffn"):
-            if getattr(self, name) % self.tp:
-                raise InputError(who, f"{name} = {getattr(self, name)} with tp = {self.tp}", f"{name} divisible by tp")
+            size = getattr(self, name)
+            if size % self.tp:
+                below = size // self.tp * self.tp
+                nearest = f"{below} or {below + self.tp}" if below else f"{self.tp}"
+                raise InputError(who, f"{name} = {size} with tp = {self.tp}", f"{name} divisible by tp: {nearest}")
         if self.kv_heads % self.tp and self.tp % self.kv_heads:
             raise InputError(who, f"kv_heads = {self.kv_heads} with tp = {self.tp}", "one to divide the other")
         if self.gate_fused and not self.gated:

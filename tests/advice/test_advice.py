@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantbench.advice import Advice, Space, advise, repaired
+from quantbench.advice import Advice, Space, advise
 from quantbench.advice.cost import WIDER, ShapeCost, cost_of, latency_per_run, ratio_factor
-from quantbench.advice.space import DIMENSIONS, alone, together
+from quantbench.advice.space import DIMENSIONS, shapes_near
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
@@ -143,6 +143,17 @@ def shapes(draw: st.DrawFn) -> TransformerShape:
     )  # fmt: skip
 
 
+def together(base: TransformerShape, space: Space) -> list[TransformerShape]:
+    """The shapes whose sizes change jointly."""
+    groups = shapes_near(base, space)
+    return [shape for group, found in groups.items() if group.joint for shape in found]
+
+
+def alone(base: TransformerShape, space: Space) -> dict[str, list[TransformerShape]]:
+    """The shapes that differ in one dimension, by its name."""
+    return {group.changed: found for group, found in shapes_near(base, space).items() if not group.joint}
+
+
 @settings(max_examples=60, deadline=None)
 @given(shapes())
 def test_every_shape_that_is_tried_keeps_the_rules(base: TransformerShape) -> None:
@@ -184,68 +195,12 @@ def test_key_value_heads_are_whole_on_each_gpu_unless_asked() -> None:
     assert any(kv % 16 for kv in loose)
 
 
-@settings(max_examples=60, deadline=None)
-@given(shapes(), st.sampled_from([2, 3, 4, 6, 8]))
-def test_a_repaired_shape_can_be_split(base: TransformerShape, tp: int) -> None:
-    asked = replace(base, tp=1, kv_heads=base.heads)
-    near = [heads for heads in range(tp, 2 * asked.heads + 1, tp) if 2 * heads >= asked.heads]
-    if not near:
-        with pytest.raises(InputError, match="cannot be split over tp"):
-            repaired(asked, tp, Space())
-        return
-    found = repaired(asked, tp, Space())
-    if found is None:
-        assert replace(asked, tp=tp)
-        return
-    with pytest.raises(InputError):
-        replace(asked, tp=tp)
-    assert f"cannot be split over tp = {tp}" in found.words
-    for shape in found.shapes:
-        assert shape.tp == tp
-        assert shape.heads % tp == 0
-        assert shape.head_dim == asked.head_dim
-        assert abs(shape.heads - asked.heads) < tp
-        assert shape.hidden == shape.heads * shape.head_dim
-
-
-def test_twenty_five_heads_become_24_or_26() -> None:
-    asked = TransformerShape(hidden=1600, heads=25, layers=48, vocab=50432, seq=1024)
-    found = repaired(asked, 2, Space())
-    assert found is not None
-    assert found.words == (
-        "25 heads cannot be split over tp = 2; the nearest shapes that can: 24 heads (hidden 24 × 64 = 1536); "
-        "26 heads (hidden 26 × 64 = 1664)"
-    )
-    assert [(s.hidden, s.heads, s.ffn) for s in found.shapes] == [(1536, 24, 6144), (1664, 26, 6656)]
-    for shape in found.shapes:
-        assert abs(parameters(shape) / parameters(asked) - 1) < 0.02
-    with pytest.raises(InputError, match=r"25 heads cannot be split over tp = 2 with heads kept; expected a tp that"):
-        repaired(asked, 2, Space(keep=("heads",)))
-    with pytest.raises(InputError, match=r"25 heads cannot be split over tp = 64; expected a tp that divides heads"):
-        repaired(asked, 64, Space())
-    advice = advise(asked, SimpleTimes(slow=(1536,)), repair=found)
-    assert advice.shape.hidden == 1664  # proj and mlp_down of the other are slow
-    assert [(one.found.shape.hidden, one.found.gain < 0) for one in advice.repaired] == [(1536, True)]
-
-
-def test_grouped_heads_keep_their_number_where_tp_can_split_it() -> None:
-    falcon = TransformerShape(hidden=4544, heads=71, kv_heads=1, layers=32, vocab=65024)
-    found = repaired(falcon, 2, Space())
-    assert found is not None
-    assert [(s.heads, s.kv_heads, s.hidden) for s in found.shapes] == [(70, 1, 4480), (72, 1, 4608)]
-    grouped = TransformerShape(hidden=5120, heads=40, kv_heads=8, ffn=13824, gated=True, layers=48, vocab=152064)
-    found = repaired(grouped, 5, Space())
-    assert found is not None
-    assert {(s.heads, s.kv_heads) for s in found.shapes} == {(40, 5), (40, 10)}
-    assert all(s.ffn % 5 == 0 and s.hidden == 5120 for s in found.shapes)
-
-
 def test_heads_that_do_not_make_up_the_hidden_size_stay() -> None:
     gemma = TransformerShape(hidden=3072, heads=16, head_dim=256, ffn=24576, gated=True, layers=28, vocab=256000)
     found = list(together(gemma, Space()))
     assert found
     assert {(s.heads, s.head_dim) for s in found} == {(16, 256)}
-    assert alone(gemma, Space())["heads"] == []
+    assert "heads" not in alone(gemma, Space())
 
 
 def test_a_padded_vocabulary_counts_as_no_parameters() -> None:
@@ -264,7 +219,7 @@ def test_neighbours_are_held_against_each_other_at_equal_parameters() -> None:
     expected = found.cost.latency.latency_us / found.neighbours[0].cost.latency.latency_us * weight - 1
     assert best.gain == pytest.approx(expected)
     assert best.low < best.gain < best.high
-    assert best.more == pytest.approx(weight - 1)
+    assert best.parameters_change == pytest.approx(weight - 1)
     # Those that no nearer shape equals come first, the fastest first; the others follow likewise.
     ranked = [(not n.found.sure, not n.found.nearest, -n.found.gain) for n in found.neighbours]
     assert ranked == sorted(ranked)

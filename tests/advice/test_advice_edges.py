@@ -34,7 +34,7 @@ def test_a_product_just_past_a_wave() -> None:
     ]  # fmt: skip
     assert found[0].words == "wave 3 of 3 is 11 % full, and m = 2305 is past 2304 (128x256 tiles)"
     # 2305 · 3072 useful elements of 3 · 108 tiles, against all of 2 · 108.
-    assert found[0].most == pytest.approx(1 - 2305 * 3072 / (3 * 108 * 128 * 256))
+    assert found[0].largest_share == pytest.approx(1 - 2305 * 3072 / (3 * 108 * 128 * 256))
     assert edges(op(Gemm(m=2304, n=3072, k=4096)), A100, LARGE) == ()
 
 

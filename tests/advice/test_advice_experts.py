@@ -9,8 +9,7 @@ from typer.testing import CliRunner
 
 from quantbench.advice.advise import advise
 from quantbench.advice.edges import edges
-from quantbench.advice.pad import capacity
-from quantbench.advice.space import Space, alone, least_ep, together, weights_bytes
+from quantbench.advice.space import Space, least_ep, shapes_near, weights_bytes
 from quantbench.cli.app import app
 from quantbench.device import lookup
 from quantbench.latency.model_times import ModelTimes
@@ -21,8 +20,13 @@ H100 = lookup("h100-sxm5-80gb")
 QWEN = replace(preset("qwen3-30b-a3b"), ep=4, mbs=2)
 
 
+def changed(base: TransformerShape, dimension: str) -> list[TransformerShape]:
+    """The shapes near `base` in which a dimension changes; "hidden": in which the others follow it."""
+    return [one for group, found in shapes_near(base, Space()).items() if group.changed == dimension for one in found]
+
+
 def test_other_experts_have_equal_active_and_total_parameters() -> None:
-    found = alone(QWEN, Space())["experts"]
+    found = changed(QWEN, "experts")
     assert {one.moe_ffn for one in found} >= {384, 1536}
     for one in found:
         assert one.parameters == pytest.approx(QWEN.parameters, rel=0.05)
@@ -47,18 +51,18 @@ def test_what_is_tried_is_said() -> None:
     assert said.endswith("kept: mbs")
     wide = replace(preset("llama-3-8b"), head_dim=256)  # heads · head_dim is not hidden
     assert "heads as they are" in Space().words(wide)
-    assert len({(one.heads, one.head_dim) for one in together(wide, Space())}) == 1
+    assert len({(one.heads, one.head_dim) for one in changed(wide, "hidden")}) == 1
 
 
 def test_heads_are_not_narrower_than_their_rotary_part() -> None:
     latent = TransformerShape(
         hidden=4096, heads=32, layers=8, vocab=51200, kv_rank=512, rope_dim=96, value_dim=128
     )  # fmt: skip
-    assert {one.head_dim for one in together(latent, Space())} == {128, 256}
+    assert {one.head_dim for one in changed(latent, "hidden")} == {128, 256}
 
 
 def test_tp_and_ep_share_the_same_gpus_and_tokens() -> None:
-    for one in alone(QWEN, Space())["tp and ep"]:
+    for one in changed(QWEN, "tp and ep"):
         assert (one.tp * one.ep, one.tokens * one.ep) == (QWEN.tp * QWEN.ep, QWEN.tokens * QWEN.ep)
 
 
@@ -93,9 +97,3 @@ def test_skew_is_an_edge_from_balanced_experts_and_rows_one_from_whole_tiles() -
     assert list(of(seq=4096, routing="power_law_1.2")) == ["skew"]
     before = of(seq=300)["tile edge"]  # 150 rows: one tile of 128 and a part of another
     assert max(before.tokens_per_expert) == 128  # type: ignore[attr-defined]
-
-
-def test_capacity_is_whole_blocks_and_counts_the_rows_beyond() -> None:
-    assert capacity(replace(QWEN, seq=300)) == (256, 0.0)
-    rows, beyond = capacity(replace(QWEN, seq=300, experts=4, top_k=1, ep=1, routing=(597, 1, 1, 1)))
-    assert (rows, beyond) == (256, (597 - 256) / 600)

@@ -30,7 +30,6 @@ COMMANDS = {
     "sweep --resume": ("sweep", "--resume", "PATH"),
     "predict --config": ("predict", "--gpu", "a100-sxm4-80gb", "--dim", "hidden=1024", "--config", "PATH"),
     "advise --config": ("advise", "--gpu", "a100-sxm4-80gb", "--config", "PATH"),
-    "pad --config": ("pad", "--gpu", "a100-sxm4-80gb", "--config", "PATH"),
     "explore --config": ("explore", "--config", "PATH"),
     "explore --profile": ("explore", "--profile", "PATH"),
     "advise --profile": ("advise", "--hidden", "1024", "--heads", "8", "--profile", "PATH"),
@@ -54,8 +53,6 @@ COMMANDS = {
     "profile blindspots --docs": (
         "profile", "blindspots", PROFILE, "--for", "aiconfigurator", "--held-out", "--docs", "PATH",
     ),
-    "validate --table": ("validate", "--gpu", "a100-sxm4-80gb", "--table", "PATH"),
-    "validate --docs": ("validate", "--docs", "PATH"),
     "import csv": ("import", "csv", "PATH", "--gpu", "a100", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype", "bf16"),
     "import vidur": ("import", "vidur", "PATH", "--gpu", "a100-sxm4-80gb"),
     "import neusight": ("import", "neusight", "PATH", "--gpu", "a100-pcie-40gb"),

@@ -20,8 +20,9 @@ from typer.testing import CliRunner
 from quantbench.cli.app import app
 from quantbench.device import lookup
 from quantbench.errors import InputError
+from quantbench.explore.javascript import Script, module
 from quantbench.explore.page import fitted_models, left_out, shelf_devices, write_explorer
-from quantbench.explore.trace import Node, in_order, inputs
+from quantbench.explore.trace import Node, call, in_order, inputs
 from quantbench.profile import Profile
 from quantbench.workload.presets import preset
 from tools.guide.explorer import SHOTS, shows_curve
@@ -104,6 +105,39 @@ def test_numpy_records_its_functions_and_folds_constants() -> None:
         "greater", "multiply", "exp", "maximum", "where",
     ]  # fmt: skip
     assert found is np.where(x > 2.0, np.exp(x * 0.0), np.maximum(x, 0.0))
+
+
+def test_reductions_end_one_loop_and_begin_the_next() -> None:
+    (x,) = inputs("x")
+    table = np.array([[1.0], [2.0], [3.0]])
+    over = x * table - (x * table).min(axis=0)
+    mean, _ = call("forests[0]", [over.sum(axis=0), over.argmin(axis=0)], 2)
+    lines = module({"times": (["x"], [mean])}).splitlines()
+    loops = [line for line in lines if line.startswith("for ")]
+    assert loops == ["for (let i = 0; i < 3; i++) {"] * 2
+    assert sum("forests[0]([" in line for line in lines) == 1
+    assert lines[-3].startswith("return [")
+
+
+def test_plain_python_runs_on_every_way_through_its_conditions() -> None:
+    heads, tp, experts = inputs("s.heads", "s.tp", "s.experts")
+
+    def checked() -> Any:
+        if heads % tp:
+            raise InputError("shape", f"heads = {heads}", f"a multiple of {tp}")
+        return max(1, heads // tp) if experts else 0
+
+    script = Script({})
+    script.add("objection", lambda: [checked(), ""][1], lambda error: f"{error.value}: {error.expected}")
+    script.add("count", checked)
+    text = str(script)
+    assert "(s.heads - s.tp * Math.floor(s.heads / s.tp)) ? `heads = ${s.heads}: a multiple of ${s.tp}` : ``" in text
+    count = text.partition("count: ")[2]
+    assert "heads = " not in count  # no possible shape comes there
+    assert "s.experts ?" in count
+    known = Script({(heads % tp): False, experts == 0: False})
+    known.add("count", lambda: 1 if experts == 0 else 2)
+    assert "count: s => 2" in str(known)
 
 
 @pytest.mark.parametrize("name", SHOTS)

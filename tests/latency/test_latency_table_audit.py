@@ -5,10 +5,10 @@ import pytest
 
 from quantbench.device import lookup
 from quantbench.latency.gemm.inputs import machine_of
+from quantbench.latency.gemm.member import Growth
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.gemm.table_audit import REASONS, Unexplained, audit
 from quantbench.latency.gemm.training import Effort
-from quantbench.latency.gemm.trees import Growth
 
 GPU = "a100-sxm4-80gb"
 PEAK = machine_of(lookup(GPU), "bf16").flop_per_us

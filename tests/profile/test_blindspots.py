@@ -313,15 +313,14 @@ def test_a_profile_s_own_model_is_asked_where_it_has_one(monkeypatch: pytest.Mon
     from dataclasses import replace
 
     from quantbench.latency.gemm.model import GemmModel
-    from quantbench.profile.models import Models, ProductModel
+    from quantbench.profile.models import Models
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a model was fitted")
 
     monkeypatch.setattr(blindspots_table, "fit", never)
-    fast = GemmModel.best("a100-sxm4-80gb").fast
-    assert fast is not None
-    own = replace(stair_profile(), models=Models(gemm=(ProductModel("bf16", fast, 77, (0.0,), (0.1,)),)))
+    model = replace(GemmModel.best("a100-sxm4-80gb"), rows=77)
+    own = replace(stair_profile(), models=Models(gemm=(model,)))
     assert blindspots_table.find(own, "aiconfigurator", 0.05, "p95", 200, own_model=True).model_rows == 77
     with pytest.raises(AssertionError, match="a model was fitted"):
         blindspots_table.find(own, "aiconfigurator", 0.05, "p95", 200)

@@ -119,24 +119,6 @@ def test_older_versions_are_brought_up_step_by_step(monkeypatch: pytest.MonkeyPa
         upgrade({"version": -1}, "profile")
 
 
-def test_a_profile_of_version_1_is_read_and_a_damaged_one_is_called_damaged(tmp_path: Path) -> None:
-    path = saved(tmp_path)
-
-    def version_1(data: dict[str, Any]) -> None:
-        data["version"] = 1
-        del data["tables"]["moe"]
-        for model in data["models"]["gemm"]:
-            del model["library"]
-
-    change(path, version_1, sign=True)
-    found = Profile.load(path)
-    assert {model.library for model in found.models.gemm} == {"torch"}
-    assert len(found.tables["moe"]) == 0
-    change(path, lambda data: data["software"].update(torch="0"), sign=False)
-    with pytest.raises(StoreError, match="was changed or damaged"):
-        Profile.load(path)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "message"),
@@ -240,8 +222,9 @@ def set_row(kind: str, column: str, value: object) -> Any:
         (lambda data: data.pop("cliffs"), r"field 'cliffs'; expected exactly device"),
         (lambda data: data["tables"].pop("softmax"), r"tables of other kinds; expected gemm, softmax"),
         (lambda data: data["findings"][0].update(effect="big"), r"Verdict: effect = 'big'; expected a finite"),
-        (lambda data: data["models"]["gemm"][0].update(half_width=[0.1]), r"8 times for 1 half-widths"),
-        (lambda data: data["models"]["gemm"][0]["distilled"].update(parameters=[1e9] * 60), r"models? of products"),
+        (lambda data: data["models"]["gemm"][0].update(rows=5), r"profile model of products: a model of bf16"),
+        (lambda data: data["models"]["gemm"][0].update(model="AAAA"), r"damaged"),
+        (lambda data: data["models"]["gemm"][0].update(model=7), r"profile model of products: a broken part"),
         (lambda data: data["models"]["attention"][0].update(family="fa9"), r"model"),
     ],
 )

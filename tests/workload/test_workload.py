@@ -145,7 +145,10 @@ def test_key_value_heads_are_replicated_when_there_are_fewer_than_gpus() -> None
         (lambda: Softmax(batch=4, rows=4, cols=4, mask_batch=3), r"mask_batch = 3; expected a divisor of batch = 4$"),
         (lambda: Attention(1, 6, 4, 4, 8, kv_heads=4), r"kv_heads = 4; expected a divisor of heads = 6$"),
         (lambda: TransformerShape(hidden=100, heads=3), r"hidden = 100 with heads = 3; expected hidden divisible"),
-        (lambda: TransformerShape(hidden=96, heads=6, tp=4), r"heads = 6 with tp = 4; expected heads divisible by tp$"),
+        (
+            lambda: TransformerShape(hidden=96, heads=6, tp=4),
+            r"heads = 6 with tp = 4; expected heads divisible by tp: 4 or 8$",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(make, message: str) -> None:

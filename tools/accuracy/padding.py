@@ -28,19 +28,18 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.advice.pad import NOISE, Change, Padding, compare
+from quantbench.advice.pad import NOISE, Padding, compare
 from quantbench.alignment_rules import RULES
 from quantbench.device import lookup
-from quantbench.latency.contests import Contest, fit
-from quantbench.latency.gemm.ensemble import shape_keys
 from quantbench.latency.gemm.inputs import machine_of
 from quantbench.latency.gemm.model import GemmModel, shipped_model
-from quantbench.latency.gemm.public import TABLE_EFFORT
 from quantbench.latency.gemm.table_audit import audit
+from quantbench.latency.gemm.training import TABLE_EFFORT
 from quantbench.latency.model_times import ModelTimes
 from quantbench.latency.tables import GemmTable
 from quantbench.units import percent
 from quantbench.workload import Gemm
+from tools.accuracy.contests import Contest, fit
 from tools.accuracy.tables import read_packaged
 from tools.guide.markers import fill, kept, table
 
@@ -150,7 +149,8 @@ def regret(
 def measured_again(table: GemmTable, other: GemmTable) -> FloatArray:
     """Returns the times of the table's shapes in another table, (rows,) µs; nan, by which nothing is padded, for shapes
     that it lacks."""
-    found, wanted = (shape_keys(one.m, one.n, one.k) for one in (other, table))
+    # One integer per shape: sizes are below 2**21.
+    found, wanted = ((one.m << 42) | (one.n << 21) | one.k for one in (other, table))
     order = np.argsort(found)
     place = order[np.minimum(np.searchsorted(found, wanted, sorter=order), len(found) - 1)]
     return np.where(found[place] == wanted, other.latency_us[place], np.nan)
@@ -165,9 +165,7 @@ def decide(times: ModelTimes, table: GemmTable, both: IntArray) -> list[Padding]
     estimates = times.estimates([*works[0], *works[1]])
     decisions = []
     for gemm, padded, now, then in zip(*works, estimates[: len(both)], estimates[len(both) :], strict=True):
-        change = Change("m", gemm.m, padded.m, at_run_time=False)
-        found = compare((change,), {gemm: (1.0, now)}, {padded: (1.0, then)}, now, then, [], 0, times)
-        decisions.append(found)
+        decisions.append(compare(gemm, padded, now, then, times, copied=False))
     return decisions
 
 

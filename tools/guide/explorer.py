@@ -25,7 +25,7 @@ from quantbench.workload.presets import preset
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 _ATTEMPTS = 5
-#: the first of COLOURS in quantbench/explore/templates/app.js
+#: --curve-0 in quantbench/explore/templates/explore.css
 _CURVE_RGB = (0x00, 0x72, 0xB2)
 _GPUS = ("a100-sxm4-80gb", "h100-sxm5-80gb")
 #: file name → (setting of the page, width and height in pixels)

@@ -1,5 +1,4 @@
 // The page: controls, the curve, the ops, the picture of tiles and waves, better shapes, experts and commands.
-'use strict';
 
 const $ = id => document.getElementById(id);
 // Makes an element; strings become text, so that no name is ever read as markup.
@@ -14,28 +13,14 @@ function make(tag, attributes = {}, ...children) {
 }
 const fill = (id, ...children) => $(id).replaceChildren(...children);
 
-const SIZE_CONTROLS = [
-  ['hidden', 256, 16384, 8, 'Hidden size'], ['heads', 1, 256, 1, 'Attention heads'], ['kv_heads', 1, 256, 1, 'Key/value heads'],
-  ['head_dim', 8, 256, 8, 'Width of a head'], ['ffn', 256, 57344, 8, 'Width of the MLP'], ['seq', 8, 32768, 8, 'Tokens of a sequence'],
-  ['mbs', 1, 64, 1, 'Sequences of a micro-batch'], ['tp', 1, 64, 1, 'Tensor-parallel GPUs'], ['vocab', 1024, 262144, 128, 'Vocabulary'],
-  ['layers', 1, 160, 1, 'Layers'],
-];
-const EXPERT_CONTROLS = [['experts', 0, 512, 1, 'Experts (0: dense)'], ['top_k', 1, 16, 1, 'Experts of a token'],
-  ['moe_ffn', 128, 32768, 128, "Width of an expert's MLP"], ['ep', 1, 64, 1, 'Expert-parallel GPUs'],
-  ['shared_ffn', 0, 32768, 128, 'Width of shared experts (0: none)'], ['dense_layers', 0, 32, 1, 'Dense layers']];
-const LATENT_CONTROLS = [['kv_rank', 0, 2048, 64, 'Rank of keys and values (0: usual attention)'], ['q_rank', 0, 4096, 64, 'Rank of queries (0: full)'],
-  ['rope_dim', 0, 256, 8, 'Rotary width of a head'], ['value_dim', 0, 512, 8, "Width of a head's values"]];
-const EVERY = [...SIZE_CONTROLS, ...EXPERT_CONTROLS, ...LATENT_CONTROLS], NAMES = EVERY.map(([name]) => name);
-const AXES = ['hidden', 'ffn', 'heads', 'seq', 'mbs', 'tp', 'vocab', 'moe_ffn', 'top_k', 'ep'];
-const CHOICES = {direction: ['forward', 'both'], attention: ['flash', 'unfused'], routing: ['balanced', 'power_law_1.01', 'power_law_1.2']};
-const COUNTS = ['heads', 'tp', 'mbs', 'ep', 'top_k'], FLAGS = ['gated', 'gate_fused', 'tied'];
-const COLOURS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00'];
-const DARK = ['#56B4E9', '#E69F00', '#2BC79A', '#E59BC6', '#9AD0F5', '#F0E442'];
-const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 5], [1, 2]];
+const CHOICES = ['axis', 'attention', 'direction', 'routing'], FLAGS = ['gated', 'gate_fused', 'tied'];
+const NAMES = [...document.querySelectorAll('#controls input[type=range]')].map(slider => slider.id.slice(2));
+const least = name => Number($(`n-${name}`).min), choicesOf = name => [...$(name).options].map(one => one.value);
+const COUNTS = ['heads', 'tp', 'mbs', 'ep', 'top_k'], DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 5], [1, 2]];
 // CLIFF: drop of the rate that is named. SUGGESTED: gain from which another size is offered; less is within the error.
 const CLIFF = 0.05, SUGGESTED = 0.02, SLICE_MS = 12, FIRST_MS = 16, MOST_MODELS = 12;
 
-let page, state, locks = {}, lines = [], active, models = new Map(), plot, job = 0, shownOp = '', zoom = null;
+let page, state, locks = {}, lines = [], active, models = new Map(), plot, job = 0, shownOp = '', zoom = null, marks = [];
 
 async function start() {
   const packed = Uint8Array.from(atob($('data').textContent.trim()), c => c.charCodeAt(0));
@@ -45,16 +30,16 @@ async function start() {
   page = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length)));
   page.view = (Type, [at, bytes]) => new Type(buffer, start + at, bytes / Type.BYTES_PER_ELEMENT);
   for (const name of ['draws', 'load_draws']) page[name] = Array.from(page.view(Float64Array, page[name]));
+  page.shape = functionsOf({code: page.shape});
   state = {...page.setting};
   lines = page.gpus.slice(0, page.lines).map(gpu => gpu.entries[0].id);
   [active] = lines;
   readUrl();
-  buildControls();
-  await load([...lines, active]);
-  addEventListener('hashchange', async () => { readUrl(); await load([...lines, active]); sync(); update(); });
+  bindControls();
+  load([...lines, active]);
+  addEventListener('hashchange', () => { readUrl(); load([...lines, active]); update(); });
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { plot = null; update(); });
   new ResizeObserver(() => plot && plot.setSize({width: $('chart').clientWidth, height: chartHeight()})).observe($('chart'));
-  sync();
   update();
   document.documentElement.dataset.ready = 'yes';
 }
@@ -62,89 +47,71 @@ async function start() {
 // The ops whose sum is drawn: those of a layer, or the logits, which alone depend on the vocabulary.
 const along = s => state.axis === 'vocab' ? ops(s).filter(op => op.name === 'logits') : layerOf(s);
 // What the plot draws: the lines that were kept, and the model in detail.
-const drawn = () => [...new Set([...lines, active])].slice(-COLOURS.length);
-const entryOf = id => page.gpus.flatMap(gpu => gpu.entries.map(entry => ({gpu, entry}))).find(one => one.entry.id === id);
+const drawn = () => [...new Set([...lines, active])].slice(-DASHES.length);
+const every = () => page.gpus.flatMap(gpu => gpu.entries.map(entry => ({gpu, entry})));
+const entryOf = id => every().find(one => one.entry.id === id);
 const nameOf = id => { const {gpu, entry} = entryOf(id); return `${gpu.name} · ${entry.dtype} · ${entry.library}`; };
 
-// Compiles the models that are drawn. Those that were drawn longest ago go: a browser has room for about a hundred.
-async function load(ids) {
+// Unpacks the models that are drawn, and lets go of those that were drawn longest ago.
+function load(ids) {
   for (const id of new Set(ids)) {
     const known = models.get(id), {gpu, entry} = entryOf(id), core = gpu.entries.find(one => one.dtype === page.formats[entry.dtype].attention);
     models.delete(id);
-    if (core !== entry) await load([core.id]);
-    models.set(id, known || new Times(gpu, {...entry, gemm: await GemmModel.load(entry.gemm, page.view),
-      experts: await ExpertsModel.load(entry.experts, page.view), softmax: await loadModel(SoftmaxModel, gpu.softmax, page.view),
-      attention: await AttentionModel.load(gpu.attention[core.dtype], page.view)}, page.formats, models.get(core.id)));
+    if (core !== entry) load([core.id]);
+    models.set(id, known || new Times(gpu, entry, models.get(core.id)));
   }
   for (const id of [...models.keys()].slice(0, -MOST_MODELS)) models.delete(id);
 }
 
-// --- controls ---------------------------------------------------------------------------------------------------------
-
-function buildControls() {
-  for (const [where, controls] of [['sizes', SIZE_CONTROLS], ['moe-sizes', EXPERT_CONTROLS], ['latent-sizes', LATENT_CONTROLS]]) {
-    for (const [name, low, high, step, title] of controls) {
-      const keep = event => { locks[name] = event.target.checked; update(); };
-      const lock = page.dimensions.includes(name) && make('label', {class: 'lock', title: `Keep ${name}`},
-        make('input', {type: 'checkbox', id: `lock-${name}`, 'aria-label': `Keep ${name}`, onchange: keep}), 'keep');
-      $(where).append(make('div', {class: 'control'},
-        make('label', {for: `n-${name}`}, title, ' ', make('code', {}, name)), lock || '',
-        make('input', {type: 'number', id: `n-${name}`, min: Math.min(low, 1), max: 2 ** 20, step: 1, onchange: event => type(name, event.target.value, Math.min(low, 1))}),
-        make('input', {type: 'range', id: `r-${name}`, min: low, max: high, step, 'aria-label': `${title} (slider)`, oninput: event => slide(name, Number(event.target.value), step)})));
-    }
+function bindControls() {
+  for (const name of NAMES) {
+    const slider = $(`r-${name}`), lock = $(`lock-${name}`);
+    $(`n-${name}`).onchange = event => type(name, event.target.value);
+    slider.oninput = () => slide(name, Number(slider.value), Number(slider.step));
+    if (lock) lock.onchange = () => { locks[name] = lock.checked; update(); };
   }
-  for (const [id, options] of Object.entries({axis: AXES, ...CHOICES})) {
-    fill(id, ...options.map(name => make('option', {value: name}, $(id).dataset[name] || name)));
-    $(id).onchange = event => { if (id === 'axis') zoom = null; state[id] = event.target.value; update(); };
+  for (const name of CHOICES) $(name).onchange = () => restore({[name]: $(name).value}, name !== 'axis');
+  for (const name of ['gated', 'gate_fused']) $(name).onchange = () => restore({[name]: $(name).checked}, true);
+  const chosen = names => names.reduce((left, name) => left.filter(one => one.entry[name] === $(name).value), every());
+  $('gpu').onchange = () => choose(every().find(({gpu}) => gpu.name === $('gpu').value).entry.id);
+  for (const names of [['dtype'], ['dtype', 'library']]) {
+    $(names[names.length - 1]).onchange = () => choose(chosen(names).find(({gpu}) => gpu === entryOf(active).gpu).entry.id);
   }
-  for (const name of ['gated', 'gate_fused']) $(name).onchange = event => { state[name] = event.target.checked; if (!state.gated) state.gate_fused = $('gate_fused').checked = false; update(); };
-  $('gpu').onchange = () => choose(page.gpus.find(gpu => gpu.name === $('gpu').value).entries[0].id);
-  $('dtype').onchange = () => choose(entryOf(active).gpu.entries.find(entry => entry.dtype === $('dtype').value).id);
-  $('library').onchange = () => choose(entryOf(active).gpu.entries.find(entry => entry.dtype === $('dtype').value && entry.library === $('library').value).id);
   $('add').onclick = () => { lines = drawn(); plot = null; update(); };
-  $('preset').append(...Object.keys(page.presets).map(name => make('option', {value: name}, name)));
-  $('preset').onchange = event => {
-    const preset = page.presets[event.target.value];
-    if (preset) { state = {...state, ...preset, preset: event.target.value}; zoom = null; sync(); update(); }
-  };
-  $('reset').onclick = () => { state = {...page.setting}; locks = {}; zoom = null; $('unknown').textContent = ''; sync(); update(); };
+  $('preset').onchange = () => $('preset').value && restore({...page.presets[$('preset').value], preset: $('preset').value});
+  $('reset').onclick = () => { locks = {}; $('unknown').textContent = ''; restore({preset: '', ...page.setting}); };
 }
 
-async function choose(id) {
-  document.documentElement.dataset.busy = 'yes';
-  active = id;
-  await load([id]);
-  plot = null;
-  sync();
+// Takes over parts of a setting.
+function restore(parts, zoomed = false) {
+  state = {...state, ...parts};
+  state.gate_fused = state.gate_fused && state.gated;
+  if (!zoomed) zoom = null;
   update();
 }
+
+const choose = id => { active = id; load([id]); plot = null; update(); };
 
 // Sizes that have no such heads leave the heads as they are.
 function set(name, value) {
-  const next = changed(state, name, value, locks);
-  const last = state, followed = [];
+  const next = changed(state, name, value, locks), last = state;
   state = next.heads ? next : {...state, [name]: value};
-  for (const size of SIZES) if (size !== name && state[size] !== last[size]) followed.push(`${size} ${last[size]} → ${state[size]}`);
+  const followed = SIZES.filter(size => size !== name && state[size] !== last[size]).map(size => `${size} ${last[size]} → ${state[size]}`);
   $('followed').textContent = followed.length ? `With ${name}: ${followed.join(', ')}.` : '';
-  sync();
   update();
 }
 
-function type(name, text, low) {
-  const value = Number(text);
+function type(name, text) {
+  const value = Number(text), low = least(name);
   if (text.trim() && Number.isInteger(value) && value >= low && value < 2 ** 31) return set(name, value);
   $('wrong').textContent = `${name} = ${text.trim() || 'nothing'}: a whole number of at least ${low} was expected. Nothing was changed.`;
 }
 
 // A slider stops at the nearest possible size.
 function slide(name, value, step) {
-  const low = EVERY.find(one => one[0] === name)[1];
-  for (let off = 0; off <= 400; off++) {
-    for (const near of [value - off * step, value + off * step]) {
-      if (near >= low && possible(changed(state, name, near, locks))) return set(name, near);
-    }
-  }
-  return set(name, value);
+  const low = Number($(`r-${name}`).min);
+  const near = Array.from({length: 802}, (_, i) => value + (i % 2 ? 1 : -1) * (i >> 1) * step);
+  set(name, near.find(one => one >= low && possible(changed(state, name, one, locks))) ?? value);
 }
 
 const possible = s => !objection(s);
@@ -157,57 +124,44 @@ function sync() {
   if (state.experts) state.gated = true;  // as in all published models with experts, and in `predict`
   $('gated').disabled = state.experts > 0;
   for (const name of ['gated', 'gate_fused']) $(name).checked = state[name];
-  for (const name of ['axis', ...Object.keys(CHOICES)]) $(name).value = state[name];
+  for (const name of CHOICES) $(name).value = state[name];
   for (const option of $('axis').options) option.disabled = !state.experts && ['moe_ffn', 'top_k', 'ep'].includes(option.value);
-  const {gpu, entry} = entryOf(active), unique = list => [...new Set(list)].map(name => make('option', {value: name}, name));
-  fill('gpu', ...unique(page.gpus.map(one => one.name)));
-  fill('dtype', ...unique(gpu.entries.map(one => one.dtype)));
-  fill('library', ...unique(gpu.entries.filter(one => one.dtype === entry.dtype).map(one => one.library)));
-  $('gpu').value = gpu.name; $('dtype').value = entry.dtype; $('library').value = entry.library;
+  const {gpu, entry} = entryOf(active), libraries = gpu.entries.filter(one => one.dtype === entry.dtype).map(one => one.library);
+  const lists = {gpu: page.gpus.map(one => one.name), dtype: gpu.entries.map(one => one.dtype), library: libraries};
+  for (const [id, list] of Object.entries(lists)) fill(id, ...[...new Set(list)].map(name => make('option', {value: name}, name)));
+  for (const [id, name] of [['gpu', gpu.name], ['dtype', entry.dtype], ['library', entry.library]]) $(id).value = name;
 }
 
 function writeUrl() {
-  const words = new URLSearchParams(NAMES.map(name => [name, state[name]]));
-  for (const name of FLAGS) words.set(name, +state[name]);
-  for (const name of ['axis', ...Object.keys(CHOICES)]) words.set(name, state[name]);
-  if (state.sliding_window) words.set('sliding_window', state.sliding_window);
-  words.set('keep', NAMES.filter(name => locks[name]).join());
-  words.set('lines', lines.join());
-  words.set('detail', active);
-  history.replaceState(null, '', `#${words}`);
+  const window = state.sliding_window ? ['sliding_window'] : [], kept = NAMES.filter(name => locks[name]);
+  const words = [...NAMES, ...FLAGS, ...CHOICES, ...window].map(name => [name, FLAGS.includes(name) ? +state[name] : state[name]]);
+  history.replaceState(null, '', `#${new URLSearchParams([...words, ['keep', kept], ['lines', lines], ['detail', active]])}`);
 }
 
 // Takes over the setting of a link, and says what of it the page does not know. The last of equal names counts.
 function readUrl() {
-  const sizes = new Map([...EVERY, ['sliding_window', 0]]), choices = new Map(Object.entries({axis: AXES, ...CHOICES})), unknown = [];
+  const unknown = [];
   for (const [name, text] of new Map(new URLSearchParams(location.hash.slice(1)))) {
-    const value = Number(text), isKnown = name === 'keep' ? one => page.dimensions.includes(one) : one => !!entryOf(one);
-    const list = text.split(',').filter(Boolean), known = list.filter(isKnown);
-    let fine = true;
-    if (sizes.has(name)) {
-      fine = text.trim() && Number.isInteger(value) && value >= Math.min(sizes.get(name), 1) && value < 2 ** 31;
-      if (fine) state[name] = value;
-    } else if (FLAGS.includes(name)) {
-      fine = ['0', '1'].includes(text);
-      if (fine) state[name] = text === '1';
-    } else if (choices.has(name)) {
-      fine = choices.get(name).includes(text);
-      if (fine) state[name] = text;
-    } else if (name === 'keep') locks = Object.fromEntries(known.map(one => [one, true]));
-    else if (name === 'lines') lines = known.slice(0, COLOURS.length - 1);
-    else if (name === 'detail') active = known[0] || active;
-    else fine = false;
-    if (!fine) unknown.push(`${name}=${text}`);
-    else if (['keep', 'lines', 'detail'].includes(name)) unknown.push(...list.filter(one => !isKnown(one)).map(one => `${name}=${one}`));
+    const value = Number(text), low = NAMES.includes(name) ? least(name) : name === 'sliding_window' ? 0 : Infinity;
+    const lists = {keep: one => page.dimensions.includes(one), lines: entryOf, detail: entryOf};
+    if (Object.hasOwn(lists, name)) {
+      const list = text.split(',').filter(Boolean), known = list.filter(lists[name]);
+      if (name === 'keep') locks = Object.fromEntries(known.map(one => [one, true]));
+      if (name === 'lines') lines = known.slice(0, DASHES.length - 1);
+      if (name === 'detail') active = known[0] || active;
+      unknown.push(...list.filter(one => !lists[name](one)).map(one => `${name}=${one}`));
+    } else if (text.trim() && Number.isInteger(value) && value >= low && value < 2 ** 31) state[name] = value;
+    else if (FLAGS.includes(name) && ['0', '1'].includes(text)) state[name] = text === '1';
+    else if (CHOICES.includes(name) && choicesOf(name).includes(text)) state[name] = text;
+    else unknown.push(`${name}=${text}`);
   }
   zoom = null;
   $('unknown').textContent = unknown.length ? `Ignored from the link, not known here: ${unknown.join(', ').slice(0, 200)}.` : '';
 }
 
-// --- update -----------------------------------------------------------------------------------------------------------
-
 function update() {
-  if (!state.experts && ['moe_ffn', 'top_k', 'ep'].includes(state.axis)) $('axis').value = state.axis = 'hidden';
+  if (!state.experts && ['moe_ffn', 'top_k', 'ep'].includes(state.axis)) state.axis = 'hidden';
+  sync();
   const mine = ++job, began = performance.now(), wrong = objection(state);
   $('wrong').textContent = wrong ? `Impossible: ${wrong}. ${draw.curves ? 'The figures below are of the last possible shape.' : 'Change a size, or start again.'}` : '';
   writeUrl();
@@ -221,38 +175,32 @@ function update() {
   table(times, list, before);
   picture();
   experts();
-  const xs = axisValues(), first = xs.filter((x, i) => i % 4 === 0 || x === state[state.axis]);
-  const curves = new Map(drawn().map(id => [id, new Map()]));
-  const left = [];
-  for (const x of first) for (const id of curves.keys()) left.push([id, x]);
-  const later = xs.filter(x => !first.includes(x)).flatMap(x => [...curves.keys()].map(id => [id, x]));
+  const xs = axisValues(), curves = new Map(drawn().map(id => [id, new Map()]));
+  const first = xs.filter((x, i) => i % 4 === 0 || x === state[state.axis]), later = xs.filter(x => !first.includes(x));
+  const points = [...first, ...later].flatMap(x => [...curves.keys()].map(id => [id, x]));
   const point = ([id, x]) => {
     const s = changed(state, state.axis, x, locks);
     if (possible(s)) curves.get(id).set(x, models.get(id).layer(s, along(s)));
   };
-  while (left.length && performance.now() - began < FIRST_MS) point(left.shift());
+  const left = later.length * curves.size;
+  while (points.length > left && performance.now() - began < FIRST_MS) point(points.shift());
   draw(curves);
   page.updateMs = performance.now() - began;
   document.documentElement.dataset.busy = 'yes';
-  const rest = [...left, ...later];
-  const search = better(times);
-  (function more() {
-    if (mine !== job) return;
-    const until = performance.now() + SLICE_MS;
-    while (rest.length && performance.now() < until) point(rest.shift());
-    if (rest.length) return void setTimeout(more);
+  run(function* () {
+    while (points.length) yield point(points.shift());
     cliffs(curves.get(active), times);
     draw(curves);
-    (function searching() {
-      if (mine !== job) return;
-      const until = performance.now() + SLICE_MS;
-      let step;
-      do step = search.next(); while (!step.done && performance.now() < until);
-      if (!step.done) return void setTimeout(searching);
-      neighbours(step.value, times);
-      document.documentElement.dataset.busy = 'no';
-    })();
-  })();
+    neighbours(yield* better(times), times);
+    document.documentElement.dataset.busy = 'no';
+  }(), mine);
+}
+
+// Runs steps in slices, until they are done or another update begins.
+function run(steps, mine) {
+  const until = performance.now() + SLICE_MS;
+  while (performance.now() < until) if (steps.next().done) return;
+  setTimeout(() => mine === job && run(steps, mine));
 }
 
 // The size to compare with: the multiple of 64 below, or the next possible one if the size is such a multiple.
@@ -266,7 +214,7 @@ function neighbourValue() {
 }
 
 function answer(times, before) {
-  const now = times.layer(state), skewed = state.experts && state.routing !== 'balanced', wasted = layerOf(state).reduce((sum, op) => sum + ((times.waste(op) || {us: 0}).us), 0);
+  const now = times.layer(state), skewed = state.experts && state.routing !== 'balanced', wasted = total(layerOf(state).map(op => times.waste(op)?.us || 0));
   const what = state.direction === 'both' && !state.experts ? 'forward and backward' : 'forward';
   const parts = [make('strong', {}, nameOf(active)), `: one layer ${what} takes `, make('strong', {}, latency(now.us)),
     ` (90 % interval ${latency(now.low)} to ${latency(now.high)}), ${Number.isFinite(now.share) ? percent(now.share) : '?'} of peak. `,
@@ -277,9 +225,9 @@ function answer(times, before) {
   if (state.experts && library && library !== times.entry.library) said.push(`The times of experts are ${library}'s.`);
   if (skewed) said.push(`Against balanced routing: ${signed(now.us / times.layer({...state, routing: 'balanced'}).us - 1)} time.`);
   if (state.sliding_window && state.sliding_window < state.seq) said.push(`The sliding window of ${state.sliding_window} is not priced: attention is over all tokens.`);
-  if (state.kv_rank && state.attention === 'flash') said.push(`Latent attention is not measured: priced as heads of ${coreDim(state)}, with as many FLOPs.`);
-  if (!times.measured(state)) said.push(`Nobody measured ${times.entry.dtype} with ${times.entry.library} on ${times.gpu.name}: figures are expected from other GPUs, and their intervals are wide.`);
-  if (state.vocab / state.tp > LARGEST) said.push(`Logits of ${state.vocab / state.tp} columns are left out: no time is predicted above ${LARGEST}.`);
+  if (state.kv_rank && state.attention === 'flash') said.push(`Latent attention is not measured: priced as heads of ${ops(state).find(op => op.name === 'attention').head_dim}, with as many FLOPs.`);
+  if (!times.rests(state)) said.push(`Nobody measured ${times.entry.dtype} with ${times.entry.library} on ${times.gpu.name}: figures are expected from other GPUs, and their intervals are wide.`);
+  if (state.vocab / state.tp > page.largest_side) said.push(`Logits of ${state.vocab / state.tp} columns are left out: no time is predicted above ${page.largest_side}.`);
   if (before) {
     const [here, then] = [state, before.state].map(s => times.layer(s, along(s))), value = state[state.axis];
     const others = SIZES.filter(name => name !== state.axis && before.state[name] !== state[name]).map(name => `${name} ${before.state[name]}`);
@@ -296,63 +244,49 @@ function table(times, list, before) {
   fill('ops', ...list.map((op, i) => {
     const {us, low, high} = times.estimate(op), share = times.share(op, us), waste = times.waste(op), why = times.reasons(op);
     const part = waste ? waste.us / us : 0, shape = `${sizesOf(op)}${state.experts && op.name.startsWith('mlp_') ? ', in dense layers' : ''}`;
-    const show = () => { shownOp = label(op); picture(); };
-    const words = waste ? waste.words : why.length ? why[0].words : share !== null && share < 0.3 && op.kind === 'gemm' ? 'small: launch and memory, no edge' : '';
-    const bar = make('div', {class: 'bar', 'aria-hidden': true}, make('span', {class: 'used'}), make('span', {class: 'wasted'}));
-    bar.children[0].style.width = `${100 * us / most * (1 - part)}%`;
-    bar.children[1].style.width = `${100 * us / most * part}%`;
-    const row = make('tr', {onmouseenter: show},
-      make('th', {scope: 'row'}, drawable(op) ? make('button', {type: 'button', class: 'op', onclick: show, onfocus: show, title: 'Show its tiles'}, label(op)) : label(op)),
-      make('td', {}, shape), make('td', {class: 'wide'}, bar),
-      make('td', {class: 'num'}, latency(us), make('div', {class: 'interval'}, `${latency(low)} – ${latency(high)}`)),
-      make('td', {class: 'num'}, share === null ? '?' : percent(share)),
-      make('td', {class: 'num'}, waste ? latency(waste.us) : '–'),
-      make('td', {class: 'num'}, before && old[i] ? signed(us / times.estimate(old[i]).us - 1) : ''), make('td', {}, words));
-    row.dataset.op = label(op);
-    return row;
+    const show = () => { shownOp = op.label; picture(); };
+    const words = waste ? waste.words : why.length ? why[0] : share !== null && share < 0.3 && op.kind === 'gemm' ? 'small: launch and memory, no edge' : '';
+    const bar = [1 - part, part].map((of, j) => make('span', {class: ['used', 'wasted'][j], style: `width: ${100 * us / most * of}%`}));
+    const number = (...content) => make('td', {class: 'num'}, ...content);
+    return make('tr', {onmouseenter: show, 'data-op': op.label},
+      make('th', {scope: 'row'}, drawable(op) ? make('button', {type: 'button', class: 'op', onclick: show, onfocus: show, title: 'Show its tiles'}, op.label) : op.label),
+      make('td', {}, shape), make('td', {class: 'wide'}, make('div', {class: 'bar', 'aria-hidden': true}, ...bar)),
+      number(latency(us), make('div', {class: 'interval'}, `${latency(low)} – ${latency(high)}`)),
+      number(share === null ? '?' : percent(share)), number(waste ? latency(waste.us) : '–'),
+      number(before && old[i] ? signed(us / times.estimate(old[i]).us - 1) : ''), make('td', {}, words));
   }));
 }
 
-const sizesOf = op => op.kind === 'gemm' ? `${op.batch > 1 ? `${op.batch} × ` : ''}${op.m}×${op.n}×${op.k}` : op.kind === 'softmax' ? `${op.batch}×${op.seq}×${op.seq}`
-  : op.kind === 'experts' ? `${op.tokens} tokens to ${op.topK} of ${op.experts}` : `${op.batch}×${op.heads} heads of ${op.headDim}, ${op.seq} tokens`;
+const sizesOf = op => op.kind === 'gemm' ? `${op.batch > 1 ? `${op.batch} × ` : ''}${op.m}×${op.n}×${op.k}` : op.kind === 'softmax' ? `${op.batch}×${op.rows}×${op.rows}`
+  : op.kind === 'moe' ? `${op.tokens} tokens to ${op.top_k} of ${op.num_experts}` : `${op.batch}×${op.heads} heads of ${op.head_dim}, ${op.seq_q} tokens`;
 const drawable = op => op.kind === 'gemm' && op.batch === 1;
 
-// --- the curve --------------------------------------------------------------------------------------------------------
-
 function axisValues() {
-  const now = state[state.axis], name = state.axis;
-  if (name !== 'heads' && COUNTS.includes(name)) return [...new Set([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 64, now])].sort((a, b) => a - b);
-  let [low, high] = zoom || [Math.max(1, 0.55 * now), 1.5 * now];
-  const grain = name === 'heads' ? 1 : 8, wide = (high - low) / 90;
-  const step = Math.max(grain, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096].find(size => size >= wide) || 8192);
-  const found = new Set([now]);
-  for (let x = Math.max(step, Math.ceil(low / step) * step); x <= high; x += step) {
-    found.add(x);
-    // One past an edge: where a new tile, and perhaps a wave, begins.
-    if (name === 'seq' && x % 64 === 0 && step <= 64) found.add(x + 1);
-  }
-  const near = neighbourValue();
-  if (near) found.add(near);
-  return [...found].sort((a, b) => a - b);
+  const now = state[state.axis], name = state.axis, near = neighbourValue();
+  if (name !== 'heads' && COUNTS.includes(name)) return sorted([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 64, now]);
+  const [low, high] = zoom || [Math.max(1, 0.55 * now), 1.5 * now], grain = name === 'heads' ? 1 : 8;
+  const step = Math.max(grain, 2 ** Math.min(13, Math.ceil(Math.log2((high - low) / 90)))), found = multiples(step, low, high);
+  // One past an edge: where a new tile, and perhaps a wave, begins.
+  const past = name === 'seq' && step <= 64 ? found.filter(x => x % 64 === 0).map(x => x + 1) : [];
+  return sorted([now, ...found, ...past, ...(near ? [near] : [])]);
 }
 
+const sorted = numbers => [...new Set(numbers)].sort((a, b) => a - b);
 const chartHeight = () => Math.max(240, Math.min(420, innerHeight * 0.42));
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-let marks = [];
 
 function draw(curves) {
-  const ids = [...curves.keys()], xs = [...new Set([...curves.values()].flatMap(curve => [...curve.keys()]))].sort((a, b) => a - b);
+  const ids = [...curves.keys()], xs = sorted([...curves.values()].flatMap(curve => [...curve.keys()]));
   const of = (id, pick) => xs.map(x => { const one = curves.get(id).get(x); return one && Number.isFinite(one.share) ? 100 * pick(one) : null; });
   const data = [xs];
   for (const id of ids) data.push(of(id, one => one.share), of(id, one => one.share * one.us / one.high), of(id, one => one.share * one.us / one.low));
   draw.curves = curves;
   if (plot && plot.lines === `${state.axis} ${ids}`) return plot.setData(data);
-  const palette = matchMedia('(prefers-color-scheme: dark)').matches ? DARK : COLOURS;
   if (plot) plot.destroy();
   $('chart').replaceChildren();
   const series = [{label: state.axis}], bands = [];
   ids.forEach((id, i) => {
-    const colour = palette[i % palette.length];
+    const colour = css(`--curve-${i}`);
     const value = (u, v, s, at) => at === null || at === undefined ? '–' : v === null ? '–' : `${v.toFixed(1)} % · ${latency(draw.curves.get(id).get(u.data[0][at]).us)}`;
     series.push({label: nameOf(id), stroke: colour, width: 2, dash: DASHES[i], value, spanGaps: true, points: {size: 4}},
       {label: 'low', stroke: 'transparent', points: {show: false}, spanGaps: true}, {label: 'high', stroke: 'transparent', points: {show: false}, spanGaps: true});
@@ -372,58 +306,46 @@ function draw(curves) {
   }, data, $('chart'));
   plot.lines = `${state.axis} ${ids}`;
   plot.root.querySelectorAll('.u-series').forEach((row, i) => {
-    if (i && (i - 1) % 3) row.hidden = true;
-    if (i && (i - 1) % 3 === 0) {
-      const head = row.querySelector('th');
-      head.tabIndex = 0;
-      head.setAttribute('role', 'button');
-      head.setAttribute('aria-label', `Show or hide ${nameOf(ids[(i - 1) / 3])}`);
-      const band = () => [1, 2].forEach(j => plot.setSeries(i + j, {show: plot.series[i].show}));
-      head.addEventListener('click', () => setTimeout(band));
-      head.addEventListener('keydown', event => { if (event.key === 'Enter' || event.key === ' ') { event.preventDefault(); head.click(); } });
-    }
+    row.hidden = i > 0 && (i - 1) % 3 > 0;
+    if (!i || row.hidden) return;
+    const head = row.querySelector('th'), band = () => [1, 2].forEach(j => plot.setSeries(i + j, {show: plot.series[i].show}));
+    Object.assign(head, {tabIndex: 0, role: 'button', ariaLabel: `Show or hide ${nameOf(ids[(i - 1) / 3])}`});
+    head.addEventListener('click', () => setTimeout(band));
+    head.onkeydown = event => { if ([' ', 'Enter'].includes(event.key)) { event.preventDefault(); head.click(); } };
   });
-  fill('shown', ...ids.map((id, i) => {
-    const chip = make('li', {}, make('span', {class: 'swatch'}), nameOf(id),
-      lines.includes(id) ? make('button', {type: 'button', 'aria-label': `Remove ${nameOf(id)}`, onclick: () => { lines = lines.filter(line => line !== id); plot = null; update(); }}, '×') : '');
-    chip.querySelector('.swatch').style.borderTop = `3px ${['solid', 'dashed', 'dotted'][i % 3]} ${palette[i % palette.length]}`;
-    return chip;
-  }));
+  const remove = id => { lines = lines.filter(line => line !== id); plot = null; update(); };
+  const border = i => `border-top: 3px ${['solid', 'dashed', 'dotted'][i % 3]} var(--curve-${i})`;
+  fill('shown', ...ids.map((id, i) => make('li', {}, make('span', {class: 'swatch', style: border(i)}), nameOf(id),
+    lines.includes(id) ? make('button', {type: 'button', 'aria-label': `Remove ${nameOf(id)}`, onclick: () => remove(id)}, '×') : '')));
 }
 
 // Marks the present value and the cliffs.
 function marker(u) {
-  const context = u.ctx, ratio = devicePixelRatio, at = u.valToPos(state[state.axis], 'x', true), {left, top, width, height} = u.bbox;
-  context.save();
-  if (at >= left && at <= left + width) {
-    context.strokeStyle = context.fillStyle = css('--ink');
-    context.lineWidth = 1.5 * ratio;
-    context.beginPath(); context.moveTo(at, top); context.lineTo(at, top + height); context.stroke();
-    context.font = `${12 * ratio}px system-ui, sans-serif`;
-    context.textAlign = at > left + width / 2 ? 'right' : 'left';
-    context.fillText(` ${state[state.axis]} `, at, top + 12 * ratio);
+  const c = u.ctx, ratio = devicePixelRatio, {left, top, width, height} = u.bbox, place = x => u.valToPos(x, 'x', true);
+  const inside = x => place(x) >= left && place(x) <= left + width, now = state[state.axis], at = place(now);
+  const style = (colour, weight, textAlign) => Object.assign(c, {fillStyle: css(colour), font: `${weight}px system-ui, sans-serif`, textAlign});
+  c.save();
+  if (inside(now)) {
+    style('--ink', 12 * ratio, at > left + width / 2 ? 'right' : 'left');
+    c.fillRect(at - 0.75 * ratio, top, 1.5 * ratio, height);
+    c.fillText(` ${now} `, at, top + 12 * ratio);
   }
-  context.textAlign = 'center';
   marks.forEach(({x, y}, i) => {
-    const px = u.valToPos(x, 'x', true), py = u.valToPos(y, 'y', true) + 14 * ratio;
-    if (px < left || px > left + width) return;
-    context.fillStyle = css('--cliff');
-    context.beginPath(); context.arc(px, py, 8 * ratio, 0, 7); context.fill();
-    context.fillStyle = css('--paper');
-    context.font = `bold ${11 * ratio}px system-ui, sans-serif`;
-    context.fillText(`${i + 1}`, px, py + 4 * ratio);
+    if (!inside(x)) return;
+    const py = u.valToPos(y, 'y', true) + 14 * ratio;
+    style('--cliff', `bold ${11 * ratio}`, 'center');
+    c.beginPath(); c.arc(place(x), py, 8 * ratio, 0, 7); c.fill();
+    c.fillStyle = css('--paper');
+    c.fillText(`${i + 1}`, place(x), py + 4 * ratio);
   });
-  context.restore();
+  c.restore();
 }
 
 // Names the largest drops of the share of peak between neighbouring sizes, with the op that loses most there.
 function cliffs(curve, times) {
-  const xs = [...curve.keys()].sort((a, b) => a - b), found = [];
-  for (let i = 1; i < xs.length; i++) {
-    const drop = 1 - curve.get(xs[i]).share / curve.get(xs[i - 1]).share;
-    if (drop >= CLIFF) found.push({x: xs[i], from: xs[i - 1], drop, y: 100 * curve.get(xs[i]).share});
-  }
-  marks = found.sort((a, b) => b.drop - a.drop).slice(0, 5).sort((a, b) => a.x - b.x);
+  const xs = sorted(curve.keys()), share = x => curve.get(x).share;
+  marks = xs.slice(1).map((x, i) => ({x, from: xs[i], drop: 1 - share(x) / share(xs[i]), y: 100 * share(x)}))
+    .filter(one => one.drop >= CLIFF).sort((a, b) => b.drop - a.drop).slice(0, 5).sort((a, b) => a.x - b.x);
   fill('cliffs', ...marks.map(one => {
     const [old, now] = [one.from, one.x].map(x => along(changed(state, state.axis, x, locks)));
     const slower = curve.get(one.x).us - curve.get(one.from).us * curve.get(one.x).flops / curve.get(one.from).flops;
@@ -434,33 +356,30 @@ function cliffs(curve, times) {
   }));
   $('no-cliff').textContent = marks.length ? '' : `No drop of ${percent(CLIFF)} or more between the sizes drawn.`;
   const now = curve.get(state[state.axis]);
-  let best = null;
-  for (const x of xs) if (Math.abs(x / state[state.axis] - 1) <= 0.05 && (!best || curve.get(x).share > curve.get(best).share)) best = x;
-  if (now && best && curve.get(best).share > (1 + SUGGESTED) * now.share) {
-    fill('best', `Best ${state.axis} within 5 %: `, make('strong', {}, `${best}`), `, ${percent(curve.get(best).share)} of peak instead of ${percent(now.share)}. `,
+  const [best] = xs.filter(x => Math.abs(x / state[state.axis] - 1) <= 0.05).sort((a, b) => share(b) - share(a));
+  if (now && best && share(best) > (1 + SUGGESTED) * now.share) {
+    fill('best', `Best ${state.axis} within 5 %: `, make('strong', {}, `${best}`), `, ${percent(share(best))} of peak instead of ${percent(now.share)}. `,
       make('button', {type: 'button', onclick: () => set(state.axis, best)}, `Take ${best}`));
   } else fill('best', now ? `No ${state.axis} drawn within 5 % is more than ${percent(SUGGESTED)} faster for its arithmetic than ${state[state.axis]}.` : '');
 }
 
 function causeOf({op, before}, times) {
-  if (op.kind === 'attention' && op.headDim !== before.headDim) return `attention: heads of ${op.headDim} instead of ${before.headDim}`;
-  const tile = one => tileName(times.entry.gemm.tile(times.estimate(one).kernel));
-  const waste = times.waste(op), reasons = times.reasons(op), words = waste ? waste.words : reasons.length ? reasons[0].words : '';
+  if (op.kind === 'attention' && op.head_dim !== before.head_dim) return `attention: heads of ${op.head_dim} instead of ${before.head_dim}`;
+  const tile = one => tileName(times.tile(times.estimate(one).kernel));
+  const waste = times.waste(op), reasons = times.reasons(op), words = waste ? waste.words : reasons.length ? reasons[0] : '';
   const kernel = op.kind === 'gemm' && tile(before) !== tile(op) ? `the library probably changes its kernel, ${tile(before)} → ${tile(op)}` : '';
-  return `${label(op)}: ${[words, kernel].filter(Boolean).join('; ') || 'loses most; no tile or wave explains it here'}`;
+  return `${op.label}: ${[words, kernel].filter(Boolean).join('; ') || 'loses most; no tile or wave explains it here'}`;
 }
-
-// --- tiles and waves --------------------------------------------------------------------------------------------------
 
 function picture() {
   const gemms = ops(state).filter(drawable);
-  const op = gemms.find(one => label(one) === shownOp) || gemms[0], times = models.get(active);
+  const op = gemms.find(one => one.label === shownOp) || gemms[0], times = models.get(active);
   const {us, kernel} = times.estimate(op), q = times.credible(op, kernel, times.share(op, us)), canvas = $('tiles');
-  $('tiles-title').textContent = `${label(op)}: ${op.m}×${op.n}×${op.k}`;
+  $('tiles-title').textContent = `${op.label}: ${op.m}×${op.n}×${op.k}`;
   canvas.hidden = !q;
   if (!q) {
-    const t = times.entry.gemm.tile(kernel);
-    $('tiles-text').textContent = times.waves
+    const t = times.tile(kernel);
+    $('tiles-text').textContent = times.entry.gemm.in_waves
       ? `No picture: ${t.held > 1 ? `${t.held} blocks of the expected ${t.blockM}x${t.blockN} tile share an SM, so that a partly filled wave is shorter` : 'its tiles and waves contradict the expected rate'}.`
       : `No picture: on ${times.gpu.name} the waves of one tile do not explain the steps that were measured${times.entry.gemm.rows ? '' : ' on related GPUs'}, so it would mislead.`;
     return;
@@ -473,52 +392,41 @@ function picture() {
   const across = Math.max(1, Math.floor((width - left - 20) / cell)), perWave = Math.ceil(sms / across);
   const rows = shown * (perWave + 0.6), tileH = Math.min(left / q.tilesN, 260 / q.tilesM), height = Math.max(rows * cell + 30, Math.min(260, tileH * q.tilesM) + 30);
   canvas.width = width * ratio; canvas.height = height * ratio; canvas.style.height = `${height}px`;
-  const c = canvas.getContext('2d');
+  const c = canvas.getContext('2d'), box = (colour, ...place) => { c.fillStyle = css(colour); c.fillRect(...place); };
   c.scale(ratio, ratio);
   c.font = '12px system-ui, sans-serif';
   c.fillStyle = css('--ink');
   c.fillText(`output, ${op.m} × ${op.n}`, 0, 12);
   c.fillText(q.waves > shown ? `SMs, the last ${shown} of ${q.waves} waves` : 'SMs, wave by wave', left + 20, 12);
-  const hue = wave => wave === q.waves - 1 ? css('--last') : wave % 2 ? css('--wave-b') : css('--wave-a');
+  const hue = wave => wave === q.waves - 1 ? '--last' : wave % 2 ? '--wave-b' : '--wave-a';
   const [w, h] = [(left - 4) / q.tilesN, Math.min(260, height - 30) / q.tilesM], gap = w > 4 && h > 4 ? 1 : 0;
   // Tiles of one row and wave are drawn together: thousands of tiles stay fast.
-  for (let i = 0; i < q.tilesM; i++) for (let j = 0; j < q.tilesN;) {
-    const wave = Math.floor((i * q.tilesN + j) * q.splitK / sms), next = gap ? j + 1 : Math.min(q.tilesN, j + Math.max(1, Math.ceil((((wave + 1) * sms) / q.splitK) - (i * q.tilesN + j))));
-    c.fillStyle = hue(wave);
-    c.fillRect(j * w, 20 + i * h, (next - j) * w - gap, h - gap);
-    j = next;
+  for (let i = 0; i < q.tilesM; i++) for (let j = 0, next; j < q.tilesN; j = next) {
+    const tile = i * q.tilesN + j, wave = Math.floor(tile * q.splitK / sms);
+    next = gap ? j + 1 : Math.min(q.tilesN, j + Math.max(1, Math.ceil((wave + 1) * sms / q.splitK - tile)));
+    box(hue(wave), j * w, 20 + i * h, (next - j) * w - gap, h - gap);
   }
-  c.strokeStyle = css('--cliff'); c.lineWidth = 1.5;
+  Object.assign(c, {strokeStyle: css('--cliff'), lineWidth: 1.5});
   c.strokeRect(0.5, 20.5, w * op.n / q.blockN - 1, h * op.m / q.blockM - 1);
-  for (let row = 0; row < shown; row++) {
+  for (let row = 0; row < shown; row++) for (let sm = 0; sm < sms; sm++) {
     const wave = q.waves - shown + row, busy = wave === q.waves - 1 ? q.last : sms;
-    for (let sm = 0; sm < sms; sm++) {
-      const x = left + 20 + (sm % across) * cell, y = 20 + (row * (perWave + 0.6) + Math.floor(sm / across)) * cell;
-      c.fillStyle = sm < busy ? hue(wave) : css('--idle');
-      c.fillRect(x, y, cell - 1, cell - 1);
-    }
+    const y = 20 + (row * (perWave + 0.6) + Math.floor(sm / across)) * cell;
+    box(sm < busy ? hue(wave) : '--idle', left + 20 + (sm % across) * cell, y, cell - 1, cell - 1);
   }
   canvas.setAttribute('aria-label', $('tiles-text').textContent);
 }
 
-// --- better shapes ----------------------------------------------------------------------------------------------------
-
-// Compares the neighbours per token and parameter, with backward passes where there are models, as `quantbench advise`
-// does (advice.neighbours); yields between them.
+// Compares the shapes near per token and parameter, with backward passes where there are models (advice.search).
 function* better(times) {
-  const workOf = ({name, sides, count, phase, ...work}) => JSON.stringify(work.kind === 'gemm' ? work : {...work, phase});
   const costOf = s => {
     const parts = new Map();
-    let us = 0;
     for (const op of ops({...s, direction: 'both'})) {
-      const one = times.estimate(op), key = workOf(op);
-      parts.set(key, {kind: op.kind, us: (parts.get(key) || {us: 0}).us + one.us * op.count, half: Math.log(one.high / one.low) / 2});
-      us += one.us * op.count;
+      const one = times.estimate(op), key = keyOf(op), us = (parts.get(key)?.us || 0) + one.us * op.count;
+      parts.set(key, {kind: op.kind, us, half: Math.log(one.high / one.low) / 2});
     }
-    const useful = parameters({...s, vocab: Math.min(s.vocab, state.vocab)});
-    const perToken = us * s.tp / (s.seq * s.mbs);
-    const attention = [...parts.values()].reduce((sum, part) => sum + (part.kind === 'attention' ? part.us / us : 0), 0);
-    return {s, parts, us, perToken, each: perToken / useful, attention};
+    const every = [...parts.values()], us = total(every.map(part => part.us)), perToken = us * s.tp / (s.seq * s.mbs);
+    const attention = total(every.filter(part => part.kind === 'attention').map(part => part.us / us));
+    return {s, parts, us, perToken, each: perToken / parameters({...s, vocab: Math.min(s.vocab, state.vocab)}), attention};
   };
   const base = costOf(state), groups = new Map(), best = new Map();
   yield;
@@ -542,16 +450,14 @@ function* better(times) {
 
 // advice.cost.ratio_factor
 function ratioFactor(above, below, times) {
-  const shared = {};
-  let alone = 0;
+  const shared = {}, parts = [], common = times.rests(state) ? 0 : page.unmeasured_common;
   for (const key of new Set([...above.parts.keys(), ...below.parts.keys()])) {
-    const [a, b] = [above.parts.get(key), below.parts.get(key)], one = a || b;
-    const part = ((a ? a.us / above.us : 0) - (b ? b.us / below.us : 0)) * one.half;
-    alone += part ** 2;
-    shared[one.kind] = (shared[one.kind] || 0) + part;
+    const a = above.parts.get(key), b = below.parts.get(key), {kind, half} = a || b;
+    parts.push(((a ? a.us / above.us : 0) - (b ? b.us / below.us : 0)) * half);
+    shared[kind] = (shared[kind] || 0) + parts[parts.length - 1];
   }
-  const common = times.measured(state) ? 0 : page.unmeasured_common;
-  return Math.exp(page.wider * Math.sqrt((1 - common) * alone + common * Object.values(shared).reduce((sum, part) => sum + part ** 2, 0)));
+  const squares = list => total(list.map(part => part ** 2));
+  return Math.exp(page.wider * Math.sqrt((1 - common) * squares(parts) + common * squares(Object.values(shared))));
 }
 
 function neighbours(found, times) {
@@ -561,32 +467,25 @@ function neighbours(found, times) {
   fill('better', ...found.map(one => make('tr', {}, make('td', {}, changes(one.s)),
     make('td', {class: 'num'}, signed(one.gain)), make('td', {class: 'num'}, `${signed(one.low)} to ${signed(one.high)}`),
     make('td', {class: 'num'}, signed(parameters(one.s) / parameters(state) - 1)), make('td', {class: 'num'}, hours(one).toFixed(0)),
-    make('td', {}, make('button', {type: 'button', 'aria-label': `Take ${changes(one.s)}`, onclick: () => { state = {...one.s}; zoom = null; sync(); update(); }}, 'Take')))));
+    make('td', {}, make('button', {type: 'button', 'aria-label': `Take ${changes(one.s)}`, onclick: () => restore(one.s)}, 'Take')))));
   $('no-better').textContent = found.length ? (found.some(one => one.sure) ? '' : 'None is surely faster: measure before you move.') : `No shape near this one gains ${percent(page.space.worth_moving)} or more.`;
 }
 
-// --- experts ----------------------------------------------------------------------------------------------------------
-
 function experts() {
-  const op = ops(state).find(one => one.kind === 'experts');
+  const op = ops(state).find(one => one.kind === 'moe');
   $('experts').hidden = !op;
   if (!op) return void ($('experts-text').textContent = 'A dense model. Set experts above 0: they replace the MLP.');
-  const rows = tokensPerExpert(op, page.draws), padded = rows.map(n => cdiv(n, 128) * 128), sum = list => list.reduce((a, b) => a + b, 0);
+  const rows = tokensPerExpert(op, page.draws), padded = rows.map(n => cdiv(n, 128) * 128);
   const ranks = rankRows(op), most = Math.max(...padded, 1);
-  $('experts-text').textContent = `${op.tokens} tokens × ${op.topK} = ${sum(rows)} rows for ${op.experts} experts: ${Math.min(...rows)} to ${Math.max(...rows)} each. ` +
-    `Tiles of 128 rows pad them to ${sum(padded)}: ${percent(1 - sum(rows) / sum(padded))} of the rows computed are padding. ` +
-    `The busiest of ${op.ep} GPU${op.ep > 1 ? 's' : ''} has ${Math.max(...ranks)} rows, ${(Math.max(...ranks) * op.ep / sum(rows)).toFixed(2)} times the average. ` +
-    `Each row is multiplied by ${(op.gated ? 2 : 1) * op.ffn / op.tp}×${op.hidden} and ${op.hidden}×${op.ffn / op.tp} weights. Dispatch and combine are left out.`;
-  fill('experts', ...rows.map((n, e) => {
-    const bar = make('div', {class: 'expert', title: `expert ${e}: ${n} rows, ${padded[e]} with padding`}, make('span', {class: 'pad'}), make('span', {class: 'rows'}));
-    bar.children[0].style.height = `${100 * (padded[e] - n) / most}%`;
-    bar.children[1].style.height = `${100 * n / most}%`;
-    return bar;
-  }));
+  $('experts-text').textContent = `${op.tokens} tokens × ${op.top_k} = ${total(rows)} rows for ${op.num_experts} experts: ${Math.min(...rows)} to ${Math.max(...rows)} each. ` +
+    `Tiles of 128 rows pad them to ${total(padded)}: ${percent(1 - total(rows) / total(padded))} of the rows computed are padding. ` +
+    `The busiest of ${op.ep} GPU${op.ep > 1 ? 's' : ''} has ${Math.max(...ranks)} rows, ${(Math.max(...ranks) * op.ep / total(rows)).toFixed(2)} times the average. ` +
+    `Each row is multiplied by ${(op.gated ? 2 : 1) * op.expert_ffn / op.tp}×${op.hidden} and ${op.hidden}×${op.expert_ffn / op.tp} weights. Dispatch and combine are left out.`;
+  const part = (name, n) => make('span', {class: name, style: `height: ${100 * n / most}%`});
+  fill('experts', ...rows.map((n, e) => make('div', {class: 'expert', title: `expert ${e}: ${n} rows, ${padded[e]} with padding`},
+    part('pad', padded[e] - n), part('rows', n))));
   $('experts').setAttribute('aria-label', $('experts-text').textContent);
 }
-
-// --- commands ---------------------------------------------------------------------------------------------------------
 
 function commands() {
   const {gpu, entry} = entryOf(active), s = {...state, kv_heads: kvHeads(state)};
@@ -597,7 +496,7 @@ function commands() {
   const grouped = [s.gated ? 'experts_up_gate' : 'experts_up', 'experts_down'];
   const others = all.filter(name => name !== s.axis), priced = [...layerOf(s), ...ops(s).filter(op => op.name === 'logits')];
   // `predict` prices a layer's routed products together, `sweep` measures them one by one.
-  const named = routed => [...new Set(priced.flatMap(op => op.kind === 'experts' ? routed : op.name))];
+  const named = routed => [...new Set(priced.flatMap(op => op.kind === 'moe' ? routed : op.name))];
   const xs = axisValues().filter(x => x % 8 === 0 || COUNTS.includes(s.axis));
   const range = COUNTS.includes(s.axis) ? xs.join() : `${xs[0]}:${xs[xs.length - 1]}:${xs[1] - xs[0] || 8}`;
   // Heads follow hidden here, so a sweep over hidden leaves their ops out, and key/value heads with them.
@@ -605,23 +504,22 @@ function commands() {
   const follows = others.filter(name => !moving.includes(name)), some = s.kv_heads !== s.heads && moving.includes('heads');
   const swept = named(grouped).filter(name => !moving.includes('heads') || !(['attention', 'scores', 'softmax', 'context'].includes(name) || (some && name === 'qkv')));
   const tail = list => ` --dtype ${entry.dtype}${library} --ops ${list.join()}${s.direction === 'both' && !s.experts ? ' --direction both' : ''}`;
+  const kept = page.dimensions.filter(name => locks[name]), keep = kept.length ? ` --keep ${kept.join()}` : '';
   const routing = s.experts ? ` --routing ${s.routing}` : '', layer = presetOption(s, []), model = presetOption(s, ['tied', 'dense_layers']);
   const lines = {
     predict: `quantbench predict --gpu ${gpu.slug}${layer} --dim ${dim}=${s[s.axis]} ${sizes(others)}${gate}${routing}${tail(named('experts'))}`,
-    advise: `quantbench advise --gpu ${gpu.slug}${model} ${sizes([...all, 'layers'])}${gate}${routing} --dtype ${entry.dtype}${library}${keeps()}`,
+    advise: `quantbench advise --gpu ${gpu.slug}${model} ${sizes([...all, 'layers'])}${gate}${routing} --dtype ${entry.dtype}${library}${keep}`,
     sweep: `quantbench sweep${layer} --dim ${dim}=${range} ${sizes(follows)}${gate}${routing}${tail(swept)} --skip-impossible`,
   };
   for (const [name, line] of Object.entries(lines)) {
     $(`c-${name}`).textContent = line;
-    $(`copy-${name}`).onclick = async () => {
-      try { await navigator.clipboard.writeText(line); $('copied').textContent = `${name} line copied`; }
-      catch { getSelection().selectAllChildren($(`c-${name}`)); $('copied').textContent = `${name} line selected: copy it with Ctrl+C`; }
-    };
+    const copied = () => { $('copied').textContent = `${name} line copied`; };
+    const selected = () => { getSelection().selectAllChildren($(`c-${name}`)); $('copied').textContent = `${name} line selected: copy it with Ctrl+C`; };
+    $(`copy-${name}`).onclick = async () => navigator.clipboard.writeText(line).then(copied, selected);
   }
 }
 
-// What only a preset or a config can say (of these sizes, and of `more`): returns the option that names a preset which says
-// it, the one that was chosen or else the nearest. Without one, the option asks for a config.
+// Returns the option that names the nearest preset that says what no option does (of `more` too), or asks for a config.
 function presetOption(s, more) {
   const said = {gate_fused: s.gate_fused, kv_rank: s.kv_rank, shared_ffn: s.experts && s.shared_ffn,
     tied: more.includes('tied') && !s.tied, dense_layers: more.includes('dense_layers') && s.experts && s.dense_layers};
@@ -632,7 +530,5 @@ function presetOption(s, more) {
   const [nearest] = same.sort((a, b) => equal(b) - equal(a));
   return nearest ? ` --model ${nearest[0]}` : ' --config CONFIG.json';
 }
-
-const keeps = () => { const kept = page.dimensions.filter(name => locks[name]); return kept.length ? ` --keep ${kept.join()}` : ''; };
 
 start().catch(error => { $('wrong').textContent = `The page cannot run here: ${error.message}. It needs a browser of 2023 or later.`; throw error; });

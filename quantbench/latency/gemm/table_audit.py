@@ -1,14 +1,4 @@
-"""Finds measured GEMM times that no hardware explains, so that models are not fitted to them.
-
-Entry points: `audit`, which returns an `Unexplained` for each such row; `REASONS`. Used by `model` (fits set these rows
-aside), `analysis.check` (`quantbench check --audit`) and tools.
-
-A row is unexplained if its rate is above the GPU's peak; if at least two products as large or larger in m, n, k and
-batch take half its time or less (padding to them would be faster: their kernels exist, so the time holds something
-else); if it takes half the time of two or more smaller products that nothing else contradicts; or if it was timed by
-another method than most rows. Tile and wave edges stay: of the public bf16 tables 0.0 to 1.0 % of the rows are
-unexplained.
-"""
+"""Finds measured GEMM times that no hardware explains, so that models are not fitted to them."""
 
 from __future__ import annotations
 
@@ -25,6 +15,11 @@ REASONS = ("above the peak", "another method", "slower than larger products", "f
 # Clocks above the nominal boost clock, and rounding of times.
 _ABOVE_PEAK = 1.05
 #: least ratio of two times that contradict each other; the largest steps at tile and wave edges are 1.9
+# A row is unexplained if its rate is above the GPU's peak; if at least two products as large or larger in m, n, k and
+# batch take half its time or less (padding to them would be faster: their kernels exist, so the time holds something
+# else); if it takes half the time of two or more smaller products that nothing else contradicts; or if it was timed by
+# another method than most rows. Tile and wave edges stay: of the public bf16 tables 0.0 to 1.0 % of the rows are
+# unexplained.
 _CONTRADICTION = 2.0
 _FEWEST = 2
 _CHUNK = 256

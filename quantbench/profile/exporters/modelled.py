@@ -7,14 +7,14 @@ cliffs. Used by the exporters `aiconfigurator` and `vidur`, and by `rates`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from quantbench.errors import UnsupportedError
 from quantbench.latency.attention import AttentionModel
-from quantbench.latency.gemm.model import GemmModel
+from quantbench.latency.model_times import best_gemm_model
 from quantbench.profile.blindspots import (
     FloatArray,
     IntArray,
@@ -44,27 +44,17 @@ GemmRow = tuple[int, int, int, float, str, str]
 
 
 class GemmTimes:
-    """Predictor of GEMM times of one dtype: the profile's own model, or else `GemmModel.best` for the device.
-
-    Without a model of its own, fp16 uses the shipped bf16 model if both have the same peak.
-    """
+    """Predictor of GEMM times of one dtype, by the profile's model or what stands in for it (`best_gemm_model`)."""
 
     def __init__(self, profile: Profile, dtype: str) -> None:
-        device = profile.device
-        own = profile.models.product(dtype)
-        self._ask: Callable[[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike], npt.ArrayLike]
-        if own is not None:
-            self._ask, rows = own.fast.predict_us, own.rows
-        else:
-            same = dtype == "fp16" and device.peak("bf16") == device.peak("fp16")
-            model = GemmModel.best(device, dtype="bf16" if same else dtype)
-            self._ask, rows = lambda m, n, k: model.predict(m, n, k).latency_us, model.rows
+        self._model, _ = best_gemm_model(profile.device, dtype, known=profile.models.product)
+        rows = self._model.rows
         fitted = f"fitted to {rows:,} shapes" if rows else "from what other GPUs taught, nothing measured"
         self.note = f"products that were not measured are modelled ({fitted})"
 
     def latency_us(self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike) -> FloatArray:
         """Returns predicted times, µs, (rows,)."""
-        return np.asarray(self._ask(m, n, k), dtype=np.float64)
+        return self._model.predict(m, n, k).latency_us
 
     def through(self, m: IntArray, n: int, k: int, rows: Table) -> FloatArray:
         """Returns µs at sizes m (places,) of one (n, k): measured if in `rows` (the table's rows of this (n, k)), else

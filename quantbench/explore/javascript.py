@@ -1,0 +1,225 @@
+"""Writes recorded expressions (`trace`) as JavaScript text.
+
+Rows become constants. Vectors are computed entry by entry, in one loop for each level of reductions: a level's loop
+ends before what its sums and extremes go into begins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from quantbench.errors import InputError
+from quantbench.explore.trace import MARKED, Node, as_node, in_order, ways
+
+_EXPRESSIONS = {
+    "absolute": "Math.abs({})",
+    "add": "({} + {})",
+    "bitwise_and": "({} & {})",
+    "bit_length": "(32 - Math.clz32({}))",
+    "bitwise_or": "({} | {})",
+    "ceil": "Math.ceil({})",
+    "divide": "({} / {})",
+    "equal": "+({} === {})",
+    "exp": "Math.exp({})",
+    "floor": "Math.floor({})",
+    "floor_divide": "Math.floor({} / {})",
+    "greater": "+({} > {})",
+    "greater_equal": "+({} >= {})",
+    "left_shift": "({} << {})",
+    "less": "+({} < {})",
+    "less_equal": "+({} <= {})",
+    "log": "Math.log({})",
+    "log2": "Math.log2({})",
+    "lowest_bit": "({0} & -{0})",  # of a whole number below 2^31
+    "maximum": "Math.max({}, {})",
+    "minimum": "Math.min({}, {})",
+    "multiply": "({} * {})",
+    "negative": "(-{})",
+    "not_equal": "+({} !== {})",
+    "power": "({} ** {})",
+    "remainder": "({0} - {1} * Math.floor({0} / {1}))",
+    "round": "roundEven({})",
+    "sqrt": "Math.sqrt({})",
+    "subtract": "({} - {})",
+    "tanh": "Math.tanh({})",
+    "where": "({} ? {} : {})",
+}
+# Reductions that a loop carries on: the value before the first entry, and what an entry x does to the value r.
+_CARRIED = {
+    "max": ("-Infinity", "if ({x} > {r}) {r} = {x};"),
+    "min": ("Infinity", "if ({x} < {r}) {r} = {x};"),
+    "sum": ("0", "{r} += {x};"),
+}
+# Reductions that read a stored vector v after its loop.
+_READ = {"argmin": "argmin({v})", "smallest": "smallest({v}, {n})"}
+# Longer expressions of scripts become functions.
+_LONG = 120
+
+
+def number(value: float) -> str:
+    """Returns a number as JavaScript reads it."""
+    if np.isinf(value):
+        return "Infinity" if value > 0 else "(-Infinity)"
+    text = repr(int(value) if value == int(value) and abs(value) < 2**53 else float(value))
+    return f"({text})" if value < 0 else text
+
+
+def module(functions: Mapping[str, tuple[Sequence[str], Sequence[Any]]]) -> str:
+    """Returns the body of a JavaScript function that makes an object of the given functions.
+
+    functions: by name, their arguments and outputs; each returns an array of its outputs.
+    """
+    made: list[str] = []
+    bodies = [
+        f"{name}({', '.join(arguments)}) {{\n{_Function(outputs, made).text}\n}}"
+        for name, (arguments, outputs) in functions.items()
+    ]
+    return "\n".join(["'use strict';", *made, "return {", ",\n".join(bodies), "};"])
+
+
+class _Function:
+    """The body of one function. made: declarations of tables and stored vectors, to which its own are added."""
+
+    def __init__(self, outputs: Sequence[Any], made: list[str]) -> None:
+        wanted = [as_node(output) for output in outputs]
+        order = in_order(wanted)
+        self._made = made
+        self._names: dict[int, str] = {}
+        self._stored: dict[int, str] = {}
+        self._levels: dict[int, int] = {}
+        for node in order:
+            below = max((self._levels[id(arg)] for arg in node.args), default=0)
+            reduces = not node.kernels and any(arg.kernels for arg in node.args)
+            self._levels[id(node)] = below + reduces
+        for node in order:
+            for arg in node.args:
+                later = self._levels[id(arg)] < self._levels[id(node)]
+                if arg.kernels and arg.op != "constant" and later and node.op not in _CARRIED:
+                    self._store(arg)
+        self._lines: list[str] = []
+        computed = [node for node in order if node.op not in ("input", "constant", "some", "sort")]
+        for level in range(max(self._levels.values(), default=0) + 1):
+            self._level(level, computed)
+        self._lines.append(f"return [{', '.join(self._value(node) for node in wanted)}];")
+        self.text = "\n".join(self._lines)
+
+    def _store(self, node: Node) -> None:
+        if id(node) not in self._stored:
+            self._stored[id(node)] = f"v{len(self._made)}"
+            self._made.append(f"const v{len(self._made)} = new Float64Array({node.kernels});")
+
+    def _value(self, node: Node, level: int | None = None) -> str:
+        """Returns the text of a node in a loop of a level, or outside loops."""
+        if node.op == "input":
+            return str(node.value)
+        if node.op == "constant" and not node.kernels:
+            return number(float(node.value[0]))
+        if node.op == "constant":
+            if id(node) not in self._names:
+                self._names[id(node)] = f"k{len(self._made)}"
+                table = ", ".join(number(value) for value in node.value.tolist())
+                self._made.append(f"const k{len(self._made)} = Float64Array.of({table});")
+            return f"{self._names[id(node)]}[i]"
+        if node.kernels and level is not None and self._levels[id(node)] < level:
+            return f"{self._stored[id(node)]}[i]"
+        return self._names[id(node)]
+
+    def _level(self, level: int, computed: Sequence[Node]) -> None:
+        """Adds the rows of a level, then the loop over its vectors with their reductions."""
+        here = [node for node in computed if self._levels[id(node)] == level]
+        for node in here:
+            if not node.kernels and node.op not in _CARRIED:
+                self._names[id(node)] = f"r{len(self._names)}"
+                self._lines.append(f"const {self._names[id(node)]} = {self._expression(node, level)};")
+        loop: list[str] = []
+        vectors = [node for node in here if node.kernels]
+        for node in vectors:
+            name = self._names[id(node)] = f"x{len(self._names)}"
+            loop.append(f"const {name} = {self._expression(node, level)};")
+            if id(node) in self._stored:
+                loop.append(f"{self._stored[id(node)]}[i] = {name};")
+        for node in computed:
+            if node.op in _CARRIED and self._levels[id(node)] == level + 1:
+                first, step = _CARRIED[node.op]
+                name = self._names[id(node)] = f"r{len(self._names)}"
+                self._lines.append(f"let {name} = {first};")
+                loop.append(step.format(r=name, x=self._value(node.args[0], level)))
+                vectors.append(node.args[0])
+        if loop:
+            self._lines += [f"for (let i = 0; i < {max(node.kernels for node in vectors)}; i++) {{", *loop, "}"]
+
+    def _expression(self, node: Node, level: int) -> str:
+        if node.op in _READ:
+            return _READ[node.op].format(v=self._stored[id(node.args[0])], n=node.value)
+        if node.op == "least_of":
+            entries = (f"{self._stored[id(node.args[0])]}[{i}]" for i in node.value)
+            return f"Math.min({', '.join(entries)})"
+        arguments = [self._value(arg, level) for arg in node.args]
+        if node.op == "call":
+            return f"{node.value}([{', '.join(arguments)}])"
+        if node.op == "item":
+            return f"{arguments[0]}[{node.value}]"
+        return _EXPRESSIONS[node.op].format(*arguments)
+
+
+class Script:
+    """Functions of one argument, s, that were plain Python. Long expressions become functions, equal ones the same.
+
+    given: outcomes of conditions that are known.
+    """
+
+    def __init__(self, given: Mapping[Node, bool]) -> None:
+        self._given = given
+        self._helpers: dict[str, str] = {}
+        self._functions: dict[str, str] = {}
+        self._texts: dict[int, str] = {}
+
+    def add(self, name: str, function: Callable[[], Any], refused: Callable[[InputError], Any] | None = None) -> None:
+        """Adds a function that takes no argument but reads symbols.
+
+        refused: makes the result of an InputError; None: as in `ways`.
+        """
+        self._functions[name] = ways(
+            lambda: self._named(self._text(function())),
+            lambda condition, yes, no: self._joined(self._text(condition), yes, no),
+            None if refused is None else lambda error: self._text(refused(error)),
+            self._given,
+        )
+
+    def __str__(self) -> str:
+        named = [f"const {name} = s => {text};" for text, name in self._helpers.items()]
+        functions = ",\n".join(f"{name}: s => {text}" for name, text in self._functions.items())
+        return "\n".join(["'use strict';", *named, f"return {{{functions}}};"])
+
+    def _joined(self, condition: str, yes: str, no: str) -> str:
+        return yes if yes == no else self._named(f"({condition} ? {yes} : {no})")
+
+    def _named(self, text: str) -> str:
+        if len(text) <= _LONG:
+            return text
+        return f"{self._helpers.setdefault(text, f'f{len(self._helpers)}')}(s)"
+
+    def _text(self, value: Any) -> str:
+        if isinstance(value, Node):
+            if id(value) not in self._texts:
+                self._texts[id(value)] = self._named(self._node(value))
+            return self._texts[id(value)]
+        if isinstance(value, str):
+            filled = re.sub("\0(\\d+)\0", lambda mark: f"${{{self._text(MARKED[int(mark[1])])}}}", value)
+            return f"`{filled}`"
+        if isinstance(value, dict):
+            return self._named(f"({{{', '.join(f'{name}: {self._text(one)}' for name, one in value.items())}}})")
+        if isinstance(value, list | tuple):
+            return f"[{', '.join(map(self._text, value))}]"
+        return str(value).lower() if isinstance(value, bool) else number(value)
+
+    def _node(self, node: Node) -> str:
+        if node.op == "input":
+            return str(node.value)
+        if node.op == "constant":
+            return number(float(node.value[0]))
+        return _EXPRESSIONS[node.op].format(*map(self._text, node.args))

@@ -1,0 +1,96 @@
+"""Writes the arithmetic of shapes as JavaScript: what makes one impossible, its ops, parameters and weights.
+
+The code of `workload` runs on symbols (`trace`), so that its conditions on sizes become those of the page.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from quantbench.alignment_rules import side_names
+from quantbench.errors import InputError
+from quantbench.explore.javascript import Script
+from quantbench.explore.trace import flag, inputs
+from quantbench.latency.softmax import fallback_bytes
+from quantbench.megatron import softmax_objections
+from quantbench.planner.formulas import parameters
+from quantbench.workload import MoE, Op, Softmax, TransformerShape
+from quantbench.workload.dtypes import VECTOR_DTYPES
+from quantbench.workload.ops import DIRECTIONS, LAYOUTS
+from quantbench.workload.transformer import ATTENTIONS
+
+SIZES = (
+    "hidden", "heads", "kv_heads", "head_dim", "ffn", "seq", "mbs", "tp", "vocab", "layers", "experts", "top_k",
+    "moe_ffn", "ep", "shared_ffn", "dense_layers", "kv_rank", "q_rank", "rope_dim", "value_dim",
+)  # fmt: skip
+FLAGS = ("gated", "gate_fused", "tied")
+# Of these, 0 stands for a default, which the page has put in.
+_GIVEN = ("head_dim", "kv_heads", "ffn")
+# A format whose attention has another one.
+_DTYPE = "fp8"
+
+
+class _Experts(MoE):
+    """Experts whose rows the page draws."""
+
+    def grouped_gemms(self, rank: int | None = None) -> dict[str, Any]:
+        return {}
+
+
+class _Shape(TransformerShape):
+    def experts_of(self, tokens: int) -> MoE:
+        return _Experts(**vars(super().experts_of(tokens)))
+
+
+def shape_script() -> str:
+    """Returns the body of a JavaScript function that makes an object of functions of a shape: objection ("" if it is
+    possible), parameters, weights (on one GPU), flashOps and unfusedOps; and of a softmax, by direction and format."""
+    sizes: dict[str, Any] = {name: inputs(f"s.{name}")[0] for name in SIZES}
+    flags: dict[str, Any] = {name: flag(f"s.{name}") for name in FLAGS}
+    made = Script({sizes[name] == 0: False for name in _GIVEN})
+
+    def shape(attention: str = "flash") -> TransformerShape:
+        return _Shape(**sizes, **flags, attention=attention, dtype=_DTYPE)
+
+    def possible() -> str:
+        shape()
+        return ""
+
+    def refusal(error: InputError) -> str:
+        return f"{error.value}; expected {error.expected}"
+
+    made.add("objection", possible, refusal)
+    made.add("parameters", lambda: parameters(shape()))
+    made.add("weights", lambda: shape().parameters_per_gpu)
+
+    def ops(attention: str) -> list[dict[str, Any]]:
+        return [_op(op) for op in shape(attention).modelled_ops()]
+
+    for attention in ATTENTIONS:
+        made.add(f"{attention}Ops", partial(ops, attention))
+    batch, rows, samples = inputs("s.batch", "s.rows", "s.mask_batch")
+    for dtype in VECTOR_DTYPES:
+        for direction in DIRECTIONS:
+            work = partial(_softmax, batch, rows, rows, dtype=dtype, direction=direction, mask_batch=samples)
+            made.add(f"{direction}_{dtype}", work)
+    return str(made)
+
+
+def _op(op: Op) -> dict[str, Any]:
+    """Returns an op as the page has it. core: whether it is in attention's format. sides: names of m, n and k."""
+    work: Any = op.workload
+    names = ["m", "n", "k", "batch", "heads", "kv_heads", "seq_q", "head_dim", "rows", "mask_batch", "tokens", "hidden"]
+    names += ["expert_ffn", "num_experts", "top_k", "tp", "ep", "gated"]
+    found = {name: getattr(work, name) for name in names if hasattr(work, name)}
+    found |= {"name": op.name, "label": op.label, "phase": op.phase, "count": op.count, "kind": work.kind}
+    found |= {"core": work.dtype != _DTYPE, "sides": list(side_names(op).values())}
+    if work.kind == "gemm":
+        found["layout"] = LAYOUTS.index(work.layout)
+    return found
+
+
+def _softmax(*sizes: Any, **more: Any) -> dict[str, Any]:
+    """Returns the bytes that one and separate kernels move, and why Megatron's fused kernel does not run."""
+    work = Softmax(*sizes, **more)
+    return {"bytes": work.min_bytes, "separate": fallback_bytes(work), "objections": list(softmax_objections(work))}
