@@ -18,7 +18,6 @@ from quantbench import files
 from quantbench.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[2]
-PROFILE = str(ROOT / "results" / "a100-sxm4-80gb" / "profile.json")
 PRODUCT = ("-m", "64", "-n", "64", "--gpu", "a100-sxm4-80gb")
 PLAN = ("plan", "--gpus", "8", "--gbs", "64", "--gpu", "a100-sxm4-80gb")
 NOBODY = 65534
@@ -48,12 +47,8 @@ COMMANDS = {
     "profile export": ("profile", "export", "PATH"),
     "profile export --format": ("profile", "export", "PATH", "--format", "csv"),
     "profile show": ("profile", "show", "PATH"),
-    "profile validate": ("profile", "validate", "PATH"),
     "profile query": ("profile", "query", "PATH", "--gemm", "64,64,64"),
-    "profile blindspots": ("profile", "blindspots", "PATH", "--for", "aiconfigurator"),
-    "profile blindspots --docs": (
-        "profile", "blindspots", PROFILE, "--for", "aiconfigurator", "--held-out", "--docs", "PATH",
-    ),
+    "profile blindspots": ("profile", "blindspots", "PATH"),
     "validate --table": ("validate", "--gpu", "a100-sxm4-80gb", "--table", "PATH"),
     "validate --docs": ("validate", "--docs", "PATH"),
     "import csv": ("import", "csv", "PATH", "--gpu", "a100", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype", "bf16"),

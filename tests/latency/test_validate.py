@@ -23,12 +23,12 @@ from quantbench.latency.contests import (
 from quantbench.latency.scoring import LEVELS, CliffLevels, ErrorSummary, Line, Split, cells, over_seeds
 from quantbench.latency.tables import GemmTable
 from quantbench.profile import aiconfigurator_engine
-from quantbench.profile.blindspots_report import write_between
 from tools.accuracy import formats
 from tools.accuracy import heuristics as heuristics_child
 from tools.accuracy.gemm import Absent, engine, heuristics
 from tools.accuracy.page import markdown
 from tools.accuracy.tables import PackagedTable
+from tools.guide.markers import write_between
 
 A100 = lookup("a100-sxm4-80gb")
 

@@ -31,8 +31,8 @@ from quantbench.latency.gemm.cliffs import next_points
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.libraries import DEFAULT_TABLES, SYSTEMS, system_of
 from quantbench.latency.scoring import Split
-from quantbench.profile.aiconfigurator_engine import engine as ask_engine
-from quantbench.profile.aiconfigurator_engine import engine_missing
+from tools.accuracy.aiconfigurator_engine import engine as ask_engine
+from tools.accuracy.aiconfigurator_engine import engine_missing
 from tools.accuracy.heuristics import heuristics as ask_heuristics
 from tools.accuracy.heuristics import heuristics_missing
 from tools.accuracy.tables import SHIPPED_GPUS, read_packaged

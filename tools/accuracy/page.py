@@ -19,7 +19,6 @@ from quantbench.device.cpu import cpu_info
 from quantbench.latency.contests import Step, run_contests
 from quantbench.latency.libraries import SYSTEMS
 from quantbench.latency.scoring import COLUMNS, LEVELS, CliffLevels, Line, cells, row_count, shares
-from quantbench.profile.blindspots_report import write_between
 from quantbench.units import percent
 from tools.accuracy import formats
 from tools.accuracy.attention import AttentionTable, attention_lines, read_attention
@@ -28,6 +27,7 @@ from tools.accuracy.moe import accuracy_table
 from tools.accuracy.published import published_table
 from tools.accuracy.tables import SHIPPED_GPUS, PackagedTable, read_packaged
 from tools.guide.markers import table as markdown_table
+from tools.guide.markers import write_between
 
 _PROTOCOLS = {
     "sites": "held-out sites: half of the (n, k) pairs are the test, training rows come from the other half",

@@ -17,12 +17,12 @@ from quantbench.errors import InputError, UnsupportedError, require_choice
 from quantbench.importers.aiconfigurator import COLLECTIVES, TABLES
 from quantbench.latency.libraries import system_of
 from quantbench.profile.exporters.modelled import (
-    SITE_SIZES,
+    MODEL,
     GemmRow,
     GemmTimes,
     attention_us,
     known_cliff_rows,
-    model_sites,
+    model_rows,
     rows_between,
 )
 from quantbench.profile.exporters.options import (
@@ -140,8 +140,7 @@ def _gemm_rows(profile: Profile, options: ExportOptions, out: Exported) -> Colum
         if dtype not in names:
             return {"latency": []}
         times = GemmTimes(profile, dtype)
-        pairs = [(n, k) for n in SITE_SIZES for k in SITE_SIZES]
-        rows = [(*row, dtype, "quantbench_model") for row in model_sites(times, pairs, options.bound)]
+        rows = model_rows(times, dtype, options.bound)
         out.notes.append(times.note)
     m, n, k, us, dtypes, sources = zip(*rows, strict=True)
     return {
@@ -171,7 +170,7 @@ def _attention_rows(profile: Profile, options: ExportOptions, out: Exported, op:
             return {"latency": []}
         works = _model_attention(dtype, prompts=prompts)
         out.notes.append(f"{op.replace('_', ' ')} was not measured: modelled")
-        times_us, sources = attention_us(profile, works).tolist(), ["quantbench_model"] * len(works)
+        times_us, sources = attention_us(profile, works).tolist(), [MODEL] * len(works)
     count, dtypes = len(works), [names[work.dtype] for work in works]
     return {
         "op_name": [op] * count,

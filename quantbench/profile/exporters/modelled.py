@@ -1,9 +1,5 @@
-"""Predicts rows of a planner's table: shapes that were not measured, and both sides of known cliffs.
-
-Entry points: `GemmTimes` and `attention_us` predict times; `model_sites` of `SITE_SIZES`, `known_cliff_rows` and
-`rows_between` select shapes (`GemmRow`), the last two because a planner that interpolates linearly needs rows at
-cliffs. Used by the exporters `aiconfigurator` and `vidur`, and by `rates`.
-"""
+"""Predicts the rows of a planner's table that were not measured. A planner that interpolates linearly also needs rows
+on both sides of cliffs and edges."""
 
 from __future__ import annotations
 
@@ -15,17 +11,8 @@ import numpy.typing as npt
 from quantbench.errors import UnsupportedError
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.profile.blindspots import (
-    FloatArray,
-    IntArray,
-    Site,
-    choose,
-    places_between,
-    sites_between,
-    sorted_table,
-    through_rows,
-)
 from quantbench.profile.exporters.options import Exported
+from quantbench.profile.linear_interpolation import FloatArray, IntArray, Site, places_between, through_rows
 from quantbench.profile.parts import KnownCliff
 from quantbench.profile.profile import Profile
 from quantbench.profile.table import Table
@@ -37,7 +24,9 @@ SITE_SIZES = (32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 2560, 3072, 3584, 40
 #: m of a modelled table, before rows at edges are added
 M_GRID = tuple(2**power for power in range(16))
 #: kernel_source of modelled rows
-MARK, BETWEEN = "quantbench_model_at_cliff", "quantbench_model_between"
+MODEL = "quantbench_model"
+AT_CLIFF = "quantbench_model_at_cliff"
+BETWEEN = "quantbench_model_between"
 
 #: m, n, k, µs, dtype, kernel_source
 GemmRow = tuple[int, int, int, float, str, str]
@@ -68,28 +57,42 @@ class GemmTimes:
 
     def through(self, m: IntArray, n: int, k: int, rows: Table) -> FloatArray:
         """Returns µs at sizes m (places,) of one (n, k): measured if in `rows` (the table's rows of this (n, k)), else
-        predicted and scaled to match the rows (`blindspots.through_rows`)."""
+        predicted and scaled to match the rows (`linear_interpolation.through_rows`)."""
         if not len(rows):
             return self.latency_us(m, n, k)
         every = np.union1d(m, rows["m"]).astype(np.int64)
         moved = through_rows(every, self.latency_us(every, n, k), np.isin(every, rows["m"]), rows["latency_us"])
         return np.asarray(moved[np.isin(every, m)], dtype=np.float64)
 
+    def site(self, n: int, k: int, grid: IntArray, rows: Table) -> Site:
+        """Returns the sizes `grid` of one (n, k), as the table to interpolate in, and both sides of the edges between
+        them. rows: measured rows of this (n, k)."""
+        m = places_between(grid)
+        return Site(n, k, m, self.through(m, n, k, rows), np.isin(m, grid))
 
-def model_sites(times: GemmTimes, pairs: Sequence[tuple[int, int]], bound: float) -> list[tuple[int, int, int, float]]:
-    """Returns rows (m, n, k, µs) for each (n, k): M_GRID, and edges until linear interpolation is within `bound`."""
-    m = places_between(np.array(M_GRID, dtype=np.int64))
-    n, k = np.array(pairs).T
-    expected = times.latency_us(*(part.ravel() for part in np.broadcast_arrays(m[None, :], n[:, None], k[:, None])))
-    in_grid = np.isin(m, M_GRID)
-    sites = [Site(*pair, m, us, in_grid) for pair, us in zip(pairs, expected.reshape(len(pairs), len(m)), strict=True)]
-    rows = []
-    for site, added in zip(sites, choose(sites, bound, "max").added, strict=True):
-        kept = in_grid | added
-        rows += [
-            (x, site.n, site.k, us) for x, us in zip(m[kept].tolist(), site.expected_us[kept].tolist(), strict=True)
-        ]
-    return rows
+    def sites_between(self, table: Table) -> list[Site]:
+        """Returns a site for each (n, k) of which `table` (products of one format and provider) has several rows."""
+        pairs, pair = np.unique(np.stack([table["n"], table["k"]]), axis=1, return_inverse=True)
+        sites = []
+        for i, (n, k) in enumerate(pairs.T.tolist()):
+            rows = table.where(pair.reshape(-1) == i)
+            if len(rows) > 1:
+                sites.append(self.site(n, k, rows["m"], rows))
+        return sites
+
+
+def model_rows(times: GemmTimes, dtype: str, bound: float) -> list[GemmRow]:
+    """Returns rows at M_GRID for each (n, k) of SITE_SIZES, and at edges until linear interpolation is
+    within `bound`."""
+    nothing = Table.empty("gemm")
+    grid = np.array(M_GRID, dtype=np.int64)
+    sites = [times.site(n, k, grid, nothing) for n in SITE_SIZES for k in SITE_SIZES]
+    return [row for site in sites for row in _rows(site, site.in_table | site.rows_to_add(bound), dtype, MODEL)]
+
+
+def _rows(site: Site, kept: npt.NDArray[np.bool_], dtype: str, source: str) -> Iterator[GemmRow]:
+    for m, us in zip(site.m[kept].tolist(), site.expected_us[kept].tolist(), strict=True):
+        yield m, site.n, site.k, us, dtype, source
 
 
 def attention_us(profile: Profile, works: Sequence[Attention]) -> FloatArray:
@@ -112,9 +115,9 @@ def known_cliff_rows(profile: Profile, table: Table, out: Exported) -> list[Gemm
             site = table.where((table["n"] == n) & (table["k"] == k) & (table["dtype"] == dtype))
             m = np.array(sorted(key[0] for key in wanted if key[1:] == (n, k, dtype)), dtype=np.int64)
             times_us = times.through(m, n, k, site)
-            found += [(x, n, k, us, dtype, MARK) for x, us in zip(m.tolist(), times_us.tolist(), strict=True)]
+            found += [(x, n, k, us, dtype, AT_CLIFF) for x, us in zip(m.tolist(), times_us.tolist(), strict=True)]
     if found:
-        out.notes.append(f"{len(found):,} rows on both sides of known cliffs are modelled (kernel_source {MARK})")
+        out.notes.append(f"{len(found):,} rows on both sides of known cliffs are modelled (kernel_source {AT_CLIFF})")
     return found
 
 
@@ -157,14 +160,9 @@ def rows_between(
 
     have: (m, n, k, dtype) of rows that exist already."""
     found: list[GemmRow] = []
-    for dtype in sorted(set(table["dtype"].tolist())):
-        own = table.where(table["dtype"] == dtype)
-        measured = sorted_table(own["m"], own["n"], own["k"], own["latency_us"])
-        sites = sites_between(measured, GemmTimes(profile, dtype).latency_us)
-        for site, added in zip(sites, choose(sites, bound, "max").added, strict=True):
-            rows = zip(site.m[added].tolist(), site.expected_us[added].tolist(), strict=True)
-            found += [
-                (m, site.n, site.k, us, dtype, BETWEEN) for m, us in rows if (m, site.n, site.k, dtype) not in have
-            ]
+    for dtype in np.unique(table["dtype"]).tolist():
+        for site in GemmTimes(profile, dtype).sites_between(table.where(table["dtype"] == dtype)):
+            rows = _rows(site, site.rows_to_add(bound), dtype, BETWEEN)
+            found += [row for row in rows if (*row[:3], dtype) not in have]
     out.notes.append(f"{len(found):,} rows between measured ones are modelled (kernel_source {BETWEEN})")
     return found

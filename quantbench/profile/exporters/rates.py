@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from quantbench.errors import UnsupportedError
 from quantbench.latency.interconnect import NODE_LATENCY_S, host_link, reference_cluster, stated_link
-from quantbench.profile.blindspots import FloatArray
 from quantbench.profile.exporters.modelled import GemmTimes
 from quantbench.profile.exporters.options import WHO, Exported, ExportOptions, collectives, dtype_of, products
+from quantbench.profile.linear_interpolation import FloatArray
 from quantbench.profile.profile import Profile
 from quantbench.workload import Collective, Gemm, Workload
 

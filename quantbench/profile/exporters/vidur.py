@@ -23,8 +23,7 @@ import numpy as np
 from quantbench.errors import InputError
 from quantbench.importers.vidur import GEMM_OPS
 from quantbench.latency.softmax import SoftmaxModel
-from quantbench.profile.blindspots import Site, choose, places_between
-from quantbench.profile.exporters.modelled import GemmTimes, attention_us
+from quantbench.profile.exporters.modelled import MODEL, GemmTimes, attention_us
 from quantbench.profile.exporters.options import (
     WHO,
     Exported,
@@ -104,10 +103,8 @@ def _mlp_rows(profile: Profile, table: Table, model: VidurModel, options: Export
         }
         grid = np.unique(np.concatenate([np.array(_TOKENS), *(own["m"] for _, _, own in sites.values())]))
         grid = grid[grid <= model.max_model_len]
-        places = places_between(grid)
-        in_grid = np.isin(places, grid)
-        gaps = [Site(*site[:2], places, times.through(places, *site), in_grid) for site in sites.values()]
-        tokens = places[in_grid | np.logical_or.reduce(choose(gaps, options.bound, "max").added)]
+        gaps = [times.site(n, k, grid, own) for n, k, own in sites.values()]
+        tokens = gaps[0].m[np.logical_or.reduce([gaps[0].in_table, *(gap.rows_to_add(options.bound) for gap in gaps)])]
         columns = {op: times.through(tokens, *site) for op, site in sites.items()}
         found = sum(int(np.isin(tokens, own["m"]).sum()) for _, _, own in sites.values())
         measured, modelled = measured + found, modelled + len(tokens) * len(sites) - found
@@ -139,7 +136,7 @@ def _attention_rows(profile: Profile, table: Table, model: VidurModel, options: 
             if not works:
                 works = _model_attention(model, tp, options.dtype, prefill=prefill)
                 out.notes.append(f"attention of {'prompts' if prefill else 'decoding'} at TP {tp} is modelled")
-                times_us, providers = attention_us(profile, works).tolist(), ["quantbench_model"] * len(works)
+                times_us, providers = attention_us(profile, works).tolist(), [MODEL] * len(works)
             rows += [
                 {
                     **_statistics({"attn_prefill" if prefill else "attn_decode": us}),
