@@ -13,7 +13,6 @@ True
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,7 @@ import numpy.typing as npt
 
 from quantbench.device.registry import known as known_devices
 from quantbench.device.registry import lookup
-from quantbench.device.spec import DeviceSpec
+from quantbench.device.spec import PEAK_MARGIN, DeviceSpec
 from quantbench.errors import InputError, QuantbenchError, StoreError, UnsupportedError, require_choice
 from quantbench.files import read_bytes, reason, write_file
 from quantbench.latency.estimate import Estimate, IntervalCalibration, measured_times, name_bound
@@ -37,7 +36,6 @@ from quantbench.latency.gemm.distilled import FastGemm, distil
 from quantbench.latency.gemm.ensemble import Ensemble, Reference, shape_keys
 from quantbench.latency.gemm.inputs import k_as_stored, layout_indices, machine_of, recorded_kernels, whole_sizes
 from quantbench.latency.gemm.public import FOLDER, TABLE_EFFORT, TABLE_ROWS, PublicTable, file_name, fitting
-from quantbench.latency.gemm.table_audit import Unexplained, audit
 from quantbench.latency.gemm.training import (
     FEWEST_FOR_TREES,
     FEWEST_ROWS,
@@ -154,7 +152,7 @@ class GemmModel:
             GPUs run the same kernels.
         seed: the same rows and seed give the same model.
 
-        Rows that no hardware explains (`table_audit`) are set aside; `provenance` counts them by reason.
+        Rows above the device's peak are left out; `provenance` has their number.
         Returns the prior, with a note, for fewer than 20 rows. Raises InputError for invalid sizes or times,
         UnsupportedError for a dtype that the device lacks.
         """
@@ -170,9 +168,8 @@ class GemmModel:
         rows = Measured(sizes[0], sizes[1], sizes[2], np.log(times), kernels, sizes[3], layouts, split_k)
         if not rows.layouts:
             rows = replace(rows, k=k_as_stored(machine, sizes, layouts), layout=np.full(len(rows), -1.0))
-        group = layouts.astype(np.intp) * (len(menu) + 1) + kernels
-        aside = audit(sizes, times, machine.flop_per_us, group=group)
-        rows = rows.take(np.setdiff1d(np.arange(len(rows)), [one.row for one in aside]))
+        possible = 2.0 * np.prod(sizes, axis=0) <= PEAK_MARGIN * machine.flop_per_us * times
+        rows = rows.take(np.flatnonzero(possible))
         start, blind, reference = _start(spec, dtype, prior, library)
         if sibling is not None:
             reference, start = _sibling(sibling, dtype, seed)
@@ -184,7 +181,7 @@ class GemmModel:
         note = ""
         if len(rows) < FEWEST_FOR_TREES:
             note = f"{len(rows)} rows: the cost model was fitted, no trees were grown ({FEWEST_FOR_TREES} are needed)"
-        told = {} if not aside else {"set_aside": _set_aside(aside)}
+        told = {} if possible.all() else {"above_peak": int((~possible).sum())}
         return cls(spec, dtype, ensemble, interval, len(rows), start.source, note, told, library=library)
 
     @classmethod
@@ -441,10 +438,6 @@ def shipped_model(slug: str, dtype: str, library: str = "") -> GemmModel | None:
 @cache
 def _loaded(file: Path) -> GemmModel | None:
     return GemmModel.load(file) if file.is_file() else None
-
-
-def _set_aside(rows: Sequence[Unexplained]) -> dict[str, Any]:
-    return {"reasons": dict(Counter(one.reason for one in rows)), "worst": rows[0].words}
 
 
 @cache
