@@ -19,7 +19,7 @@ from quantbench.cli.devices import device_line
 from quantbench.cli.output import plain_table
 from quantbench.errors import printable
 from quantbench.profile import Estimate, Profile, Table
-from quantbench.profile.table import INTEGER, LAYOUTS
+from quantbench.profile.table import LAYOUTS
 from quantbench.report.terminal import cliffs_table
 from quantbench.store.typed import encode
 from quantbench.units import latency, percent
@@ -72,7 +72,7 @@ def rows_line(profile: Profile) -> str:
 
 def _parts(table: Table) -> list[tuple[str, str, str, Table]]:
     """Splits a table by its non-integer keys, such as dtype, into (kind, other keys, provider, rows)."""
-    names = [name for name in LAYOUTS[table.kind].keys if LAYOUTS[table.kind].columns[name] != INTEGER]
+    names = [name for name in LAYOUTS[table.kind].keys if LAYOUTS[table.kind].columns[name] is not int]
     keys = list(zip(*(table[name].tolist() for name in names), strict=True))
     found = []
     for key in sorted(set(keys), key=str):
@@ -83,7 +83,7 @@ def _parts(table: Table) -> list[tuple[str, str, str, Table]]:
 
 
 def _ranges(rows: Table) -> str:
-    names = [name for name in LAYOUTS[rows.kind].keys if LAYOUTS[rows.kind].columns[name] == INTEGER]
+    names = [name for name in LAYOUTS[rows.kind].keys if LAYOUTS[rows.kind].columns[name] is int]
     spans = []
     for name in names:
         low, high = rows[name].min(), rows[name].max()
@@ -105,10 +105,10 @@ def model_lines(profile: Profile) -> list[str]:
         if isinstance(held, dict) and "median_pct" in held:
             found[-1] += f"; median error {held['median_pct']:.1f} % on held-out rows"
     if len(profile.tables["gemm"]):
-        trust = profile.trust("gemm")
-        if trust is not None:
+        error = profile.interpolation_error("gemm")
+        if error is not None:
             found.append(
-                f"interpolation between measured products: 90 % within ±{percent(exp(trust) - 1)} (leave-one-out)"
+                f"interpolation between measured products: 90 % within ±{percent(exp(error) - 1)} (leave-one-out)"
             )
     found += [other.note for other in (models.softmax, models.attention) if other is not None]
     return found or ["no models: times are known for measured shapes only"]

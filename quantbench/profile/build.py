@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quantbench import __version__
 from quantbench.analysis.check import Check, check_run
@@ -24,10 +24,6 @@ from quantbench.profile.table import LAYOUTS, Table
 from quantbench.stats import typical_interval, typical_us
 from quantbench.store.folder import Run
 from quantbench.store.record import ORIGINS, Measured, Record
-
-if TYPE_CHECKING:
-    from quantbench.profile.profile import Profile
-
 
 _WHO = "profile export"
 
@@ -175,8 +171,8 @@ def findings_of(checks: Iterable[Check]) -> tuple[Verdict, ...]:
     return tuple(best.values())
 
 
-def build(made: type[Profile], runs: Sequence[Run], *, fit: bool, seed: int) -> Profile:
-    """Implements `Profile.from_runs`."""
+def parts_of(runs: Sequence[Run], *, fit: bool, seed: int) -> dict[str, Any]:
+    """Returns the fields of the profile of runs; see `Profile.from_runs`."""
     check_alike(runs)
     ordered = sorted(runs, key=lambda run: run.info.run_id)
     tables, num_rows = tables_of(ordered)
@@ -186,15 +182,15 @@ def build(made: type[Profile], runs: Sequence[Run], *, fit: bool, seed: int) -> 
     checks = [check_run(run) for run in ordered]  # separately: cliffs compare points of one run only
     cliffs, num_cliffs = cliffs_of(checks)
     device = ordered[0].info.device
-    return made(
-        device=device,
-        software=software_of(ordered),
-        provenance=Provenance(__version__, sources, num_cliffs),
-        tables=tables,
-        models=models_of(device, tables, fit=fit, seed=seed),
-        cliffs=cliffs,
-        findings=findings_of(checks),
-    )
+    return {
+        "device": device,
+        "software": software_of(ordered),
+        "provenance": Provenance(__version__, sources, num_cliffs),
+        "tables": tables,
+        "models": models_of(device, tables, fit=fit, seed=seed),
+        "cliffs": cliffs,
+        "findings": findings_of(checks),
+    }
 
 
 def source_of(run: Run, *, rows: int) -> RunSource:

@@ -68,7 +68,7 @@ def _most_of(table: Table, *columns: str) -> Table:
     """Keeps the rows with the most frequent value of each column in turn."""
     for name in columns:
         if len(table):
-            table = table.where(table[name] == table.most(name))
+            table = table.where(table[name] == table.most_frequent(name))
     return table
 
 

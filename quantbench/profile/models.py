@@ -6,7 +6,7 @@ Entry points: `Models`, `ProductModel`, `models_to_json`, `models_from_json`. Us
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import isfinite
@@ -154,10 +154,10 @@ def models_to_json(models: Models) -> Json:
     }
 
 
-def models_from_json(data: object, device: DeviceSpec) -> Models:
+def models_from_json(data: Mapping[str, Sequence[Json]], device: DeviceSpec) -> Models:
     """Inverse of `models_to_json`. Raises InputError if the data is invalid or for another device."""
-    if not isinstance(data, dict) or set(data) != set(_KINDS) or not all(isinstance(v, list) for v in data.values()):
-        raise InputError("profile models", repr(data)[:80], "lists of " + ", ".join(_KINDS))
+    if set(data) != set(_KINDS):
+        raise InputError("profile models", ", ".join(data)[:80] or "none", "lists of " + ", ".join(_KINDS))
     if len(data["softmax"]) > 1 or len(data["attention"]) > 1:
         raise InputError("profile models", "several models of softmax or attention", "one at most of each")
     gemm = tuple(ProductModel.from_json(one, device) for one in data["gemm"])

@@ -1,8 +1,4 @@
-"""Defines the provenance and the cliffs of a profile, as they are stored in its file.
-
-Entry points: the types `Provenance`, `RunSource`, `KnownCliff` and `StoredFile`. Used by `profile.profile`, `build`,
-`file`, `schema`, `exporters.modelled`, `report.terminal` and `tools.shelf`.
-"""
+"""Defines the provenance and the cliffs of a profile, as they are stored in its file."""
 
 from __future__ import annotations
 
@@ -81,13 +77,3 @@ class KnownCliff:
             raise InputError(who, f"ratio {self.low!r} to {self.high!r} around {self.ratio!r}", "finite, in order")
         if not 0 < self.at < self.next:
             raise InputError(who, f"next = {self.next!r}", "a larger size")
-
-
-@dataclass(frozen=True)
-class StoredFile:
-    """Reference from a profile's JSON to the Parquet file of a large table. sha256: digest of that file."""
-
-    columns: tuple[str, ...]
-    file: str
-    num_rows: int
-    sha256: str

@@ -52,7 +52,11 @@ def test_rows_are_kept_and_answered(tmp_path: Path) -> None:
 
 def test_impossible_rows_are_refused() -> None:
     columns = dict(profile().tables["moe"].columns)
-    for name, value, said in (("top_k", 9, "num_experts"), ("tp", 3, "divisor"), ("distribution", "zipf", "zipf")):
+    for name, value, said in (
+        ("top_k", 9, "num_experts"),
+        ("tp", 3, "divisible by tp"),
+        ("distribution", "zipf", "zipf"),
+    ):
         broken = columns[name].astype("U20") if name == "distribution" else columns[name].copy()
         broken[-1] = value
         with pytest.raises(InputError, match=said):

@@ -10,13 +10,10 @@ import os
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from quantbench.errors import InputError, StoreError, require_choice
 from quantbench.profile.exporters.options import WHO, Exported, ExportOptions
-
-if TYPE_CHECKING:
-    from quantbench.profile.profile import Profile
+from quantbench.profile.profile import Profile
 
 _ROWS = ("provider", "dtype", "layout")
 #: format → (module of this package, function, options that it reads)

@@ -3,18 +3,18 @@ on both sides of cliffs and edges."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from quantbench.errors import UnsupportedError
 from quantbench.latency.attention import AttentionModel
-from quantbench.latency.gemm.model import GemmModel
 from quantbench.profile.exporters.options import Exported
 from quantbench.profile.linear_interpolation import FloatArray, IntArray, Site, places_between, through_rows
 from quantbench.profile.parts import KnownCliff
 from quantbench.profile.profile import Profile
+from quantbench.profile.sources import product_base
 from quantbench.profile.table import Table
 from quantbench.workload import Attention, Gemm
 
@@ -33,27 +33,17 @@ GemmRow = tuple[int, int, int, float, str, str]
 
 
 class GemmTimes:
-    """Predictor of GEMM times of one dtype: the profile's own model, or else `GemmModel.best` for the device.
-
-    Without a model of its own, fp16 uses the shipped bf16 model if both have the same peak.
-    """
+    """Predictor of GEMM times of one dtype: the profile's own model, or else the best one for the device."""
 
     def __init__(self, profile: Profile, dtype: str) -> None:
-        device = profile.device
-        own = profile.models.product(dtype)
-        self._ask: Callable[[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike], npt.ArrayLike]
-        if own is not None:
-            self._ask, rows = own.fast.predict_us, own.rows
-        else:
-            same = dtype == "fp16" and device.peak("bf16") == device.peak("fp16")
-            model = GemmModel.best(device, dtype="bf16" if same else dtype)
-            self._ask, rows = lambda m, n, k: model.predict(m, n, k).latency_us, model.rows
+        self._base, _, rows = product_base(profile.device, profile.models, dtype)
         fitted = f"fitted to {rows:,} shapes" if rows else "from what other GPUs taught, nothing measured"
         self.note = f"products that were not measured are modelled ({fitted})"
 
     def latency_us(self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike) -> FloatArray:
         """Returns predicted times, µs, (rows,)."""
-        return np.asarray(self._ask(m, n, k), dtype=np.float64)
+        m, n, k = np.broadcast_arrays(m, n, k)
+        return self._base((m, n, k, np.ones_like(m)))[0]
 
     def through(self, m: IntArray, n: int, k: int, rows: Table) -> FloatArray:
         """Returns µs at sizes m (places,) of one (n, k): measured if in `rows` (the table's rows of this (n, k)), else

@@ -13,18 +13,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.files import write_file
+from quantbench.profile.profile import Profile
+from quantbench.profile.table import Table
 from quantbench.workload.dtypes import GEMM_DTYPES
 from quantbench.workload.ops import LAYOUTS
-
-if TYPE_CHECKING:
-    from quantbench.profile.profile import Profile
-    from quantbench.profile.table import Table
 
 WHO = "profile export"
 # Planners expect linear layers, which have layout nt; other layouts are exported only if there are no nt rows.
@@ -146,7 +144,7 @@ def dtype_of(profile: Profile, options: ExportOptions) -> str:
     if options.dtype:
         return options.dtype
     for kind in ("gemm", "attention", "softmax"):
-        found = profile.tables[kind].most("dtype")
+        found = profile.tables[kind].most_frequent("dtype")
         if found is not None:
             return found
     return "fp16" if profile.device.peak("bf16") is None else "bf16"
@@ -163,7 +161,7 @@ def _of_provider(table: Table, provider: str, out: Exported) -> Table:
         return table
     names = sorted(set(table["provider"].tolist()))
     # The provider option may name a provider of GEMMs that has no attention rows.
-    wanted = provider if provider in names else table.most("provider")
+    wanted = provider if provider in names else table.most_frequent("provider")
     others = ", ".join(name for name in names if name != wanted)
     if others:
         out.notes.append(f"{table.kind}: the figures are {wanted}'s; there are others by {others}")
