@@ -120,9 +120,9 @@ def read_document(path: Path) -> tuple[ProfileFile, dict[str, Table]]:
     data = parse(_read(path, "a readable file"), str(path))
     stored = data.get("tables")
     if not isinstance(stored, dict) or set(stored) != set(LAYOUTS):
-        raise InputError(f"profile {path}", "tables of other kinds", ", ".join(LAYOUTS))
+        raise InputError("read profile", "tables of other kinds", ", ".join(LAYOUTS))
     data["tables"] = {kind: _stored_table(kind, table) for kind, table in stored.items()}
-    content = decode(ProfileFile, data, f"profile {path}", whole=True)
+    content = decode(ProfileFile, data, "read profile", whole=True)
     tables = {}
     for kind in LAYOUTS:
         table = content.tables[kind]
@@ -150,11 +150,11 @@ def parse(raw: bytes, shown: str) -> Json:
     version = data.get("version")
     if type(version) is not int or version != PROFILE_VERSION:
         expected = f"{PROFILE_VERSION} (another quantbench may have written it)"
-        raise InputError(f"profile {shown}", f"version = {version!r}"[:80], expected)
+        raise InputError("read profile", f"version = {version!r}"[:80], expected)
     try:
         right = digest(data)
     except (ValueError, RecursionError):
-        raise InputError(f"profile {shown}", "a number that is not finite", "finite numbers") from None
+        raise InputError("read profile", "a number that is not finite", "finite numbers") from None
     if data.get("sha256") != right:
         raise StoreError("read profile", f"{shown} {_DAMAGED} that of its content", "the file as it was exported")
     return data

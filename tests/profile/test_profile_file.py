@@ -127,7 +127,7 @@ def test_other_versions_are_refused(tmp_path: Path, version: object, message: st
     change(path, lambda data: data.update(version=version), sign=sign)
     with pytest.raises(InputError) as error:
         Profile.load(path)
-    assert str(error.value) == f"profile {path}: {message}"
+    assert str(error.value) == f"profile {path}: read profile: {message}"
 
 
 def test_a_changed_number_is_noticed(tmp_path: Path) -> None:
