@@ -22,8 +22,8 @@ from quantbench.latency.softmax import SoftmaxModel
 from quantbench.profile.build import cliffs_of, findings_of, software_of, source_of
 from quantbench.profile.fit import known_model
 from quantbench.profile.models import Models
-from quantbench.profile.parts import Provenance
 from quantbench.profile.profile import Profile
+from quantbench.profile.schema import Provenance
 from quantbench.store.folder import Run, read_run
 from tools.accuracy.tables import DATA, IMPORTERS, PUBLISHED, RAN, SHIPPED_GPUS
 

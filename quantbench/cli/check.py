@@ -17,7 +17,7 @@ from rich.table import Table
 from quantbench.alignment_rules import AlignmentRule, broken_rules
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, json_option, option
-from quantbench.cli.output import StyledLine, check_folder, output, plain_table, print_result, say
+from quantbench.cli.output import StyledLine, check_folder, output, print_result, say
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, printable
 from quantbench.report.terminal import cliffs_table, section_lines

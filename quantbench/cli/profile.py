@@ -312,10 +312,11 @@ def blindspots(
     points that keep its error within the bound."""
     from threadpoolctl import threadpool_limits  # comes with scikit-learn, which needs it
 
-    from quantbench.profile.blindspots import find, found_to_json, summary
+    from quantbench.cli import profile_print as view
+    from quantbench.profile.blindspots import find
 
     def expected(what: str, errors: FloatArray) -> str:
-        parts = ", ".join(f"{name} {percent(value)}" for name, value in summary(errors).items())
+        parts = ", ".join(f"{name} {percent(value)}" for name, value in view.error_summary(errors).items())
         return f"expected error {what}: {parts}"
 
     share = percentage("--bound", bound, above=True)
@@ -329,7 +330,7 @@ def blindspots(
     lines = [
         f"{found.num_rows:,} products of {found.dtype}, {len(found.before):,} places between; {found.note}",
         expected("as it is", found.before),
-        *(f"  {spot}" for spot in found.spots[:_MOST_SPOTS]),
+        *(f"  {view.spot_line(spot)}" for spot in found.spots[:_MOST_SPOTS]),
     ]
     if found.add:
         lines.append(expected(f"with {len(found.add):,} more rows", found.after))
@@ -338,4 +339,4 @@ def blindspots(
         lines.append(f"next: quantbench {again if shapes is None else f'sweep --shapes {shapes}'}")
     else:
         lines.append(f"nothing to add: every error is within {percent(share)}")
-    print_result(as_json, lambda: found_to_json(found, share, _MOST_SPOTS), lines)
+    print_result(as_json, lambda: view.blindspots_to_json(found, share, _MOST_SPOTS), lines)

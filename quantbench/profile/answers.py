@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError, UnsupportedError, require_choice, require_int
+from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.estimate import Estimate, name_bound
 from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.libraries import LIBRARIES, library_of
@@ -21,11 +21,11 @@ from quantbench.latency.model_times import require_reach
 from quantbench.latency.moe import FEWEST_ROWS, MoEModel
 from quantbench.profile.interpolation import INTERPOLATED, MEASURED, MODELLED, SOURCES
 from quantbench.profile.models import Models
-from quantbench.profile.sources import ALIKE, SIZES, Chosen, by_provider, choose_gemm, choose_vector, roofline_parts
+from quantbench.profile.sources import ALIKE, SIZES, Chosen, by_provider, choose, roofline_parts
 from quantbench.profile.table import Table
-from quantbench.workload import MoE
+from quantbench.workload import Collective, MoE
 from quantbench.workload.kinds import Compute
-from quantbench.workload.ops import COLLECTIVE_DTYPES, COLLECTIVE_OPS, LARGEST_MESSAGE_BYTES
+from quantbench.workload.ops import LARGEST_MESSAGE_BYTES
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -38,13 +38,8 @@ _FORMATS = {
     "softmax": ("dtype", "mask", "direction"),
     "attention": ("dtype", "causal", "direction"),
 }
-#: dtype, …, provider; None for the one with the most rows
-Format = tuple[str | bool | None, ...]
-_MAIN_FORMATS: dict[str, Format] = {
-    "gemm": (None, None, None),
-    "softmax": (None, "causal", "forward", None),
-    "attention": (None, True, "forward", None),
-}
+#: values of _FORMATS, then the provider; None for the one with the most rows
+Format = tuple[Any, ...]
 
 _MASKS: dict[str | bool, str] = {True: "causal", False: "full"}
 
@@ -123,14 +118,11 @@ def broadcast_sizes(
     arrays = []
     for name, values in zip(names, given, strict=True):
         array = np.asarray(values)
-        if array.dtype.kind not in "iuf":
-            raise InputError(who, f"{name} = {values!r}"[:100], f"whole numbers from 1 to {largest}")
-        with np.errstate(invalid="ignore"):
-            bad = ~((array >= 1) & (array <= largest))
-            if array.dtype.kind == "f":
-                bad |= array != np.floor(array)
-        if bad.any():
-            raise InputError(who, f"{name} = {array[bad].flat[0]}", f"whole numbers from 1 to {largest}")
+        bad: Any = [repr(values)]
+        if array.dtype.kind in "iuf":
+            bad = array[~((array >= 1) & (array <= largest) & (array == np.floor(array)))]
+        if len(bad):
+            raise InputError(who, f"{name} = {bad[0]}"[:100], f"whole numbers from 1 to {largest}")
         arrays.append(array.astype(np.int64))
     try:
         wide = np.broadcast_arrays(*arrays)
@@ -170,14 +162,10 @@ class Shapes:
             found.update(zip(group, times, strict=True))
         return found
 
-    def interpolation_error(self, kind: str) -> float | None:
-        surface = self.chosen(kind, _MAIN_FORMATS[kind]).surface
-        return float(surface.trust.half_width) if len(surface.latency_us) else None
-
     def _choose(self, kind: str, of: Format) -> Chosen:
-        choose: Any = choose_gemm if kind == "gemm" else choose_vector
-        found: Chosen = choose(self.device, self.tables[kind], self.models, *of)
-        return found
+        *words, provider = of
+        fixed = dict(zip(_FORMATS[kind], words, strict=True))
+        return choose(self.device, self.tables[kind], self.models, fixed, provider)
 
     def _many(self, kind: str, of: Format, sizes: tuple[Any, ...]) -> Estimate | ProfileEstimates:
         chosen = self.chosen(kind, of)
@@ -285,11 +273,7 @@ def collective_estimates(
     Smaller messages than measured take as long as the smallest one, larger ones run at the rate of the largest (as in
     `latency.interconnect.Link`).
     """
-    require_choice(_WHO, "op", op, COLLECTIVE_OPS)
-    if dtype is not None:
-        require_choice(_WHO, "dtype", dtype, COLLECTIVE_DTYPES)
-    require_int(_WHO, "num_gpus", num_gpus, low=2)
-    require_int(_WHO, "num_nodes", num_nodes)
+    Collective(op, 2**10, num_gpus, dtype or "bf16", num_nodes)  # raises InputError for invalid ones
     (sizes,), shape = broadcast_sizes(_WHO, ("message_bytes",), (message_bytes,), LARGEST_MESSAGE_BYTES)
 
     rows = (table["op"] == op) & (table["num_gpus"] == num_gpus) & (table["num_nodes"] == num_nodes)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from quantbench.profile.exporters.modelled import GemmTimes
 from quantbench.profile.exporters.options import Exported, ExportOptions, dtype_of, products
 from quantbench.profile.linear_interpolation import FloatArray, Site
 from quantbench.profile.profile import Profile
-from quantbench.units import latency, percent
 
 _WHO = "profile blindspots"
 
@@ -40,15 +38,6 @@ class Spot:
     @property
     def error(self) -> float:
         return self.interpolated_us / self.expected_us - 1.0
-
-    def __str__(self) -> str:
-        off = f"{percent(abs(self.error))} too {'low' if self.error < 0 else 'high'}"
-        said = f"{latency(self.interpolated_us)} between m = {self.low} and {self.high}"
-        return f"m = {self.m}, n = {self.n}, k = {self.k}: {said}, expected {latency(self.expected_us)}: {off}"
-
-    def to_json(self) -> dict[str, Any]:
-        fields = {"m": self.m, "n": self.n, "k": self.k, "between": [self.low, self.high]}
-        return {**fields, "interpolated_us": self.interpolated_us, "expected_us": self.expected_us, "error": self.error}
 
 
 @dataclass(frozen=True)
@@ -103,26 +92,3 @@ def _spots(site: Site) -> Iterator[Spot]:
         expected_us = float(site.expected_us[at])
         interpolated_us = expected_us * (1.0 + float(errors[at]))
         yield Spot(site.n, site.k, m_low, m, m_high, interpolated_us, expected_us)
-
-
-def summary(errors: FloatArray) -> dict[str, float]:
-    """Returns the median, 95th percentile and maximum of |error|, as ratios; zeros if there are no places."""
-    if not len(errors):
-        return {"median": 0.0, "p95": 0.0, "max": 0.0}
-    middle, p95, largest = np.percentile(errors, [50, 95, 100]).tolist()
-    return {"median": middle, "p95": p95, "max": largest}
-
-
-def found_to_json(found: Blindspots, bound: float, most_spots: int) -> dict[str, Any]:
-    """Returns the blind spots as a JSON object, with the `most_spots` worst spots."""
-    return {
-        "dtype": found.dtype,
-        "rows": found.num_rows,
-        "places": len(found.before),
-        "bound": bound,
-        "before": summary(found.before),
-        "after": summary(found.after),
-        "add": [{"m": m, "n": n, "k": k} for m, n, k in found.add],
-        "spots": [spot.to_json() for spot in found.spots[:most_spots]],
-        "note": found.note,
-    }

@@ -19,7 +19,7 @@ from quantbench.analysis.verdict import Verdict
 from quantbench.errors import InputError
 from quantbench.measurement import GRADES
 from quantbench.profile.fit import models_of
-from quantbench.profile.parts import KnownCliff, Provenance, RunSource
+from quantbench.profile.schema import KnownCliff, Provenance, RunSource
 from quantbench.profile.table import LAYOUTS, Table
 from quantbench.stats import typical_interval, typical_us
 from quantbench.store.folder import Run

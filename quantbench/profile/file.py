@@ -147,10 +147,9 @@ def parse(raw: bytes, shown: str) -> Json:
     if not isinstance(data, dict) or data.get("format") != PROFILE_FORMAT:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise StoreError("read profile", f"{shown} with format {found!r}"[:200], f'format "{PROFILE_FORMAT}"')
-    version = data.get("version")
-    if type(version) is not int or version != PROFILE_VERSION:
+    if data.get("version") != PROFILE_VERSION:
         expected = f"{PROFILE_VERSION} (another quantbench may have written it)"
-        raise InputError("read profile", f"version = {version!r}"[:80], expected)
+        raise InputError("read profile", f"version = {data.get('version')!r}"[:80], expected)
     try:
         right = digest(data)
     except (ValueError, RecursionError):

@@ -151,6 +151,8 @@ OUTSIDE_WIDER = 1.5
 
 #: latency in µs, half-widths of the 90 % interval in log time below and above, least possible µs; (shapes,) each
 Predicted = tuple[FloatArray, FloatArray, FloatArray, FloatArray]
+#: (latency_us, low_us, high_us, source code, outside), (shapes,) each
+Times = tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.int8], BoolArray]
 #: a model of all sizes: int64 sizes, (shapes,) each → prediction
 Base = Callable[[Sizes], Predicted]
 
@@ -180,8 +182,8 @@ class Surface:
     base: Base
     families: tuple[tuple[int, ...], ...]
 
-    def many(self, sizes: Sizes) -> tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.int8], BoolArray]:
-        """Returns (latency_us, low_us, high_us, source code, outside), (shapes,) each. sizes: int64 (shapes,) each."""
+    def many(self, sizes: Sizes) -> Times:
+        """Returns the times of shapes. sizes: int64 (shapes,) each."""
         if not len(self.latency_us):
             return self._unmeasured(sizes)
         row = self.index.find(sizes)
@@ -194,7 +196,7 @@ class Surface:
             latency[rest], low[rest], high[rest], code[rest], outside[rest] = self._unmeasured(unmeasured)
         return latency, low, high, code, outside
 
-    def _unmeasured(self, sizes: Sizes) -> tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.int8], BoolArray]:
+    def _unmeasured(self, sizes: Sizes) -> Times:
         model_us, below, above, floor_us = self.base(sizes)
         between, ratio = self.lines.between(sizes)
         spans = zip(sizes, self.range, strict=True)

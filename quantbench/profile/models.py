@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ import numpy.typing as npt
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, StoreError, require_choice
 from quantbench.latency.attention import AttentionModel
-from quantbench.latency.gaussian_process import GaussianProcess
 from quantbench.latency.gemm.cost_model import Machine
 from quantbench.latency.gemm.distilled import WATCHED, FastGemm
 from quantbench.latency.gemm.files import fast_from_parts, fast_to_parts, require_sound_fast, text_arrays
@@ -185,25 +183,8 @@ def _attention(data: Any, device: DeviceSpec) -> AttentionModel:
         model = AttentionModel.from_json(data, device)
         if model.dtype not in ("fp16", "bf16", "fp32") or not isinstance(model.note, str):
             raise InputError(who, f"dtype = {model.dtype!r}"[:100], "fp16, bf16 or fp32")
-        _check_learner(who, model.learner)
-        # Without the Gaussian process, whose matrices are too slow to build for a check.
         # A model of bf16 answers for fp16 on a GPU that has no bf16.
         dtype = model.dtype if device.peak(model.dtype) else "fp16"
-        found = replace(model, learner=None).predict([replace(probe, dtype=dtype) for probe in _ATTENTION_PROBES])
+        found = model.predict([replace(probe, dtype=dtype) for probe in _ATTENTION_PROBES])
         _require_times(who, found.low_us, found.latency_us, found.high_us)
         return model
-
-
-def _check_learner(who: str, learner: GaussianProcess | None) -> None:
-    if learner is None:
-        return
-    rows, features = learner.features.shape if learner.features.ndim == 2 else (0, 0)
-    vectors = (learner.shift, learner.spread, learner.length_scales)
-    numbers = np.concatenate([x.ravel() for x in (learner.features, learner.targets, *vectors)])
-    scales = (learner.amplitude, learner.noise, *learner.spread.tolist(), *learner.length_scales.tolist())
-    if (
-        not rows or learner.targets.shape != (rows,) or any(x.shape != (features,) for x in vectors)
-        or not np.isfinite(numbers).all() or not all(0 < x < float("inf") for x in scales)
-        or not isfinite(learner.centre)
-    ):  # fmt: skip
-        raise InputError(who, "a learner of odd shapes or numbers", _EXPECTED)

@@ -21,12 +21,16 @@ from quantbench.latency.op_times import CORRELATION, OpEstimate, ShapeEstimate, 
 from quantbench.profile import file
 from quantbench.profile.answers import Experts, ProfileEstimates, Shapes, collective_estimates
 from quantbench.profile.models import Models, models_from_json, models_to_json
-from quantbench.profile.parts import KnownCliff, Provenance
-from quantbench.profile.schema import PROFILE_FORMAT, PROFILE_VERSION, ProfileFile
+from quantbench.profile.schema import PROFILE_FORMAT, PROFILE_VERSION, KnownCliff, ProfileFile, Provenance
 from quantbench.profile.table import LAYOUTS, Table, check_table
 from quantbench.store.folder import Run
 from quantbench.workload import MoE, TransformerShape
 from quantbench.workload.kinds import Compute
+
+#: one size, or an array of sizes
+Size = npt.ArrayLike
+#: an Estimate for plain numbers, ProfileEstimates for arrays
+Answer = Estimate | ProfileEstimates
 
 
 @dataclass(frozen=True)
@@ -105,15 +109,15 @@ class Profile:
 
     def gemm(
         self,
-        m: npt.ArrayLike,
-        n: npt.ArrayLike,
-        k: npt.ArrayLike,
+        m: Size,
+        n: Size,
+        k: Size,
         *,
         dtype: str | None = None,
         layout: str | None = None,
-        batch: npt.ArrayLike = 1,
+        batch: Size = 1,
         provider: str | None = None,
-    ) -> Estimate | ProfileEstimates:
+    ) -> Answer:
         """Returns the time of m×k times k×n: an Estimate for plain numbers, for arrays, which broadcast,
         ProfileEstimates.
 
@@ -125,15 +129,15 @@ class Profile:
 
     def softmax(
         self,
-        batch: npt.ArrayLike,
-        rows: npt.ArrayLike,
-        cols: npt.ArrayLike,
+        batch: Size,
+        rows: Size,
+        cols: Size,
         *,
         dtype: str | None = None,
         mask: str = "causal",
         direction: str = "forward",
         provider: str | None = None,
-    ) -> Estimate | ProfileEstimates:
+    ) -> Answer:
         """Returns the time of softmax over the last dimension of (batch, rows, cols); batch: heads / TP × MBS."""
         if mask == "causal" and np.any(np.asarray(rows) != np.asarray(cols)):
             raise InputError("profile.softmax", "mask = 'causal' with rows unlike cols", "rows equal to cols")
@@ -141,18 +145,18 @@ class Profile:
 
     def attention(
         self,
-        batch: npt.ArrayLike,
-        heads: npt.ArrayLike,
-        seq_q: npt.ArrayLike,
-        seq_k: npt.ArrayLike,
-        head_dim: npt.ArrayLike,
-        kv_heads: npt.ArrayLike = 0,
+        batch: Size,
+        heads: Size,
+        seq_q: Size,
+        seq_k: Size,
+        head_dim: Size,
+        kv_heads: Size = 0,
         *,
         dtype: str | None = None,
         causal: bool = True,
         direction: str = "forward",
         provider: str | None = None,
-    ) -> Estimate | ProfileEstimates:
+    ) -> Answer:
         """Returns the time of fused attention. kv_heads: 0 means as many as heads."""
         if causal and np.any(np.asarray(seq_q) != np.asarray(seq_k)):
             raise InputError("profile.attention", "causal with seq_q unlike seq_k", "seq_q equal to seq_k")
@@ -167,13 +171,13 @@ class Profile:
     def collective(
         self,
         op: str,
-        message_bytes: npt.ArrayLike,
+        message_bytes: Size,
         num_gpus: int,
         *,
         num_nodes: int = 1,
         dtype: str | None = None,
         provider: str | None = None,
-    ) -> Estimate | ProfileEstimates:
+    ) -> Answer:
         """Returns the time of a collective between num_gpus GPUs, spread evenly over num_nodes nodes.
 
         message_bytes: as in `workload.Collective` (nccl-tests' `size`). Only message sizes are interpolated. Raises
@@ -197,10 +201,12 @@ class Profile:
         found = self.estimates([op.workload for op in ops])
         return total([OpEstimate(op, one) for op, one in zip(ops, found, strict=True)], CORRELATION)
 
-    def interpolation_error(self, kind: str) -> float | None:
-        """Returns the half-width of log time of the 90 % interval of interpolated times of `kind`, from leave-one-out
-        errors; None if nothing was measured. Uses the most frequent dtype (softmax, attention: causal, forward)."""
-        return self._shapes.interpolation_error(kind)
+    @property
+    def gemm_error(self) -> float | None:
+        """Half-width of log time of the 90 % interval of GEMMs interpolated between measured ones of the most frequent
+        format, from leave-one-out errors; None if none was measured."""
+        surface = self._shapes.chosen("gemm", (None, None, None)).surface
+        return surface.trust.half_width if len(surface.latency_us) else None
 
     def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
         """Estimates each workload, in order (implements `latency.op_times.OpTimes`)."""

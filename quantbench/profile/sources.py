@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import log
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -177,69 +178,67 @@ class Chosen:
         return f"{count}outside the measured range ({', '.join(f'{n} {low} to {high}' for n, (low, high) in spans)})"
 
 
-def choose_gemm(
-    device: DeviceSpec, table: Table, models: Models, dtype: str | None, layout: str | None, provider: str | None
-) -> Chosen:
-    """Selects rows and model for GEMMs of a dtype and layout; None selects the one with the most rows."""
-    if dtype is None:
-        dtype = table.most_frequent("dtype") or (models.gemm[0].dtype if models.gemm else "bf16")
-    require_choice("profile.gemm", "dtype", dtype, GEMM_DTYPES)
-    if layout is not None:
-        require_choice("profile.gemm", "layout", layout, LAYOUTS)
-    rows, row_dtype, notes = _of_format(table, dtype, np.ones(len(table), dtype=bool))
-    row_layout, who = layout or "nt", ""
-    if rows.any():
-        if layout is None or not (rows & (table["layout"] == layout)).any():
-            row_layout = table.most_frequent("layout", rows) or "nt"
+def choose(device: DeviceSpec, table: Table, models: Models, of: Mapping[str, Any], provider: str | None) -> Chosen:
+    """Selects rows and model for a format; None selects the dtype, layout or provider with the most rows.
+
+    of: the query's dtype; of GEMMs, layout; of softmax and attention, mask or causal, and direction.
+    """
+    kind = table.kind
+    who = f"profile.{kind}"
+    dtype = of["dtype"] or table.most_frequent("dtype") or _usual_dtype(kind, models)
+    require_choice(who, "dtype", dtype, GEMM_DTYPES if kind == "gemm" else VECTOR_DTYPES)
+    for name, choices in (("layout", LAYOUTS), ("mask", MASKS), ("direction", DIRECTIONS)):
+        if of.get(name) is not None:
+            require_choice(who, name, of[name], choices)
+    rows = np.ones(len(table), dtype=bool)
+    for name in of.keys() & {"mask", "causal", "direction"}:
+        rows &= table[name] == of[name]
+    rows, row_dtype, notes = _of_format(table, dtype, rows)
+    layout = of.get("layout")
+    if kind == "gemm" and rows.any():
+        row_layout = table.most_frequent("layout", rows)
+        if layout is not None and (rows & (table["layout"] == layout)).any():
+            row_layout = layout
         if layout not in (None, row_layout):
             notes.append(f"layout {layout} was not measured: taken to run as {row_layout}")
-        rows, who = by_provider(table, rows & (table["layout"] == row_layout), provider)
-    elif provider is not None:
+        rows &= table["layout"] == row_layout
+        layout = layout or row_layout
+    if kind == "gemm" and not rows.any() and provider is not None:
         who = library_of(provider)
         libraries = sorted({model.library for model in models.gemm})
         if who not in libraries:
             expected = "one of " + (", ".join(libraries) or "none: it has neither rows nor models of products")
             raise InputError("profile.gemm", f"provider = {provider!r}", expected)
-    base, model_note, _ = product_base(device, models, row_dtype, library_of(who) if who else "")
-    usual = models.product(row_dtype)
-    fixed = {"dtype": dtype, "layout": layout or row_layout, "provider": who or (usual.library if usual else "")}
-    return Chosen("gemm", _surface(table, rows, base), fixed, "; ".join(notes), ALIKE * len(notes), model_note)
-
-
-def choose_vector(
-    device: DeviceSpec, table: Table, models: Models, dtype: str | None, mask: str | bool, direction: str,
-    provider: str | None,
-) -> Chosen:  # fmt: skip
-    """Selects rows and model for softmax or attention; None selects the dtype or provider with the most rows.
-
-    mask: the mask of softmax; of attention, whether it is causal.
-    """
-    kind, softmax, attention = table.kind, models.softmax, models.attention
-    who = f"profile.{kind}"
-    if dtype is None:
-        usual = attention.dtype if kind == "attention" and attention is not None else "bf16"
-        dtype = table.most_frequent("dtype") or usual
-    require_choice(who, "dtype", dtype, VECTOR_DTYPES)
-    require_choice(who, "direction", direction, DIRECTIONS)
-    if kind == "softmax":
-        require_choice(who, "mask", mask, MASKS)
-    column = "mask" if kind == "softmax" else "causal"
-    rows, row_dtype, notes = _of_format(table, dtype, (table[column] == mask) & (table["direction"] == direction))
-    rows, name = by_provider(table, rows, provider)
-    fixed = {"dtype": dtype, column: mask, "direction": direction, "provider": name}
-    of_rows = {**fixed, "dtype": row_dtype}
-    base: Base
-    if kind == "softmax" and softmax is not None:
-        model_note = softmax.note
-        base = partial(_softmax, softmax, models.softmax_fused, of_rows)
-    elif kind == "attention" and attention is not None and device.peak(row_dtype) is not None:
-        model_note = attention.note
-        base = partial(_attention, attention, of_rows)
+        provider = who
     else:
-        base = partial(_roofline, device, kind, fixed)
-        what = kind if kind == "softmax" else f"{row_dtype} {kind}"
-        model_note = f"no model of {what} on {device.name}: from its spec sheet"
+        rows, provider = by_provider(table, rows, provider)
+    fixed = {**of, "dtype": dtype, "provider": provider}
+    base: Base
+    if kind == "gemm":
+        base, model_note, _ = product_base(device, models, row_dtype, library_of(provider) if provider else "")
+        usual = models.product(row_dtype)
+        fixed |= {"layout": layout or "nt", "provider": provider or (usual.library if usual else "")}
+    else:
+        base, model_note = _vector_base(device, models, kind, fixed, row_dtype)
     return Chosen(kind, _surface(table, rows, base), fixed, "; ".join(notes), ALIKE * len(notes), model_note)
+
+
+def _usual_dtype(kind: str, models: Models) -> str:
+    """Returns the dtype of a kind that the profile has no rows of."""
+    if kind == "gemm" and models.gemm:
+        return models.gemm[0].dtype
+    return models.attention.dtype if kind == "attention" and models.attention is not None else "bf16"
+
+
+def _vector_base(device: DeviceSpec, models: Models, kind: str, fixed: Fixed, row_dtype: str) -> tuple[Base, str]:
+    """Returns (a model of softmax or attention, its note)."""
+    of_rows = {**fixed, "dtype": row_dtype}
+    if kind == "softmax" and models.softmax is not None:
+        return partial(_softmax, models.softmax, models.softmax_fused, of_rows), models.softmax.note
+    if kind == "attention" and models.attention is not None and device.peak(row_dtype) is not None:
+        return partial(_attention, models.attention, of_rows), models.attention.note
+    what = kind if kind == "softmax" else f"{row_dtype} {kind}"
+    return partial(_roofline, device, kind, fixed), f"no model of {what} on {device.name}: from its spec sheet"
 
 
 def _of_format(table: Table, dtype: str, rows: BoolArray) -> tuple[BoolArray, str, list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -190,18 +191,11 @@ def _check_intervals(who: str, typed: Mapping[str, Array]) -> None:
 
 def _check_order(who: str, layout: TableLayout, typed: Mapping[str, Array]) -> None:
     """Raises InputError unless rows ascend strictly by their keys."""
-    rows = len(typed["latency_us"])
-    if rows < 2:
-        return
-    ascends, same = np.zeros(rows - 1, dtype=bool), np.ones(rows - 1, dtype=bool)
-    for name in layout.keys:
-        before, after = typed[name][:-1], typed[name][1:]
-        ascends |= same & (before < after)
-        same &= before == after
-    if not ascends.all():
-        row = int(np.flatnonzero(~ascends)[0])
-        shown = ", ".join(f"{name} {typed[name][row + 1]}" for name in layout.keys)
-        raise InputError(who, f"row {row + 1} ({shown}) out of order, or there twice", "rows sorted by key, each once")
+    keys = zip(*(typed[name].tolist() for name in layout.keys), strict=True)
+    for row, (before, after) in enumerate(pairwise(keys), start=1):
+        if before >= after:
+            shown = ", ".join(f"{name} {value}" for name, value in zip(layout.keys, after, strict=True))
+            raise InputError(who, f"row {row} ({shown}) out of order, or there twice", "rows sorted by key, each once")
 
 
 # An empty kernel takes about a microsecond.

@@ -12,7 +12,7 @@ from quantbench.latency.moe import MoEModel
 from quantbench.profile import Profile
 from quantbench.profile.exporters import aiconfigurator
 from quantbench.profile.exporters.options import Exported, ExportOptions
-from quantbench.profile.parts import Provenance
+from quantbench.profile.schema import Provenance
 from quantbench.profile.table import LAYOUTS, Table
 from quantbench.workload import MoE
 

@@ -17,10 +17,9 @@ from quantbench.errors import InputError, UnsupportedError, require_choice
 from quantbench.importers.aiconfigurator import COLLECTIVES, TABLES
 from quantbench.latency.libraries import system_of
 from quantbench.profile.exporters.modelled import (
-    MODEL,
     GemmRow,
     GemmTimes,
-    attention_us,
+    attention_times,
     known_cliff_rows,
     model_rows,
     rows_between,
@@ -162,15 +161,12 @@ def _attention_rows(profile: Profile, options: ExportOptions, out: Exported, op:
     several = int((known & ~decodes & ~table["causal"]).sum())
     selected.leave_out("attention to several keys that is not causal: no place for it there", several)
     table = table.where(known & (table["causal"] if prompts else decodes))
-    works: list[Any] = table.workloads()
-    times_us, sources = table["latency_us"].tolist(), table["provider"].tolist()
-    if not works:
-        dtype = dtype_of(profile, options)
+    dtype = dtype_of(profile, options)
+    if not len(table):
         if dtype not in names:
             return {"latency": []}
-        works = _model_attention(dtype, prompts=prompts)
         out.notes.append(f"{op.replace('_', ' ')} was not measured: modelled")
-        times_us, sources = attention_us(profile, works).tolist(), [MODEL] * len(works)
+    works, times_us, sources = attention_times(profile, table, _model_attention(dtype, prompts=prompts))
     count, dtypes = len(works), [names[work.dtype] for work in works]
     return {
         "op_name": [op] * count,

@@ -3,7 +3,9 @@ on both sides of cliffs and edges."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +14,8 @@ from quantbench.errors import UnsupportedError
 from quantbench.latency.attention import AttentionModel
 from quantbench.profile.exporters.options import Exported
 from quantbench.profile.linear_interpolation import FloatArray, IntArray, Site, places_between, through_rows
-from quantbench.profile.parts import KnownCliff
 from quantbench.profile.profile import Profile
+from quantbench.profile.schema import KnownCliff
 from quantbench.profile.sources import product_base
 from quantbench.profile.table import Table
 from quantbench.workload import Attention, Gemm
@@ -85,62 +87,59 @@ def _rows(site: Site, kept: npt.NDArray[np.bool_], dtype: str, source: str) -> I
         yield m, site.n, site.k, us, dtype, source
 
 
-def attention_us(profile: Profile, works: Sequence[Attention]) -> FloatArray:
-    """Returns predicted attention times, µs, (works,), from the profile's model or the best one for its device."""
+def attention_times(
+    profile: Profile, table: Table, modelled: list[Attention]
+) -> tuple[list[Any], list[float], list[str]]:
+    """Returns (shapes, times in µs, their sources): the table's rows, or `modelled` shapes if it has none, by the
+    profile's model or the best one for its device."""
+    if len(table):
+        return table.workloads(), table["latency_us"].tolist(), table["provider"].tolist()
     model = profile.models.attention or AttentionModel.best(profile.device)
-    return np.asarray(model.predict(works).latency_us, dtype=np.float64)
+    return modelled, model.predict(modelled).latency_us.tolist(), [MODEL] * len(modelled)
 
 
 def known_cliff_rows(profile: Profile, table: Table, out: Exported) -> list[GemmRow]:
     """Predicts the rows on both sides of known cliffs that `table` (GEMMs of one provider and layout) lacks."""
-    wanted = _cliff_sides(profile.cliffs, table)
     found: list[GemmRow] = []
-    for dtype in sorted({key[3] for key in wanted}):
+    for dtype in np.unique(table["dtype"]).tolist():
+        rows = table.where(table["dtype"] == dtype)
+        wanted = _cliff_sides(profile.cliffs, rows)
         try:
             times = GemmTimes(profile, dtype)
         except UnsupportedError as error:
             out.notes.append(f"both sides of cliffs that were not measured are left out: {error}")
             continue
-        for n, k in sorted({key[1:3] for key in wanted if key[3] == dtype}):
-            site = table.where((table["n"] == n) & (table["k"] == k) & (table["dtype"] == dtype))
-            m = np.array(sorted(key[0] for key in wanted if key[1:] == (n, k, dtype)), dtype=np.int64)
-            times_us = times.through(m, n, k, site)
-            found += [(x, n, k, us, dtype, AT_CLIFF) for x, us in zip(m.tolist(), times_us.tolist(), strict=True)]
+        for n, k in sorted(wanted):
+            site = rows.where((rows["n"] == n) & (rows["k"] == k))
+            m = np.setdiff1d(list(wanted[n, k]), site["m"])
+            times_us = times.through(m, n, k, site).tolist() if len(m) else []
+            found += [(x, n, k, us, dtype, AT_CLIFF) for x, us in zip(m.tolist(), times_us, strict=True)]
     if found:
         out.notes.append(f"{len(found):,} rows on both sides of known cliffs are modelled (kernel_source {AT_CLIFF})")
     return found
 
 
-def _cliff_sides(cliffs: Sequence[KnownCliff], table: Table) -> set[tuple[int, int, int, str]]:
-    """Returns (m, n, k, dtype) on both sides of the cliffs of the table's provider, layout and dtypes, if not in it.
+def _cliff_sides(cliffs: Sequence[KnownCliff], rows: Table) -> dict[tuple[int, int], set[int]]:
+    """Returns m on both sides of the cliffs of the rows' provider, dtype and layout, by (n, k).
 
     A single-curve cliff contributes its two measured workloads. A family's cliff along m contributes both sides at
     every (n, k) with rows on both sides.
     """
-    have: set[tuple[int, int, int, str]] = set()
-    # (provider, variant of a cliff) → (n, k, dtype) → smallest and largest m
-    reach: dict[tuple[str, str], dict[tuple[int, int, str], tuple[int, int]]] = {}
-    for row in table.rows():
-        m, site = row["m"], (row["n"], row["k"], row["dtype"])
-        have.add((m, *site))
-        sites = reach.setdefault((row["provider"], f"gemm {row['dtype']} {row['layout']}"), {})
-        low, high = sites.get(site, (m, m))
-        sites[site] = (min(low, m), max(high, m))
-
-    def sides(cliff: KnownCliff) -> Iterator[tuple[int, int, int, str]]:
-        sites = reach.get((cliff.provider, cliff.variant))
-        if sites is None:
-            return
+    measured = defaultdict(list)
+    for m, n, k in zip(*(rows[name].tolist() for name in "mnk"), strict=True):
+        measured[n, k].append(m)
+    of = [str(rows[name][0]) for name in ("provider", "dtype", "layout")]
+    wanted = defaultdict(set)
+    for cliff in cliffs:
+        if [cliff.provider, cliff.variant] != [of[0], f"gemm {of[1]} {of[2]}"]:
+            continue
         for work in (cliff.before, cliff.after):
             if isinstance(work, Gemm) and work.batch == 1:
-                yield work.m, work.n, work.k, work.dtype
-        if cliff.before is None and cliff.axis == "m":
-            for site, (low, high) in sites.items():
-                if low <= cliff.at and cliff.next <= high:
-                    yield cliff.at, *site
-                    yield cliff.next, *site
-
-    return {key for cliff in cliffs for key in sides(cliff)} - have
+                wanted[work.n, work.k].add(work.m)
+        for pair, sizes in measured.items():
+            if cliff.before is None and cliff.axis == "m" and sizes[0] <= cliff.at and cliff.next <= sizes[-1]:
+                wanted[pair] |= {cliff.at, cliff.next}
+    return wanted
 
 
 def rows_between(

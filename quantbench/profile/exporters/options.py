@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from quantbench.errors import InputError, UnsupportedError
+from quantbench.errors import InputError, UnsupportedError, require_choice
 from quantbench.files import write_file
 from quantbench.profile.profile import Profile
 from quantbench.profile.table import Table
@@ -53,10 +53,9 @@ class ExportOptions:
     bound: float = 0.05
 
     def __post_init__(self) -> None:
-        if self.dtype not in ("", *GEMM_DTYPES):
-            raise InputError(WHO, f"--dtype {self.dtype}", "one of " + ", ".join(GEMM_DTYPES))
-        if self.layout not in ("", *LAYOUTS):
-            raise InputError(WHO, f"--layout {self.layout}", "one of " + ", ".join(LAYOUTS))
+        for option, value, choices in (("--dtype", self.dtype, GEMM_DTYPES), ("--layout", self.layout, LAYOUTS)):
+            if value:
+                require_choice(WHO, option, value, choices)
         if not 0.001 <= self.bound <= 0.5:
             raise InputError(WHO, f"--bound {self.bound!r}", "an error from 0.001 to 0.5, as in 0.05")
         for name in (self.backend, self.version):

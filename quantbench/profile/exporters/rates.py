@@ -73,14 +73,12 @@ def achieved(profile: Profile, options: ExportOptions, out: Exported) -> Achieve
         raise UnsupportedError(WHO, f"{device.name} has no peak for {dtype}", "another --dtype")
     ridge = peak * 1e3 / device.memory_gb_per_s  # FLOP per byte at which arithmetic and memory take equally long
 
-    def bound_by_arithmetic(works: Works) -> Works:
-        found: Works = works[(works.flops > ridge * works.moved_bytes) & (works.latency_us >= _LEAST_US)]
-        return found
+    def bound_by_arithmetic(works: Works) -> Any:
+        return works[(works.flops > ridge * works.moved_bytes) & (works.latency_us >= _LEAST_US)]
 
-    def bound_by_memory(works: Works) -> Works:
+    def bound_by_memory(works: Works) -> Any:
         large = works.moved_bytes > 4 * device.l2_bytes  # smaller work may be served from the cache
-        found: Works = works[(works.flops < 0.5 * ridge * works.moved_bytes) & large]
-        return found
+        return works[(works.flops < 0.5 * ridge * works.moved_bytes) & large]
 
     table = products(profile, ExportOptions(options.provider, options.layout, dtype), out)
     softmax = profile.tables["softmax"]

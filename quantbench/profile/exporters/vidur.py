@@ -23,7 +23,7 @@ import numpy as np
 from quantbench.errors import InputError
 from quantbench.importers.vidur import GEMM_OPS
 from quantbench.latency.softmax import SoftmaxModel
-from quantbench.profile.exporters.modelled import MODEL, GemmTimes, attention_us
+from quantbench.profile.exporters.modelled import GemmTimes, attention_times
 from quantbench.profile.exporters.options import (
     WHO,
     Exported,
@@ -131,12 +131,10 @@ def _attention_rows(profile: Profile, table: Table, model: VidurModel, options: 
             wanted = own["causal"] & (own["batch"] == 1) if prefill else ~own["causal"] & (own["seq_q"] == 1)
             phase = own.where(wanted)
             taken += len(phase)
-            works: list[Any] = phase.workloads()
-            times_us, providers = phase["latency_us"].tolist(), phase["provider"].tolist()
-            if not works:
-                works = _model_attention(model, tp, options.dtype, prefill=prefill)
+            if not len(phase):
                 out.notes.append(f"attention of {'prompts' if prefill else 'decoding'} at TP {tp} is modelled")
-                times_us, providers = attention_us(profile, works).tolist(), [MODEL] * len(works)
+            shapes = _model_attention(model, tp, options.dtype, prefill=prefill)
+            works, times_us, providers = attention_times(profile, phase, shapes)
             rows += [
                 {
                     **_statistics({"attn_prefill" if prefill else "attn_decode": us}),
