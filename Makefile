@@ -102,7 +102,6 @@ fuzz: install
 docs: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[tables,docs]'
 	$(BIN)/python -m tools.accuracy.page docs/accuracy.md
-	$(BIN)/python -m tools.accuracy.page docs/accuracy.md --adaptive
 	mkdir -p build && $(BIN)/python -m tools.accuracy.page docs/accuracy.md --formats --work build/formats.jsonl
 	$(BIN)/python -m tools.accuracy.padding docs/padding.md
 	$(BIN)/python -m tools.advice_examples docs

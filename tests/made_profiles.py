@@ -8,10 +8,9 @@ import made_runs
 import numpy as np
 
 from quantbench.device import lookup
-from quantbench.latency.gemm.distilled import FastGemm
+from quantbench.latency.gemm.model import GemmModel
 from quantbench.launch import Launch, Tile
 from quantbench.profile import Profile
-from quantbench.profile.fit import known_model
 from quantbench.store.folder import Run
 from quantbench.store.record import Record
 from quantbench.workload import Attention, Collective, Gemm, Softmax
@@ -23,14 +22,14 @@ HIDDEN = tuple(range(2048, 4097, 128))
 M = (1024, 1536, 2048, 3072, 4096)
 
 
-def model() -> FastGemm:
+def model() -> GemmModel:
     """The shipped A100 model as a profile without a fit carries it."""
-    return known_model(A100.name, "bf16", 0).fast
+    return GemmModel.best(A100)
 
 
 def true_us(gemm: Gemm) -> float:
     """What the made A100 takes: the shipped model's time, 4 % more with each factor of e that n is wider."""
-    us = model().predict_us(gemm.m * gemm.batch, gemm.n, gemm.k, rising=False)[0]
+    us = model().predict(gemm.m, gemm.n, gemm.k, batch=gemm.batch, layout=gemm.layout).latency_us
     return float(us * (gemm.n / 1024) ** 0.04)
 
 

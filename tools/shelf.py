@@ -18,9 +18,9 @@ from quantbench.importers import neusight
 from quantbench.importers.aiconfigurator import find_tables, origin_of, read_rows
 from quantbench.importers.runs import write_run
 from quantbench.latency.attention import AttentionModel
+from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.profile.build import cliffs_of, findings_of, software_of, source_of
-from quantbench.profile.fit import known_model
 from quantbench.profile.models import Models
 from quantbench.profile.profile import Profile
 from quantbench.profile.schema import Provenance
@@ -76,7 +76,7 @@ def shelf_profile(slug: str, runs: list[Run], source: Source) -> Profile:
         f"{source.again} makes runs of them"
     )
     attention = AttentionModel.best(device) if device.peak("fp16") else None
-    products = tuple(known_model(slug, dtype, 0) for dtype in source.dtypes)
+    products = tuple(GemmModel.best(slug, dtype=dtype) for dtype in source.dtypes)
     return Profile(
         device,
         software_of(runs),

@@ -16,8 +16,8 @@ import numpy as np
 from quantbench.device import lookup
 from quantbench.latency import attention
 from quantbench.latency.attention import AttentionModel
-from quantbench.latency.scoring import coverage, summarize
 from tools.accuracy.attention import AttentionTable, held_out, read_attention
+from tools.accuracy.scoring import coverage, summarize
 from tools.accuracy.tables import SHIPPED_GPUS
 
 #: rows of the shipped fits: more make the files larger and predictions slower, for little

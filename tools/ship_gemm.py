@@ -23,13 +23,20 @@ from quantbench.errors import QuantbenchError
 from quantbench.latency.families import family
 from quantbench.latency.gemm.cost_model import Machine, Menu, hand_prior
 from quantbench.latency.gemm.ensemble import Ensemble
-from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.gemm.public import FOLDER, TABLE_EFFORT, TABLE_ROWS, file_name
-from quantbench.latency.gemm.training import POOL_FORMAT, POOL_VERSION, Effort, Known, choose
-from quantbench.latency.gemm.trees import Growth, Member
+from quantbench.latency.gemm.member import Growth, Member
+from quantbench.latency.gemm.model import FOLDER, GemmModel, file_name
+from quantbench.latency.gemm.training import (
+    POOL_FORMAT,
+    POOL_VERSION,
+    TABLE_EFFORT,
+    TABLE_ROWS,
+    Effort,
+    Known,
+    choose,
+)
 from quantbench.latency.libraries import SYSTEMS, default_library, libraries_of
-from quantbench.latency.scoring import random_split
 from quantbench.workload.dtypes import GEMM_DTYPES
+from tools.accuracy.scoring import coverage, random_split, summarize
 from tools.accuracy.tables import (
     PUBLISHED,
     SHIPPED_GPUS,
@@ -92,25 +99,33 @@ def _provenance(table: Table) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _fit(table: PublishedTable, rows: npt.NDArray[np.intp]) -> GemmModel:
+def _fit(table: Table, rows: npt.NDArray[np.intp]) -> GemmModel:
+    library = default_library(table.gpu, table.dtype)
     return GemmModel.fit(
-        table.gpu, **table.take(rows), latency_us=table.latency_us[rows], dtype=table.dtype,
-        launches=[table.launches[i] for i in rows], prior="none", effort=TABLE_EFFORT,
-        library=default_library(table.gpu, table.dtype),
+        table.gpu, **_arguments(table, rows), latency_us=table.latency_us[rows], dtype=table.dtype,
+        prior="none", effort=TABLE_EFFORT, library=library,
     )  # fmt: skip
 
 
-def _published_model(table: PublishedTable) -> GemmModel:
-    """A small table is fitted whole, and judged by a fit to two thirds of it. The distilled form, without a batch, is
-    made when it is asked for."""
+def _model(table: Table) -> GemmModel:
+    """Fits at most TABLE_ROWS rows. A small table is fitted whole, and judged by a fit to two thirds of it."""
     few = len(table) < 2 * TABLE_ROWS
     split = random_split(len(table), 2 * len(table) // 3 if few else TABLE_ROWS, seed=0)
     judged = _fit(table, split.train)
     model = _fit(table, np.arange(len(table))) if few else judged
-    test = split.test[:_BLIND_ROWS]
-    held_out = judged.held_out(table.latency_us[test], **table.take(test))
-    of = {**model.provenance, **table.provenance, "rows_fitted": model.rows, "held_out": held_out}
-    return replace(model, provenance=of)
+    told = {"rows_fitted": model.rows, "held_out": _held_out(judged, table, split.test[:_BLIND_ROWS])}
+    return replace(model, provenance={**model.provenance, **_provenance(table), **told})
+
+
+def _held_out(model: GemmModel, table: Table, rows: npt.NDArray[np.intp]) -> dict[str, Any]:
+    """Returns the errors on rows that the model was not fitted to."""
+    found, measured_us = model.predict(**_arguments(table, rows)), table.latency_us[rows]
+    errors = summarize(found.latency_us, measured_us)
+    return {
+        "protocol": f"random rows, {len(rows)} not fitted", "median_pct": round(errors.median_pct, 2),
+        "mean_pct": round(errors.mean_pct, 2), "p95_pct": round(errors.p95_pct, 2),
+        "interval_coverage": round(coverage(measured_us, found.low_us, found.high_us), 4),
+    }  # fmt: skip
 
 
 def _done(file: Path, sha256: str) -> bool:
@@ -147,10 +162,7 @@ def main() -> None:
         file = FOLDER / file_name(slug, dtype, default_library(slug, dtype))
         if asked.force or not _done(file, _provenance(table)["sha256"]):
             start = perf_counter()
-            if isinstance(table, PublishedTable):
-                model = _published_model(table)
-            else:
-                model = GemmModel.of_table(table, _provenance(table))
+            model = _model(table)
             model.save(file)
             held_out = model.provenance["held_out"]
             print(f"{file.name}: {file.stat().st_size} bytes, {perf_counter() - start:.0f} s, {held_out}", flush=True)

@@ -20,7 +20,7 @@ from tools.accuracy.moe import MoETable, read_moe
 
 DTYPES = ("bf16", "fp8", "fp8_block", "nvfp4", "mxfp4")
 #: boosted trees only: a hundredth of the size of randomised ones
-_GROWTH = Growth(randomised=0, boosted=150, leaves=31)
+_GROWTH = Growth(randomised=0, boosted=150, depth=5)
 _TRANSFER_ROWS = 2000
 #: most rows of a fit, drawn at random
 _ROWS = 12_000

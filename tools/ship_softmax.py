@@ -11,8 +11,8 @@ from typing import Any
 
 from quantbench.device import lookup
 from quantbench.files import write_file
-from quantbench.latency.scoring import random_split, summarize
 from quantbench.latency.softmax import SHIPPED, SoftmaxModel
+from tools.accuracy.scoring import random_split, summarize
 from tools.accuracy.tables import SOFTMAX_GPUS, SoftmaxTable, read_softmax
 
 

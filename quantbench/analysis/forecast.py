@@ -1,7 +1,7 @@
-"""Predicts the times of a sweep's grid, and the probability of a cliff at m + 1.
+"""Predicts the times of a sweep's grid, and the rise of the time from m to m + 1.
 
-Entry points: `forecast`, which returns a `Forecast` of `ForecastRow` objects; `cliff_odds`; `slower_than_best_kernel`.
-Used by the command `predict`; `report.forecast` shows the result.
+Entry points: `forecast`, which returns a `Forecast` of `ForecastRow` objects; `Rise` and `rises_at_next_m`;
+`slower_than_best_kernel`. Used by the command `predict`; `report.forecast` shows the result.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from quantbench.analysis.blocks import idle_reasons, tile_in_use
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency import op_times
-from quantbench.latency.gemm.cliffs import cliff_probability
 from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.op_times import OpEstimate, RememberedTimes, ShapeEstimate, peak_share, total
@@ -102,23 +103,34 @@ def _row(axes: dict[str, int], found: list[OpEstimate], spec: DeviceSpec, correl
     return ForecastRow(axes, estimate, of_logits, share, worst, tuple(reason.words for reason in reasons))
 
 
-# Range of the calibration of `latency.gemm.cliffs`: m at tile edges, and no small sizes.
-_LEAST_M, _EDGE, _LEAST_NK = 128, 32, 1024
+@dataclass(frozen=True)
+class Rise:
+    """Predicted relative rise of the time from m to m + 1 (0.3: 30 % longer), with its 90 % interval."""
+
+    share: float
+    low: float
+    high: float
 
 
-def cliff_odds(rows: Sequence[ForecastRow], model: GemmModel) -> tuple[float | None, ...]:
-    """Returns for each row the probability, 0 to 1, that m + 1 takes over 10 % longer than m.
+def rises_at_next_m(rows: Sequence[ForecastRow], model: GemmModel) -> tuple[Rise | None, ...]:
+    """Returns for each row the predicted rise from m to m + 1.
 
-    None for rows other than a single unbatched GEMM along m, for sizes outside the calibration (m a multiple of 32 and
-    at least 128, n and k at least 1024), and for all rows if the model has no training rows.
+    The errors of both times count as independent: on six public tables, learned from 200 rows, 90 % of the rises then
+    lie within 0.7 to 1.1 half-widths of the interval.
+    None for rows other than a single unbatched GEMM along m, and for all rows if the model has no training rows.
     """
-    asked = [(i, work) for i, row in enumerate(rows) if model.rows and (work := _plain(row)) is not None]
-    odds: list[float | None] = [None] * len(rows)
-    if asked:
-        m, n, k = zip(*((work.m, work.n, work.k) for _, work in asked), strict=True)
-        for (i, _), probability in zip(asked, cliff_probability(model, m, n, k), strict=True):
-            odds[i] = float(probability)
-    return tuple(odds)
+    asked = [(i, work) for i, row in enumerate(rows) if model.rows and (work := _along_m(row)) is not None]
+    found: list[Rise | None] = [None] * len(rows)
+    if not asked:
+        return tuple(found)
+    m, n, k = (np.array([getattr(work, side) for _, work in asked]) for side in "mnk")
+    layouts = [work.layout for _, work in asked]
+    before, after = (model.predict(size, n, k, layout=layouts) for size in (m, m + 1))
+    ratio = after.latency_us / before.latency_us
+    factor = np.exp(np.hypot(*(np.log(one.high_us / one.latency_us) for one in (before, after))))
+    for (i, _), *ratios in zip(asked, ratio, ratio / factor, ratio * factor, strict=True):
+        found[i] = Rise(*(float(one) - 1.0 for one in ratios))
+    return tuple(found)
 
 
 def slower_than_best_kernel(rows: Sequence[ForecastRow], model: GemmModel) -> tuple[float, ...]:
@@ -135,9 +147,9 @@ def slower_than_best_kernel(rows: Sequence[ForecastRow], model: GemmModel) -> tu
     return tuple(found.beyond.clip(0.0).tolist())
 
 
-def _plain(row: ForecastRow) -> Gemm | None:
-    """Returns the only GEMM of a row if the probability is calibrated for it."""
+def _along_m(row: ForecastRow) -> Gemm | None:
+    """Returns the only GEMM of a row along m, None for other rows and at the largest m."""
     work = row.estimate.ops[0].op.workload
     if "m" not in row.axes or len(row.estimate.ops) != 1 or not isinstance(work, Gemm) or work.batch != 1:
         return None
-    return work if work.m >= _LEAST_M and work.m % _EDGE == 0 and min(work.n, work.k) >= _LEAST_NK else None
+    return work if work.m < LARGEST_SIDE else None

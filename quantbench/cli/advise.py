@@ -18,10 +18,18 @@ from rich.text import Text
 
 from quantbench.cli.devices import device_line
 from quantbench.cli.model_options import StepOptions, chosen_model
-from quantbench.cli.options import command, gpu_option, integers, json_option, library_option, option, percentage
+from quantbench.cli.options import (
+    command,
+    gpu_option,
+    integers,
+    json_option,
+    library_option,
+    option,
+    percentage,
+    profile_option,
+)
 from quantbench.cli.output import StyledLine, check_file, output, plain_table, print_result
 from quantbench.cli.pad import broken_lines
-from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.units import latency, percent, signed_percent
@@ -29,7 +37,6 @@ from quantbench.units import latency, percent, signed_percent
 if TYPE_CHECKING:
     from quantbench.advice import Advice, Advised, OpCost, Repair, ShapeCost, Space
     from quantbench.latency.estimate import Estimate
-    from quantbench.latency.op_times import OpTimes
     from quantbench.workload import TransformerShape
 
 _WHO = "advise"
@@ -50,7 +57,7 @@ class AdviseOptions(StepOptions):
 
     gpu: str = gpu_option("")
     library: str = library_option()
-    profile: Path | None = option(None, "Measured profile (JSON file), instead of the models of --gpu.")
+    profile: Path | None = profile_option()
     tolerance: str = _search("5%", "Largest deviation from the shape's number of parameters.")
     top: int | None = _search(
         None,
@@ -77,6 +84,7 @@ def advise(arguments: AdviseOptions, as_json: bool = json_option()) -> None:
     from quantbench.advice import advise as advice_on
     from quantbench.advice.advise import TOP
     from quantbench.advice.report import advice_to_json, named_shapes, write_junit
+    from quantbench.cli.times import chosen_times
     from quantbench.sweep.shape_file import SUFFIX, write_shape_file
 
     top = TOP if arguments.top is None else arguments.top
@@ -87,7 +95,7 @@ def advise(arguments: AdviseOptions, as_json: bool = json_option()) -> None:
         check_file("write JUnit", junit)
     if out is not None:
         check_file("--shapes-out", out, suffix=SUFFIX)
-    times, kernels = _times(arguments)
+    times, kernels = chosen_times(_WHO, arguments.gpu, arguments.library, arguments.profile)
     shape, repair, assumed = _shape(arguments, times.device, space)
     advice = advice_on(shape, times, space=space, top=top, repair=repair, kernels=kernels, library=arguments.library)
     failed = most is not None and advice.cost.waste_share > most
@@ -100,27 +108,6 @@ def advise(arguments: AdviseOptions, as_json: bool = json_option()) -> None:
     print_result(as_json, lambda: {**advice_to_json(advice), **told}, lines)
     if failed:
         raise typer.Exit(1)
-
-
-def _times(arguments: AdviseOptions) -> tuple[OpTimes, OpTimes]:
-    """Returns the source of times (the profile, or the models of the GPU) and that of launches (always the models)."""
-    from quantbench.latency.model_times import ModelTimes
-
-    gpu, file = arguments.gpu, arguments.profile
-    if file is None:
-        if not gpu:
-            raise InputError(_WHO, "no GPU", "--gpu (quantbench devices lists them) or --profile")
-        models = ModelTimes(lookup(gpu), arguments.library)
-        return models, models
-    from quantbench.profile import Profile
-
-    for name, value in (("gpu", gpu), ("library", arguments.library)):
-        if value:
-            raise InputError(_WHO, f"--{name} {value} and --profile {file}", "one of them")
-    profile = Profile.load(file)
-    if profile.device.kind == "cpu":
-        raise InputError(_WHO, f"--profile {file} of {profile.device.name}", "the profile of a GPU")
-    return profile, ModelTimes(profile.device)
 
 
 def _shape(

@@ -31,7 +31,6 @@ COMMANDS = {
     "report": "Write an HTML report of a run.",
     "profile": "Export tables, models and cliffs to planners.",
     "import": "Import other tools' tables and logs.",
-    "validate": "Measure the accuracy of the predictions.",
 }
 
 # Loading rich takes as long as everything else together, so the list of commands is printed without it. A command's own

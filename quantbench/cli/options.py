@@ -70,6 +70,11 @@ def library_option(panel: str | None = None) -> Any:
     return option("", text, panel=panel)
 
 
+def profile_option(panel: str | None = None) -> Any:
+    """Declares `--profile`, for commands that predict (`times.chosen_times`)."""
+    return option(None, "Measured profile (JSON file), instead of the models of --gpu.", panel=panel)
+
+
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """Makes a function a typer command. The result takes keyword arguments with their declared defaults."""
     parameters = signature(function, eval_str=True).parameters.values()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -14,9 +15,18 @@ from rich.text import Text
 
 from quantbench.cli.devices import device_line
 from quantbench.cli.model_options import StepOptions, chosen_model
-from quantbench.cli.options import command, gpu_option, integers, json_option, library_option, option, typed_words
+from quantbench.cli.options import (
+    command,
+    gpu_option,
+    integers,
+    json_option,
+    library_option,
+    option,
+    profile_option,
+    typed_words,
+)
 from quantbench.cli.output import StyledLine, plain_table, print_result
-from quantbench.device import default_dtype, lookup
+from quantbench.device import default_dtype
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.latency.libraries import LIBRARIES
@@ -43,6 +53,7 @@ class PadOptions(StepOptions):
     layout: str = option("nt", "Layout of the product: nt (weights stored n×k), nn or tn.")
     at_run_time: str = option("m", "Sides of the product that are padded in every call, comma separated: m, n, k.")
     library: str = library_option()
+    profile: Path | None = profile_option()
     forward_only: bool = option(False, "Price a forward pass instead of a training step.")
 
 
@@ -50,10 +61,10 @@ class PadOptions(StepOptions):
 def pad(arguments: PadOptions, as_json: bool = json_option()) -> None:
     """Say whether padding a product, or vocab, ffn, head_dim or tokens of a model, saves time, and what it costs."""
     from quantbench.advice.pad import SIDES, padding_verdict
+    from quantbench.cli.times import chosen_times
 
-    if not arguments.gpu:
-        raise InputError(_WHO, "no GPU", "--gpu (quantbench devices lists them)")
-    spec = lookup(arguments.gpu)
+    times, _ = chosen_times(_WHO, arguments.gpu, arguments.library, arguments.profile)
+    spec = times.device
     dtype = arguments.dtype or default_dtype(spec)
     if spec.peak(dtype) is None:
         raise InputError(_WHO, f"--dtype {dtype} on {spec.name}", f"one of {spec.dtypes}")
@@ -63,9 +74,9 @@ def pad(arguments: PadOptions, as_json: bool = json_option()) -> None:
     require_choice(_WHO, "--library", arguments.library, ("", *LIBRARIES))
     subject, assumed = _gemm(arguments, dtype, sides) if arguments.gemm else _shape(arguments, spec)
     verdict = padding_verdict(
-        subject, spec, library=arguments.library, at_run_time=sides, backward=not arguments.forward_only
+        subject, spec, library=arguments.library, at_run_time=sides, backward=not arguments.forward_only, times=times
     )
-    print_result(as_json, lambda: _to_json(verdict, assumed), _lines(verdict, assumed, arguments.library))
+    print_result(as_json, lambda: _to_json(verdict, assumed), _lines(verdict, assumed, arguments))
 
 
 def _gemm(arguments: PadOptions, dtype: str, sides: Sequence[str]) -> tuple[Gemm, list[str]]:
@@ -98,7 +109,7 @@ def _shape(arguments: PadOptions, spec: DeviceSpec) -> tuple[TransformerShape, l
 # --- output ----------------------------------------------------------------------------------------------------------
 
 
-def _lines(verdict: PaddingVerdict, assumed: Sequence[str], asked: str) -> Iterator[StyledLine | Table]:
+def _lines(verdict: PaddingVerdict, assumed: Sequence[str], asked: PadOptions) -> Iterator[StyledLine | Table]:
     from quantbench.latency.model_times import chosen_libraries
 
     spec, subject, now = verdict.device, verdict.subject, verdict.now
@@ -107,7 +118,9 @@ def _lines(verdict: PaddingVerdict, assumed: Sequence[str], asked: str) -> Itera
     yield device_line(spec)
     yield f"times: {verdict.note}"
     experts = isinstance(subject, TransformerShape) and bool(subject.experts)
-    words = chosen_libraries(spec, subject.dtype, asked, _WHO, experts=experts)
+    words = f"times of {asked.profile}"
+    if asked.profile is None:
+        words = chosen_libraries(spec, subject.dtype, asked.library, _WHO, experts=experts)
     yield f"{words}; assumed: {', '.join(assumed)}"
     interval = f"{latency(now.latency_us)} ({latency(now.low_us)} to {latency(now.high_us)})"
     if isinstance(subject, Gemm):

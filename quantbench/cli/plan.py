@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, ClassVar
 import typer
 
 from quantbench.cli.model_options import ShapeOptions, chosen_model
-from quantbench.cli.options import command, gpu_option, integers, json_option, library_option, option
+from quantbench.cli.options import (
+    command,
+    gpu_option,
+    integers,
+    json_option,
+    library_option,
+    option,
+    profile_option,
+)
 from quantbench.cli.output import print_result
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
@@ -61,7 +69,7 @@ class PlanOptions(ShapeOptions):
     gpus: int | None = _machines(None, "Number of GPUs.", min=1)
     gpu: str = gpu_option("", _MACHINES)
     library: str = library_option(_MACHINES)
-    profile: Path | None = _machines(None, "Profile of the GPU (JSON file); its times replace the models'.")
+    profile: Path | None = profile_option(_MACHINES)
     stack: str = _machines(
         "", f"Software: {', '.join(STACKS)} (default: the site's, else megatron; megatron-bridge for experts and FP8)."
     )

@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from quantbench.cli.model_options import GridOptions, assumed_words, held_and_dims, latent_words, sweep_words
-from quantbench.cli.options import command, gpu_option, json_option, library_option, option
+from quantbench.cli.options import command, gpu_option, json_option, library_option, option, profile_option
 from quantbench.cli.output import check_file, print_result
-from quantbench.device import lookup
-from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.libraries import resolve_library
 from quantbench.planner.calibration import shipped
@@ -25,39 +23,45 @@ from quantbench.workload import MoE
 
 if TYPE_CHECKING:
     from quantbench.analysis.forecast import Forecast
+    from quantbench.latency.op_times import OpTimes
 
 
 @command
 def predict(
     *,
-    gpu: str = gpu_option(),
+    gpu: str = gpu_option(""),
     arguments: GridOptions,
     library: str = library_option(),
+    profile: Path | None = profile_option(),
     plot: Path | None = option(None, "PNG file for a plot of the predicted times."),
     as_json: bool = json_option(),
 ) -> None:
     """Predict the result of a sweep on any known GPU, without that GPU or optional packages."""
-    from quantbench.analysis.forecast import cliff_odds, slower_than_best_kernel
-    from quantbench.latency.model_times import best_gemm_model, chosen_libraries
+    from quantbench.analysis.forecast import rises_at_next_m, slower_than_best_kernel
+    from quantbench.cli.times import chosen_times
+    from quantbench.latency.model_times import chosen_libraries
     from quantbench.report.forecast import (
         draw_forecast,
         forecast_table,
         forecast_to_json,
-        odds_in_words,
+        rises_in_words,
         slower_in_words,
         summed_line,
     )
 
-    spec = lookup(gpu)
+    times, models = chosen_times("predict", gpu, library, profile)
+    spec = times.device
     if plot is not None:
         check_file("predict --plot", plot, suffix=".png")
     arguments = replace(arguments, ops=_whole_experts(arguments.ops))
-    axes, found, assumed = predict_sweep(arguments, spec, library)
+    axes, found, assumed = predict_sweep(arguments, times, library)
     dtype = found.rows[0].estimate.ops[0].op.workload.dtype
     experts = any(isinstance(op.op.workload, MoE) for op in found.ops)
-    words = chosen_libraries(spec, dtype, library, "predict", experts=experts)
-    model, _ = best_gemm_model(spec, dtype, library)
-    odds, slower = cliff_odds(found.rows, model), slower_than_best_kernel(found.rows, model)
+    words = f"times of {profile}"
+    if profile is None:
+        words = chosen_libraries(spec, dtype, library, "predict", experts=experts)
+    model, _ = models.products(dtype)
+    rises, slower = rises_at_next_m(found.rows, model), slower_than_best_kernel(found.rows, model)
     if plot is not None:
         dtypes = ", ".join(dict.fromkeys(op.op.workload.dtype for row in found.rows for op in row.estimate.ops))
         title = f"{spec.name} · {dtypes} · predicted, with 90 % intervals"
@@ -66,7 +70,7 @@ def predict(
     def answer() -> dict[str, Any]:
         return {
             "device": spec.name, "dtype": dtype, "library": words, "assumed": assumed, "notes": found.notes,
-            "rows": forecast_to_json(found.rows, spec, odds, slower), "impossible": found.impossible, "plot": plot,
+            "rows": forecast_to_json(found.rows, spec, rises, slower), "impossible": found.impossible, "plot": plot,
         }  # fmt: skip
 
     def lines() -> Iterator[str | Table]:
@@ -78,7 +82,7 @@ def predict(
             yield f"{len(found.impossible)} sizes are left out, the first because {found.impossible[0]}"
         yield from filter(None, [summed_line(found.rows)])
         yield forecast_table(found.rows)
-        yield from filter(None, [slower_in_words(found.rows, slower), odds_in_words(found.rows, odds)])
+        yield from filter(None, [slower_in_words(found.rows, slower), rises_in_words(found.rows, rises)])
         if plot is not None:
             yield f"\npicture: {plot}"
         yield f"\nOn such a card, measure it: quantbench sweep {sweep_words(arguments)}"
@@ -99,14 +103,14 @@ def _whole_experts(ops: str) -> str:
 
 
 def predict_sweep(
-    arguments: GridOptions, spec: DeviceSpec, library: str = ""
+    arguments: GridOptions, source: OpTimes, library: str = ""
 ) -> tuple[tuple[Axis, ...], Forecast, tuple[str, ...]]:
-    """Returns the axes with their values, the forecast for a device, and the assumptions as text."""
+    """Returns the axes with their values, the forecast, and the assumptions as text. source: of times."""
     from quantbench.analysis.forecast import forecast
-    from quantbench.latency.model_times import ModelTimes
     from quantbench.latency.op_times import RememberedTimes
     from quantbench.sweep.edges import parse_grid
 
+    spec = source.device
     held, dims = held_and_dims(arguments, "predict")
     held = with_defaults(held, spec, dims)
     if held.experts and held.direction != "forward":
@@ -117,7 +121,7 @@ def predict_sweep(
     resolve_library(spec.name, held.dtype, library, "predict")
     axes, loose = parse_grid(dims, held, spec, "predict")
     share = shipped().unaligned_share
-    times = RememberedTimes(ModelTimes(spec, library), softmax=held.softmax, unaligned_share=share)
+    times = RememberedTimes(source, softmax=held.softmax, unaligned_share=share)
     found = forecast(axes, held, times, skip_impossible=arguments.skip_impossible or loose)
     ops = {op.op.name for op in found.ops}
     assumed = assumed_words(arguments, held, ops | (set(EXPERT_OPS) if "experts" in ops else set()), spec, "predict")

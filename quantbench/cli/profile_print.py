@@ -89,12 +89,17 @@ def _ranges(rows: Table) -> str:
     return ", ".join(spans)
 
 
+# m, n and k at which the interval of a model of products is told.
+_PROBED = (2 ** np.arange(14)[:, None, None], 2 ** np.arange(8, 15)[:, None], 2 ** np.arange(8, 15))
+
+
 def model_lines(profile: Profile) -> list[str]:
     """Describes the models that predict unmeasured shapes, and their errors."""
     models = profile.models
     found = []
     for model in models.gemm:
-        middle = exp(float(np.median(model.half))) - 1
+        probed = model.predict(*_PROBED)
+        middle = float(np.median(probed.high_us / probed.latency_us)) - 1
         fitted = f"fitted to {model.rows:,} rows" if model.rows else model.note
         found.append(
             f"model of {model.library}'s {model.dtype} products: {fitted}; 90 % of shapes within ±{percent(middle)}"

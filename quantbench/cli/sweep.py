@@ -48,7 +48,6 @@ class SweepArguments(GridOptions):
         "advise --shapes-out (transformer shapes).",
     )
     points: int = option(0, "Number of points to measure of the grid (0: all).", min=0)
-    adaptive: bool = option(False, "Choose --points where a fitted model is least certain.")
     refine: bool = option(False, "After the points, bisect to the exact size of every step in the time.")
     provider: str = option(
         "torch",
@@ -114,7 +113,7 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
     )  # fmt: skip
     return SweepOptions(
         dims=dims, held=held, providers=tuple(name.strip() for name in arguments.provider.split(",")), timing=timing,
-        skip_impossible=arguments.skip_impossible, points=arguments.points, adaptive=arguments.adaptive,
+        skip_impossible=arguments.skip_impossible, points=arguments.points,
         refine=arguments.refine, shard=_shard(arguments.shard),
         shapes=() if arguments.shapes is None or of_models else read_shapes(arguments.shapes),
         models=read_shape_file(arguments.shapes) if arguments.shapes is not None and of_models else (),

@@ -38,7 +38,7 @@ from quantbench.sweep.compiling import compile_kernels
 from quantbench.sweep.options import SweepOptions, plan_sweep
 from quantbench.sweep.plan import Plan
 from quantbench.sweep.runner import Finished, More, Progress
-from quantbench.sweep.session import SweepSession, adaptive_more
+from quantbench.sweep.session import SweepSession
 from quantbench.units import counted, latency
 
 _MOST_PLANNED_LINES = 40
@@ -227,4 +227,4 @@ def _measure_lanes(console: Console, sweep: ClusterSweep, assumed: Callable[[Lan
 
 
 def _more(options: SweepOptions, spec: DeviceSpec) -> More | None:
-    return refine_of(options, spec) if options.refine else adaptive_more(options, spec)
+    return refine_of(options, spec) if options.refine else None

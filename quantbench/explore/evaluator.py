@@ -17,9 +17,10 @@ from quantbench.explore.trace import inputs
 from quantbench.explore.webassembly import Module
 from quantbench.latency.attention import AttentionModel, learner_features
 from quantbench.latency.attention_cost_model import AttentionShapes, Blocks, times
-from quantbench.latency.gemm.cost_model import LEAST_K, ROUNDING, Shapes, Values, clock_loss
+from quantbench.latency.forest import Forest
+from quantbench.latency.gemm.cost_model import LEAST_K, Shapes
+from quantbench.latency.gemm.member import watched_columns
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.gemm.trees import Forest, watched_columns
 from quantbench.latency.moe import MoEModel
 from quantbench.latency.moe_features import MOST_TOKENS, NUM_FEATURES, TILES, ExpertLoads, Layers
 from quantbench.latency.softmax import SoftmaxModel, softmax_times
@@ -53,34 +54,31 @@ class Blobs:
 def gemm_model(model: GemmModel, blobs: Blobs) -> dict[str, Any]:
     """Returns a GEMM model as JSON.
 
-    Raises InputError for a model that rests on measured rows of another GPU (`fit(sibling=…)`), which no page holds.
+    Raises InputError for a model with a reference, which no page holds.
     """
     ensemble, menu = model.ensemble, model.ensemble.menu
     if ensemble.reference is not None:
-        raise InputError("explore", f"a model of {model.device.name} with a sibling", "a model of its own rows")
+        raise InputError("explore", f"a model of {model.device.name} with a reference", "a model of its own rows")
     shapes = Shapes(ensemble.machine, menu, *inputs(*_GEMM))  # type: ignore[arg-type]
     watched = watched_columns(shapes)
     outputs: list[Any] = []
-    bounds: list[Any] = []
     members = []
     for member in ensemble.members:
         log_us, parts = member.physics(shapes)
-        bounds.append(parts.log_time + clock_loss(Values(member.parameters), shapes))
         columns = [] if member.forest is None else member.columns(menu, shapes, log_us, parts, watched)
         at = len(outputs)
         outputs += [log_us, parts.log_time.argmin(axis=0), *columns]
         forest = None if member.forest is None else _forest(member.forest, blobs)
-        members.append({"at": at, "columns": len(columns), "most": member.most, "forest": forest})
+        members.append({"at": at, "columns": len(columns), "most": member.limit, "forest": forest})
     module = Module(len(outputs))
     module.add("times", _GEMM, outputs)
-    module.add("bounds", _GEMM, bounds, by_kernel=True)
     each = menu.each
     kernels = np.concatenate([each.block_m, each.block_n, each.split_k, each.blocks_per_sm], axis=1).astype("<f8")
     return {
-        "wasm": blobs.add(module.to_bytes()), "members": members, "most": ensemble.most,
+        "wasm": blobs.add(module.to_bytes()), "members": members,
         "factor": model.interval.factor, "floor": model.interval.floor, "kernels": blobs.add(kernels),
         "flop_per_us": ensemble.machine.flop_per_us, "in_waves": model.in_waves, "rows": model.rows,
-        "least_k": LEAST_K, "rising_k": ensemble.machine.rising_k, "rounding": ROUNDING, "layouts": model.layouts,
+        "least_k": LEAST_K, "layouts": model.layouts,
         "aligned": None if ensemble.machine.is_narrow else 16 / ensemble.machine.element_bytes,
     }  # fmt: skip
 

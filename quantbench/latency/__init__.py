@@ -1,8 +1,6 @@
-"""Predicts latencies of GEMMs, softmax and attention, with 90 % intervals.
+"""Predicts latencies of products, softmax, attention and experts, with 90 % intervals.
 
-Entry points: the names in `__all__`, such as `GemmModel`, `AttentionModel`, `SoftmaxModel` and `ModelTimes`. Used by
-users' Python code; the other packages import the modules below. Names are imported on first use, so that importing this
-package is cheap.
+Names are imported on first use, so that importing this package is cheap.
 """
 
 from importlib import import_module
@@ -12,7 +10,6 @@ if TYPE_CHECKING:
     from quantbench.latency.attention import AttentionModel as AttentionModel
     from quantbench.latency.estimate import Estimate as Estimate
     from quantbench.latency.estimate import Estimates as Estimates
-    from quantbench.latency.gemm.cliffs import cliff_probability as cliff_probability
     from quantbench.latency.gemm.model import GemmModel as GemmModel
     from quantbench.latency.model_times import ModelTimes as ModelTimes
     from quantbench.latency.op_times import OpTimes as OpTimes
@@ -26,7 +23,6 @@ _MODULES = {
     "ModelTimes": "model_times",
     "OpTimes": "op_times",
     "SoftmaxModel": "softmax",
-    "cliff_probability": "gemm.cliffs",
 }
 __all__ = [*_MODULES]
 

@@ -1,10 +1,7 @@
 """Predicts fused attention latencies with a cost model and a Gaussian process for its residual.
 
-Entry points: `AttentionModel` and `FEWEST_ROWS`, the rows that a fit needs; `learner_features`; `shipped_slugs` and
-`shipped_json`, used by `tools.ship_attention`. Used by `model_times`, by `profile`, `explore` and by tools.
-
-A fit selects the kernel family (its tiles, whether it packs query heads) and the parameters with the lowest loss, and
-keeps the Gaussian process if that lowers the cross-validated error. Priors come from the shipped models (`knowledge`).
+A fit selects the kernel family (its tiles, whether it packs query heads) and the parameters with
+the lowest loss; priors come from the shipped models.
 """
 
 from __future__ import annotations
@@ -152,15 +149,8 @@ class AttentionModel:
             provenance=provenance or {},
         )
 
-    def predict(
-        self, works: Iterable[Attention] | AttentionShapes, *, cache_write: npt.ArrayLike = False, quick: bool = False
-    ) -> Estimates:
-        """Predicts the times of `works`.
-
-        cache_write: whether keys and values are also written to a cache.
-        quick: ten times faster, with the same times and wider intervals (median over random shapes: up to 11 % wider
-            with the models of the public tables).
-        """
+    def predict(self, works: Iterable[Attention] | AttentionShapes, *, cache_write: npt.ArrayLike = False) -> Estimates:
+        """Predicts the times of `works`. cache_write: whether keys and values are also written to a cache."""
         shapes = works if isinstance(works, AttentionShapes) else AttentionShapes.of(works)
         writes = np.broadcast_to(np.asarray(cache_write, dtype=bool), (len(shapes),))
         terms = self.physics.terms(shapes, writes)
@@ -168,8 +158,7 @@ class AttentionModel:
         shift, deviation = np.zeros(len(shapes)), np.zeros(len(shapes))
         if self.learner is not None and seen.any():
             learned = _features(self.physics, shapes, terms)[seen]
-            ask = self.learner.predict_quickly if quick else self.learner.predict
-            shift[seen], deviation[seen] = ask(learned)
+            shift[seen], deviation[seen] = self.learner.predict(learned)
         half = self.interval.half_width(deviation**2) + np.where(seen, 0.0, _UNSEEN_HALF_WIDTH)
         fastest_us = shapes.flops / (peak_tflops(self.device, shapes.dtype) * 1e6)
         latency_us, low_us, high_us = bounded(

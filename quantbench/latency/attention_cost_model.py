@@ -1,18 +1,8 @@
 """Computes attention times from the blocks that each kernel family divides its work into.
 
-Entry points: `cut` and `times`, which compute the `Blocks` and the `Terms` of a time from `AttentionShapes`; `Physics`,
-`peak_tflops`, `KernelFamily`, `assumed_family`; the tables `FAMILIES`, `PARAMETERS`, `START` and `SPREAD`. Used by
-`attention`, which fits the parameters, `explore.evaluator` and tools; `profile` uses `AttentionShapes`.
-
 latency = launch + ‖compute, memory‖₃ (increased if a long kernel throttles) + padding copies of misaligned heads +
 writing keys and values, if the measured time includes that. compute runs the row blocks in waves of one per SM,
-softened by a fluid share. Each key block costs the p-norm of its two matrix products and its exponentials.
-
-Sources: FlashAttention-3, hopper/tile_size.h (tile_size_fwd_sm90, tile_size_fwd_sm8x) and hopper/heuristics.h (query
-heads that share keys are packed into rows when sequence lengths vary, as serving engines pass them); FlashAttention-2,
-csrc/flash_attn/src/flash_fwd_launch_template.h (dense and paged forward); CUTLASS example 77 (Blackwell FMHA: two
-blocks of 128 rows at a time). All of https://github.com/Dao-AILab/flash-attention and
-https://github.com/NVIDIA/cutlass.
+softened by a fluid share; each key block costs the p-norm of its two matrix products and its exponentials.
 """
 
 from __future__ import annotations
@@ -68,6 +58,11 @@ class KernelFamily:
         return next((w for w in self.widths if w >= head_dim), -(-head_dim // 64) * 64)
 
 
+# Sources: FlashAttention-3, hopper/tile_size.h (tile_size_fwd_sm90, tile_size_fwd_sm8x) and
+# hopper/heuristics.h (query heads that share keys are packed into rows when sequence lengths vary,
+# as serving engines pass them); FlashAttention-2, csrc/flash_attn/src/flash_fwd_launch_template.h
+# (dense and paged forward); CUTLASS example 77 (Blackwell FMHA: two blocks of 128 rows at a time).
+# All of https://github.com/Dao-AILab/flash-attention and https://github.com/NVIDIA/cutlass.
 _FA3_SM90 = (
     (64, (192, 192), (192, 128)), (96, (192, 144), (192, 144)), (128, (128, 176), (128, 128)),
     (192, (128, 112), (128, 112)), (256, (128, 80), (128, 80)),

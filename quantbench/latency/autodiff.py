@@ -1,9 +1,5 @@
 """Computes reverse-mode gradients of numpy expressions, for the operations of the GEMM cost model.
 
-Entry points: `Variable`, `gradient`, `value_of`; the functions `exp`, `log`, `sigmoid`, `soft_plus`, `maximum`,
-`minimum` and `soft_minimum`, which accept arrays and variables; `NEGLIGIBLE`. Used by `gemm.cost_model`,
-`gemm.training` and `gemm.trees`.
-
 With plain arrays the operations return plain arrays; with a `Variable` they also record the backward function, so that
 the cost model is written once.
 

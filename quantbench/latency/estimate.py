@@ -1,10 +1,5 @@
-"""Defines result types of the latency models (a time with a 90 % interval), interval calibration and time bounds.
-
-Entry points: `Estimate` (one time), `Estimates` (arrays), `IntervalCalibration`, `Parameter`, `bounded`, `name_bound`,
-`measured_times`, `require_format`. Used by the other modules of `latency`, by `profile`, `advice` and by the commands
-`advise` and `profile`.
-
-Other types of results for arrays: the GEMM model's in `gemm.model`, those of profile queries in `profile.answers`.
+"""Defines the result types of the latency models (a time with a 90 % interval), interval
+calibration and time bounds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Groups GPUs into architecture families, whose models share a prior because libraries run the same kernels on them.
-
-Entry points: `family`, `family_of`, `generation`, `unit`. Used by the models of products, attention and experts
-(`gemm`, `attention`, `attention_cost_model`, `moe`) to select priors, and by tools.
+"""Groups GPUs into architecture families, whose models share a prior because libraries run the same
+kernels on them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Fits Gaussian processes with scikit-learn and evaluates them with numpy and scipy.
 
-Entry point: `GaussianProcess`. Used by `attention`, `contests`, `profile.models` and tools.
-
-The kernel is a Matérn 3/2 with one length scale per feature, plus noise. Hyperparameters are fitted on at most `subset`
-rows, because their search costs the cube of the rows; the posterior then uses all rows.
+The kernel is a Matérn 3/2 with one length scale per feature, plus noise; its hyperparameters are
+fitted on few rows, because that costs the cube of the rows, and the posterior then uses all.
 """
 
 from __future__ import annotations
@@ -24,11 +22,6 @@ _SQRT3 = 3**0.5
 _DIGITS = 6
 # Rows per batch: keeps the kernel matrix below some 40 MB.
 _BATCH = 8192
-# Rows per batch of `predict_quickly`: keeps the kernel matrix in a core's cache.
-_QUICK_BATCH = 256
-# Leading eigenvectors of the kernel matrix from which `predict_quickly` takes the deviation. With 150 of 800 the median
-# over random shapes is 1 to 17 % too large on the public tables' models, at a quarter of the time of all 800.
-_QUICK_DIRECTIONS = 150
 
 
 @dataclass(frozen=True)
@@ -99,42 +92,6 @@ class GaussianProcess:
             explained = solve_triangular(self._cholesky, cross.T, lower=True, check_finite=False)
             deviation[part] = np.sqrt(np.maximum(self.amplitude - (explained**2).sum(axis=0), 0.0))
         return mean, deviation
-
-    def predict_quickly(self, features: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Predicts like `predict`, about ten times faster, in single precision. The mean agrees to about 1e-4 of its
-        spread over shapes; the deviation is slightly too large, because it uses only the leading eigenvectors."""
-        columns, outputs = self._quick
-        mean, deviation = np.empty(len(features)), np.empty(len(features))
-        for start in range(0, len(features), _QUICK_BATCH):
-            part = slice(start, start + _QUICK_BATCH)
-            scaled = (features[part] - self.shift) / (self.spread * self.length_scales) * _SQRT3
-            rows = np.column_stack([scaled, (scaled**2).sum(axis=1), np.ones(len(scaled))]).astype(np.float32)
-            distance = rows @ columns
-            np.sqrt(np.maximum(distance, 0.0, out=distance), out=distance)
-            cross = np.negative(distance)
-            np.exp(cross, out=cross)
-            distance += 1.0
-            cross *= distance
-            found = cross @ outputs
-            mean[part] = self.centre + found[:, -1]
-            explained = np.einsum("rd,rd->r", found[:, :-1], found[:, :-1])
-            deviation[part] = np.sqrt(np.maximum(self.amplitude - explained, 0.0))
-        return mean, deviation
-
-    @cached_property
-    def _quick(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Returns the factors of `predict_quickly`: rows @ first gives squared distances to the fitted rows, kernel @
-        second gives projections on the leading eigenvectors and, in the last column, the mean."""
-        from scipy.linalg import eigh
-
-        scaled = self.features / self.length_scales * _SQRT3
-        columns = np.column_stack([-2.0 * scaled, np.ones(len(scaled)), (scaled**2).sum(axis=1)]).T
-        kernel = self._kernel(self.features, self.features)
-        kernel[np.diag_indices_from(kernel)] += self.noise
-        rows = len(kernel)
-        values, vectors = eigh(kernel, subset_by_index=(max(0, rows - _QUICK_DIRECTIONS), rows - 1))
-        outputs = self.amplitude * np.column_stack([vectors / np.sqrt(values), self._weights])
-        return np.ascontiguousarray(columns, dtype=np.float32), np.ascontiguousarray(outputs, dtype=np.float32)
 
     @cached_property
     def _cholesky(self) -> FloatArray:

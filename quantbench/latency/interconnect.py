@@ -1,9 +1,5 @@
 """Describes GPU clusters: times of all-reduces inside a node, and network bandwidth between nodes.
 
-Entry points: `Cluster`; `cluster` (known system by name) and `reference_cluster` (assumed for a GPU), which return one;
-`Link`, `stated_link`, `host_link`, `same_site`, `NODE_LATENCY_S`. Used by `planner`, the command `plan`,
-`profile.exporters` and tools.
-
 clusters.toml holds the systems, links.json the public NCCL tables.
 """
 

@@ -1,14 +1,6 @@
-"""Names the libraries whose kernels were measured, and selects the default one of each GPU and dtype.
-
-Entry points: `LIBRARIES`; `default_library`, `libraries_of`, `resolve_library`, `library_words`, `library_of`;
-`MASKED_EXPERTS` and `MASKED_WORDS`; `SYSTEMS`, `TABLES`, `DEFAULT_TABLES`, `system_of` and `slug_of`, the names and
-versions of aiconfigurator-core. Used by `gemm.model`, `gemm.public`, `moe`, `model_times`, `importers.aiconfigurator`,
-`profile`, `explore`, `cli.options`, the commands `import`, `pad`, `plan`, `predict` and `profile`, and tools.
-
-A library changes the kernels, and so the cliffs, as much as the GPU does. The default library of a GPU and dtype is the
-one whose public table has the most shapes (to 1 %), in the order vLLM, SGLang, TensorRT-LLM among equals: its model
-rests on the most evidence. Of fp8_block, vLLM's comes last: its small products take 55 to 300 µs, SGLang's 4, because
-they hold the host's work (aiconfigurator issue 1414).
+"""Names the libraries whose kernels were measured, and selects the default one of each GPU and
+dtype: the one whose public table has the most shapes. A library changes the kernels, and so the
+cliffs, as much as the GPU does.
 """
 
 from __future__ import annotations
@@ -35,7 +27,9 @@ SYSTEMS: dict[str, str] = {
     "rtx-pro-6000-server-96gb": "rtx_pro_6000_server",
 }
 _NEWEST = {"vllm": "0.24.0", "sglang": "0.5.14", "trtllm": "1.3.0rc20"}
-#: system → library → version of its newest GEMM table in aiconfigurator-core 0.12.0, the default library first
+#: system → library → version of its newest GEMM table in aiconfigurator-core 0.12.0, the default library first: the one
+#: with the most shapes (to 1 %), in the order vLLM, SGLang, TensorRT-LLM among equals. Of fp8_block, vLLM's comes last:
+#: its small products take 55 to 300 µs, SGLang's 4, because they hold the host's work (aiconfigurator issue 1414)
 TABLES: dict[str, dict[str, str]] = {
     "a100_sxm": {"sglang": "0.5.10", "vllm": "0.14.0", "trtllm": "1.0.0"},
     **dict.fromkeys(

@@ -1,13 +1,6 @@
 """Predicts op times of one GPU with the shipped latency models, or their priors if none is shipped.
 
-Entry points: `ModelTimes`, used by `advice.pad` and the commands `advise` and `predict`; `BestTimes`, used by the
-command `plan`; `best_gemm_model`, used by `explore` and the command `predict`; `chosen_libraries`, used by the commands
-`advise`, `pad` and `predict`; `require_reach`, used by `profile.answers` and `cli.model_options`. Tools use both
-classes.
-
-`ModelTimes` selects the model of each dtype and extrapolates to batches larger than the models support. GEMMs, softmax,
-attention and experts have models; norms, residual additions, activations, embeddings, optimizer and communication have
-none.
+It selects the model of each dtype and extrapolates to batches larger than the models support.
 """
 
 from __future__ import annotations
@@ -66,6 +59,10 @@ class ModelTimes:
     @property
     def note(self) -> str:
         return "; ".join(filter(None, self._notes))
+
+    def products(self, dtype: str) -> tuple[GemmModel, str]:
+        """Returns the model of a dtype's products and a note on its source."""
+        return self._gemm_of(dtype)
 
     def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
         """Returns one estimate per workload, in order; predicts all workloads of one kind and dtype in one batch."""
@@ -143,16 +140,33 @@ class BestTimes:
         return self._known[device.name]
 
 
-def best_gemm_model(device: DeviceSpec, dtype: str, library: str = "") -> tuple[GemmModel, str]:
-    """Returns the best GEMM model of a dtype and library (`GemmModel.best`), and a note on its source."""
-    if dtype == "fp16" and device.peak("bf16") == device.peak("fp16") and shipped_model(device.name, dtype) is None:
-        # fp16 and bf16 have the same bytes, peak and tiles.
-        measured = shipped_model(device.name, "bf16", resolve_library(device.name, "bf16", library))
-        if measured is not None:
-            addition = f"; fp16 is taken to run as the bf16 that was measured on {device.name}"
-            return measured, (measured.note or _origin(measured)) + addition
+#: formats of the same bytes and tiles and, on most GPUs, the same peak
+TWINS = {"bf16": "fp16", "fp16": "bf16"}
+
+
+def best_gemm_model(
+    device: DeviceSpec, dtype: str, library: str = "", known: Callable[[str], GemmModel | None] = lambda dtype: None
+) -> tuple[GemmModel, str]:
+    """Returns a model of a dtype's products and a note on its source: a model of the dtype, or of its twin (`TWINS`) if
+    both have the same peak, or else the prior from the spec sheet.
+
+    known: function from a dtype to a model that comes before the shipped ones, such as that of a profile.
+    """
+
+    def shipped(name: str) -> GemmModel | None:
+        return shipped_model(device.name, name, resolve_library(device.name, name, library))
+
+    twin = TWINS.get(dtype, "")
+    for find in (known, shipped):
+        own = find(dtype)
+        if own is not None:
+            return own, own.note or _origin(own)
+        other = find(twin) if twin and device.peak(twin) == device.peak(dtype) else None
+        if other is not None:
+            addition = f"; {dtype} is taken to run as the {twin} that was measured on {device.name}"
+            return other, (other.note or _origin(other)) + addition
     model = GemmModel.best(device, dtype=dtype, library=library)
-    return model, model.note or _origin(model)
+    return model, model.note
 
 
 def chosen_libraries(device: DeviceSpec, dtype: str, asked: str, operation: str, *, experts: bool) -> str:

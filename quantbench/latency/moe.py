@@ -1,14 +1,5 @@
 """Predicts the time of an MoE layer's experts on the busiest GPU, from a few measured layers and other GPUs' models.
 
-Entry points: `MoEModel`, with `fit`, `prior`, `best` and `predict`; `FEWEST_ROWS`, the rows that a fit needs;
-`shipped_models`, those in the package; `save_models` and `load_models`, files of several; `Growth`. Used
-by users' Python code, by `model_times`, `profile`, `explore` and tools.
-
-A model is the spec sheet's roofline times the exponential of what trees make of the layer's terms (`moe_features`) and
-of the corrections that the models of other GPUs, its references, make of the same layer. One half of the trees learns
-what a linear combination of those corrections leaves over: it extrapolates where GPUs resemble each other. The other
-half takes them as inputs only, which is safer where they do not.
-
 >>> layer = MoE(tokens=512, hidden=4096, expert_ffn=14336, num_experts=8, top_k=2)
 >>> found = MoEModel.best("h100-sxm5-80gb", library="vllm").predict([layer])
 >>> bool(found.low_us[0] < found.latency_us[0] < found.high_us[0])
@@ -32,20 +23,17 @@ from quantbench.errors import InputError, StoreError, UnsupportedError, one_line
 from quantbench.files import read_bytes, write_file
 from quantbench.latency.estimate import Estimates, IntervalCalibration, bounded, measured_times, name_bound
 from quantbench.latency.families import family, generation
-from quantbench.latency.gemm.files import (
-    device_from_parts,
-    device_to_parts,
-    forest_from_parts,
-    forest_to_parts,
-    pack,
-    require_sound_forest,
-    unpack,
-)
-from quantbench.latency.gemm.trees import Forest
+from quantbench.latency.forest import Forest
 from quantbench.latency.libraries import LIBRARIES, MASKED_EXPERTS, MASKED_WORDS, default_library
+from quantbench.latency.model_file import BROKEN, Arrays, device_from_json, device_to_json, inner, outer, pack, unpack
 from quantbench.latency.moe_features import NUM_FEATURES, Float32Array, FloatArray, Layers
 from quantbench.workload import MoE
 
+# A model is the spec sheet's roofline times the exponential of what trees make of the layer's terms
+# (`moe_features`) and of the corrections that the models of other GPUs, its references, make of the
+# same layer. One half of the trees learns what a linear combination of those corrections leaves
+# over: it extrapolates where GPUs resemble each other. The other half takes them as inputs only,
+# which is safer where they do not.
 _WHO = "MoEModel"
 MODEL_FORMAT = "quantbench-moe-model"
 #: 1: initial version
@@ -70,11 +58,11 @@ _RIDGE = 3.0
 
 @dataclass(frozen=True)
 class Growth:
-    """Settings of the trees of each half: the number of randomised ones, and of boosted ones and their leaves."""
+    """Settings of the trees of each half: the number of randomised ones, and of boosted ones and their depth."""
 
     randomised: int = 24
     boosted: int = 150
-    leaves: int = 15
+    depth: int = 4
 
 
 @dataclass(frozen=True)
@@ -98,9 +86,7 @@ class Half:
             forests.append(Forest.grow(x, rest, trees=growth.randomised, leaf=_LEAST_LEAF, seed=seed))
         if growth.boosted:
             forests.append(
-                Forest.boost_by_histogram(
-                    x, rest, trees=growth.boosted, leaves=growth.leaves, rate=_RATE, leaf=_LEAST_LEAF, seed=seed
-                )
+                Forest.boost(x, rest, trees=growth.boosted, depth=growth.depth, rate=_RATE, leaf=_LEAST_LEAF, seed=seed)
             )
         return cls(bare.slopes, tuple(forests))
 
@@ -265,50 +251,48 @@ def save_models(path: Path, models: Sequence[MoEModel]) -> None:
     order: list[MoEModel] = []
     for model in models:
         order += [one for one in (*model.references, model) if not any(one is known for known in order)]
-    parts = [_to_parts(one, order) for one in order]
-    write_file(_WHO, path, pack({"format": MODEL_FORMAT, "version": MODEL_VERSION, "models": parts}))
+    arrays: Arrays = {}
+    told = []
+    for i, one in enumerate(order):
+        told.append(_to_json(one, order))
+        for j, half in enumerate(one.halves):
+            arrays[f"{i}.{j}.slopes"] = half.slopes
+            for k, forest in enumerate(half.forests):
+                arrays |= outer(forest.to_arrays(), f"{i}.{j}.{k}.")
+    write_file(_WHO, path, pack({"format": MODEL_FORMAT, "version": MODEL_VERSION, "models": told}, arrays))
 
 
-def _to_parts(model: MoEModel, order: Sequence[MoEModel]) -> dict[str, Any]:
-    halves = [
-        {"slopes": half.slopes.tolist(), "forests": [forest_to_parts(forest) for forest in half.forests]}
-        for half in model.halves
-    ]
+def _to_json(model: MoEModel, order: Sequence[MoEModel]) -> dict[str, Any]:
     return {
-        "device": device_to_parts(model.device), "dtype": model.dtype, "library": model.library,
+        "device": device_to_json(model.device), "dtype": model.dtype, "library": model.library,
         "references": [next(i for i, one in enumerate(order) if one is known) for known in model.references],
-        "halves": halves, "interval": [model.interval.factor, model.interval.floor], "rows": model.rows,
-        "note": model.note, "provenance": model.provenance,
+        "forests": [len(half.forests) for half in model.halves],
+        "interval": [model.interval.factor, model.interval.floor], "rows": model.rows, "note": model.note,
+        "provenance": model.provenance,
     }  # fmt: skip
 
 
 def load_models(path: Path) -> list[MoEModel]:
     """Reads what `save_models` wrote. Raises InputError for another format, StoreError for a damaged file."""
     try:
-        data = unpack(read_bytes(path), _check_format)
+        data, arrays = unpack(_WHO, read_bytes(path), MODEL_FORMAT, MODEL_VERSION)
         models: list[MoEModel] = []
-        for one in data["models"]:
-            models.append(_from_parts(one, models))
+        for i, one in enumerate(data["models"]):
+            models.append(_from_json(one, inner(arrays, f"{i}."), models))
         return models
-    except (OSError, KeyError, IndexError, TypeError, ValueError, StoreError) as error:
+    except (*BROKEN, StoreError) as error:
         raise StoreError(_WHO, f"{path} ({one_line(str(error))[:100]})", f"a file of {MODEL_FORMAT}") from None
 
 
-def _check_format(data: Any) -> None:
-    found = (data.get("format"), data.get("version")) if isinstance(data, dict) else (type(data).__name__, None)
-    if found != (MODEL_FORMAT, MODEL_VERSION):
-        raise InputError(_WHO, f"format {found[0]!r}, version {found[1]!r}", f"{MODEL_FORMAT} version {MODEL_VERSION}")
-
-
-def _from_parts(data: Any, known: Sequence[MoEModel]) -> MoEModel:
+def _from_json(data: Any, arrays: Arrays, known: Sequence[MoEModel]) -> MoEModel:
+    seen = NUM_FEATURES + len(data["references"])
     halves = []
-    for half in data["halves"]:
-        forests = tuple(forest_from_parts(forest) for forest in half["forests"])
-        for forest in forests:
-            require_sound_forest(forest, NUM_FEATURES + len(data["references"]))
-        halves.append(Half(np.array(half["slopes"], dtype=np.float64), forests))
+    for j, count in enumerate(data["forests"]):
+        own = inner(arrays, f"{j}.")
+        forests = tuple(Forest.from_arrays(inner(own, f"{k}."), seen) for k in range(count))
+        halves.append(Half(own["slopes"], forests))
     return MoEModel(
-        device_from_parts(data["device"]), data["dtype"], data["library"], tuple(known[i] for i in data["references"]),
+        device_from_json(data["device"]), data["dtype"], data["library"], tuple(known[i] for i in data["references"]),
         tuple(halves), IntervalCalibration(*map(float, data["interval"])), data["rows"], data["note"],
         data["provenance"],
     )  # fmt: skip

@@ -1,11 +1,6 @@
-"""Computes the expected load of each GPU's experts, and from it the terms that explain the time of an MoE layer.
-
-Entry points: `ExpertLoads`, the rows and tiles of the busiest rank; `Layers`, the sizes of many layers as arrays with
-`NUM_FEATURES` `features` and a `roofline`; `TILES`, `LOAD_DRAWS` and `MOST_TOKENS`; the types `FloatArray` and
-`Float32Array`. Used by `latency.moe` and `explore`.
-
-Terms: bytes of the experts that have rows and of the rows themselves over the memory's bandwidth; FLOPs of rows padded
-to tiles over the peak; tiles of all experts over the SMs, in waves, for the two grouped products.
+"""Computes the expected load of each GPU's experts, and from it the terms that explain the time of
+an MoE layer: bytes over the memory's bandwidth, FLOPs of rows padded to tiles over the peak, and
+tiles over the SMs, in waves.
 """
 
 from __future__ import annotations

@@ -1,14 +1,4 @@
-"""Defines the interface for op times of one GPU, caches their results and sums ops with correlated errors.
-
-Entry points: `OpTimes`, the protocol (`TimesOf` makes one); `RememberedTimes`, a cache that also models Megatron's
-softmax fallback and unaligned batched GEMMs, which the wrapped `OpTimes` does not; `roofline_us` (spec sheet only) and
-`copy_us`; the results `OpEstimate` and `ShapeEstimate`; `total`, `as_run`, `with_casts`, `correlation_of`,
-`peak_share`, `assumed_tile`; the constants `CORRELATION`, `UNMEASURED_COMMON`, `UNALIGNED_NOTE` and
-`UNALIGNED_SPREAD`. Used by `model_times`, by `planner`, `advice`, `sweep`, `analysis`, `profile`, `importers`, `report`
-and `explore`, by tools and by the commands that predict.
-
-The protocol is implemented by `model_times` and by `profile.profile`.
-"""
+"""Defines the interface for op times of one GPU, caches their results and sums ops with correlated errors."""
 
 from __future__ import annotations
 

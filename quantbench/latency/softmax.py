@@ -1,18 +1,6 @@
-"""Predicts the time of unfused attention's softmax from its bytes, its waves of row blocks and its launches.
-
-Entry points: `SoftmaxModel`, used by `model_times`, by `profile` and by tools; `SHIPPED`, the file of its packaged
-models, used by `tools.ship_softmax`; `fallback_bytes`, used by `op_times`; `softmax_times`, used by `explore`.
-
-Two libraries differ. Megatron's fused kernel applies scale and mask and reads and writes each element once. When its
-constraints are not met, Megatron falls back to separate kernels in fp32 (cast, mask, softmax, cast), which move 5 to 9
-times the bytes forward and 3 to 4.5 times backward in 16-bit formats. PyTorch's softmax has neither scale nor mask; it
-holds a row of up to 1024 columns in a warp's registers, and reads a wider one, a block per row, once more for each of
-maximum, sum and result (aten/src/ATen/native/cuda/SoftMax.cu, PersistentSoftmax.cuh, 2.1).
-
-The packaged models are fitted to measured times of PyTorch's in fp32. Megatron's kernel is its kernel for rows in
-registers, with scale and mask added (scaled_masked_softmax.h: "extended softmax (from native aten pytorch)"). So
-`SoftmaxModel.best` gives it the same share of the bandwidth, and a launch from the prior, because the launch in the
-measured times is that of Python. On other GPUs its intervals rest on reported bandwidths.
+"""Predicts the time of unfused attention's softmax from its bytes, its waves of row blocks and its
+launches: Megatron's fused kernel, Megatron's separate kernels where the fused one's constraints are
+not met, or PyTorch's.
 """
 
 from __future__ import annotations
@@ -35,9 +23,20 @@ from quantbench.workload.dtypes import element_bytes
 
 FloatArray = npt.NDArray[np.float64]
 
+# Two libraries differ. Megatron's fused kernel applies scale and mask and reads and writes each
+# element once. When its constraints are not met, Megatron falls back to separate kernels in fp32
+# (cast, mask, softmax, cast), which move 5 to 9 times the bytes forward and 3 to 4.5 times backward
+# in 16-bit formats. PyTorch's softmax has neither scale nor mask; it holds a row of up to 1024
+# columns in a warp's registers, and reads a wider one, a block per row, once more for each of
+# maximum, sum and result (aten/src/ATen/native/cuda/SoftMax.cu, PersistentSoftmax.cuh, 2.1). The
+# packaged models are fitted to measured times of PyTorch's in fp32. Megatron's kernel is its kernel
+# for rows in registers, with scale and mask added (scaled_masked_softmax.h: "extended softmax (from
+# native aten pytorch)"). So `SoftmaxModel.best` gives it the same share of the bandwidth, and a
+# launch from the prior, because the launch in the measured times is that of Python. On other GPUs
+# its intervals rest on reported bandwidths.
 _WHO = "SoftmaxModel"
 MODEL_FORMAT = "quantbench-softmax-model"
-MODEL_VERSION = 3
+MODEL_VERSION = 1
 #: models fitted to published tables (`tools.ship_softmax`), a JSON object by device
 SHIPPED = Path(__file__).parent / "models" / "softmax.json"
 LIBRARIES = ("megatron", "torch")
@@ -72,7 +71,6 @@ _WIDEST_IN_REGISTERS = 1024
 _HOST_NORM = 8.0  # the host's launch hides behind the kernel: close to the larger of the two
 _FEWEST_ROWS = 6
 _NOISE = 0.05
-_NOTHING = -20.0  # logarithm of next to nothing
 
 
 @dataclass(frozen=True)
@@ -197,15 +195,7 @@ class SoftmaxModel:
 
     @classmethod
     def from_json(cls, data: dict[str, Any], device: DeviceSpec) -> SoftmaxModel:
-        """Inverse of `to_json`. Raises InputError for another device, format or version.
-
-        Older versions are read too: 1 was of Megatron's kernels, and knew neither the host nor wide rows; 2 did not
-        know what wide rows in L2 cost.
-        """
-        if data.get("version") in (1, 2):
-            added = {"log_host_us": _START[_INDEX["log_host_us"]], "log_wide": 0.0, "log_wide_cached": _NOTHING}
-            parameters = {**added, **data.get("parameters", {})}
-            data = {"library": "megatron", **data, "version": MODEL_VERSION, "parameters": parameters}
+        """Inverse of `to_json`. Raises InputError for another device, format or version."""
         require_format(_WHO, data, MODEL_FORMAT, MODEL_VERSION, device)
         values = tuple(float(data["parameters"][name]) for name in _PARAMETERS)
         library = require_choice(_WHO, "library", data["library"], LIBRARIES)

@@ -1,10 +1,5 @@
-"""Reads measured GEMM tables.
-
-Entry points: `GemmTable`, used by `gemm.model`; `read_table`, used by `contests` and tools; `read_columns`, used by
-tools; `read_parquet` and `systems_folder`, used by `importers`; `gemm.public` uses them.
-
-A table is a Parquet or CSV file with columns `m`, `n`, `k`, `latency` (ms) and, if it holds several dtypes,
-`gemm_dtype`.
+"""Reads measured GEMM tables: Parquet or CSV files with columns `m`, `n`, `k`, `latency` (ms) and,
+if they hold several dtypes, `gemm_dtype`.
 """
 
 import csv

@@ -1,35 +1,27 @@
-"""Holds the fitted models of a profile (distilled GEMM, softmax, attention) and converts them to JSON and back.
-
-Entry points: `Models`, `ProductModel`, `models_to_json`, `models_from_json`. Used by `profile.profile`, `fit`,
-`sources` and `tools.shelf`.
-"""
+"""Holds the fitted models of a profile and converts them to JSON and back."""
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError, StoreError, require_choice
+from quantbench.errors import InputError, StoreError
 from quantbench.latency.attention import AttentionModel
-from quantbench.latency.gemm.cost_model import Machine
-from quantbench.latency.gemm.distilled import WATCHED, FastGemm
-from quantbench.latency.gemm.files import fast_from_parts, fast_to_parts, require_sound_fast, text_arrays
-from quantbench.latency.libraries import LIBRARIES
+from quantbench.latency.gemm.model import GemmModel, shipped_model
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.store.typed import Json
 from quantbench.workload import Attention, Softmax
-from quantbench.workload.dtypes import GEMM_DTYPES
 
 FloatArray = npt.NDArray[np.float64]
 
 _WHO, _EXPECTED = "profile model of products", "what an export wrote"
-_NUM_FEATURES = 4 + len(WATCHED) + 2
 # m, n, k of probe shapes: a loaded model must predict a finite time for each.
 _PRODUCT_PROBES = tuple(
     np.array(sizes, dtype=np.float64)
@@ -41,46 +33,35 @@ _PRODUCT_PROBES = tuple(
 )
 
 
-@dataclass(frozen=True)
-class ProductModel:
-    """Distilled GEMM model of one dtype and library, with its interval.
+def _product_to_json(model: GemmModel) -> Json:
+    """Returns a model as JSON: `model` is its file in base64, None for the one that quantbench ships."""
+    shipped = model is shipped_model(model.device.name, model.dtype, model.library)
+    return {
+        "dtype": model.dtype, "library": model.library, "rows": model.rows, "note": model.note,
+        "provenance": {**model.provenance, "prior": model.prior_source},
+        "model": None if shipped else b64encode(model.to_bytes()).decode("ascii"),
+    }  # fmt: skip
 
-    rows: number of measured rows that the model was fitted to.
-    log_us, half: (points,) log of predicted µs, ascending, and half-width of the 90 % interval there, log time.
-    """
 
-    dtype: str
-    fast: FastGemm
-    rows: int
-    log_us: tuple[float, ...]
-    half: tuple[float, ...]
-    note: str = ""
-    provenance: Mapping[str, Any] = field(default_factory=dict)
-    library: str = "torch"
-
-    def half_width(self, latency_us: FloatArray) -> FloatArray:
-        """Returns the half-width of the 90 % interval at predicted times, log time, (shapes,)."""
-        return np.interp(np.log(latency_us), self.log_us, self.half)
-
-    def to_json(self) -> Json:
-        return {
-            "dtype": self.dtype, "library": self.library, "rows": self.rows, "note": self.note,
-            "provenance": dict(self.provenance),
-            "log_us": list(self.log_us), "half_width": list(self.half),
-            "distilled": text_arrays(fast_to_parts(self.fast)),
-        }  # fmt: skip
-
-    @classmethod
-    def from_json(cls, data: Any, device: DeviceSpec) -> ProductModel:
-        """Inverse of `to_json`. Raises InputError if the data is invalid or for another device."""
-        with _sound(_WHO):
-            dtype = require_choice(_WHO, "dtype", data["dtype"], GEMM_DTYPES)
-            library = require_choice(_WHO, "library", data["library"], LIBRARIES)
-            fast = fast_from_parts(data["distilled"])
-            log_us, half = (tuple(float(x) for x in data[name]) for name in ("log_us", "half_width"))
-            made = cls(dtype, fast, data["rows"], log_us, half, data["note"], data["provenance"], library)
-            _check(made, device)
-            return made
+def _product_from_json(data: Any, device: DeviceSpec) -> GemmModel:
+    """Inverse of `_product_to_json`. Raises InputError if the data is invalid or for another device."""
+    with _sound(_WHO):
+        if data["model"] is None:
+            made = shipped_model(device.name, data["dtype"], data["library"])
+            if made is None:
+                what = f"the shipped model of {data['library']}'s {data['dtype']} products on {device.name}"
+                raise InputError(_WHO, what, "a model that quantbench ships")
+        else:
+            made = GemmModel.from_bytes(b64decode(data["model"], validate=True))
+        told = (data["dtype"], data["library"], data["rows"], data["note"])
+        if (made.dtype, made.library, made.rows, made.note) != told or made.device != device:
+            raise InputError(
+                _WHO, f"a model of {made.dtype} on {made.device.name}", f"one of {told[0]} on {device.name}"
+            )
+        with np.errstate(all="ignore"):
+            found = made.predict(*_PRODUCT_PROBES)
+        _require_times(_WHO, found.low_us, found.latency_us, found.high_us)
+        return made
 
 
 @contextmanager
@@ -101,23 +82,6 @@ def _require_times(who: str, *times_us: FloatArray) -> None:
         raise InputError(who, f"a time of {every.min():g} µs", "finite times above 0")
 
 
-def _check(model: ProductModel, device: DeviceSpec) -> None:
-    fast = model.fast
-    if device.peak(model.dtype) is None or fast.machine != Machine.of(device, model.dtype):
-        raise InputError(_WHO, f"a model of another device than {device.name}", "one of the profile's own")
-    log_us, half = np.array(model.log_us), np.array(model.half)
-    if not (
-        type(model.rows) is int and model.rows >= 0
-        and isinstance(model.note, str) and isinstance(model.provenance, dict)
-        and len(log_us) == len(half) > 0 and np.isfinite(log_us).all() and (np.diff(log_us) > 0).all()
-        and ((half > 0) & (half < 5)).all()
-        and int(fast.forest.feature.max()) < _NUM_FEATURES and 0 <= fast.most < 5
-    ):  # fmt: skip
-        raise InputError(_WHO, f"{model.rows!r} rows, {len(log_us)} times for {len(half)} half-widths", _EXPECTED)
-    require_sound_fast(fast)
-    _require_times(_WHO, fast.predict_us(*_PRODUCT_PROBES))
-
-
 _KINDS = ("gemm", "softmax", "attention")
 _SOFTMAX_PROBES = (Softmax(64, 2048, 2048), Softmax(1, 1, 1))
 _ATTENTION_PROBES = (Attention(1, 32, 2048, 2048, 128), Attention(8, 8, 64, 64, 64))
@@ -132,12 +96,12 @@ class Models:
     softmax_fused: True if the softmax model describes one fused kernel, False for the unfused fallback.
     """
 
-    gemm: tuple[ProductModel, ...] = ()
+    gemm: tuple[GemmModel, ...] = ()
     softmax: SoftmaxModel | None = None
     softmax_fused: bool = True
     attention: AttentionModel | None = None
 
-    def product(self, dtype: str, library: str = "") -> ProductModel | None:
+    def product(self, dtype: str, library: str = "") -> GemmModel | None:
         """Returns the model of a dtype and library ("": the first), None if there is none."""
         return next((model for model in self.gemm if model.dtype == dtype and library in ("", model.library)), None)
 
@@ -146,7 +110,7 @@ def models_to_json(models: Models) -> Json:
     """Returns the models as a JSON object with one list per kind."""
     softmax = None if models.softmax is None else {**models.softmax.to_json(), "fused": models.softmax_fused}
     return {
-        "gemm": [model.to_json() for model in models.gemm],
+        "gemm": [_product_to_json(model) for model in models.gemm],
         "softmax": [] if softmax is None else [softmax],
         "attention": [] if models.attention is None else [models.attention.to_json()],
     }
@@ -158,7 +122,7 @@ def models_from_json(data: Mapping[str, Sequence[Json]], device: DeviceSpec) -> 
         raise InputError("profile models", ", ".join(data)[:80] or "none", "lists of " + ", ".join(_KINDS))
     if len(data["softmax"]) > 1 or len(data["attention"]) > 1:
         raise InputError("profile models", "several models of softmax or attention", "one at most of each")
-    gemm = tuple(ProductModel.from_json(one, device) for one in data["gemm"])
+    gemm = tuple(_product_from_json(one, device) for one in data["gemm"])
     if len({(model.dtype, model.library) for model in gemm}) < len(gemm):
         raise InputError("profile models", "two models of products of one dtype and library", "one of each")
     softmax, fused = _softmax(data["softmax"][0], device) if data["softmax"] else (None, True)

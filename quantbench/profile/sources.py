@@ -20,10 +20,10 @@ from quantbench.latency.estimate import Estimates
 from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.libraries import library_of
-from quantbench.latency.model_times import best_gemm_model
+from quantbench.latency.model_times import TWINS, best_gemm_model
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.profile.interpolation import Base, FloatArray, Predicted, Sizes, Surface
-from quantbench.profile.models import Models, ProductModel
+from quantbench.profile.models import Models
 from quantbench.profile.table import Table
 from quantbench.workload import Softmax
 from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES, VECTOR_DTYPES
@@ -45,8 +45,6 @@ _FAMILIES: dict[str, tuple[tuple[int, ...], ...]] = {
     "softmax": ((0,), (1, 2), (1,), (2,)),
     "attention": ((3, 4), (0,), (1, 2), (5,), (4,), (3,), (1,), (2,)),
 }
-# bf16 and fp16 move the same bytes, have the same peak on most GPUs, and run kernels with the same tiles.
-_TWIN = {"bf16": "fp16", "fp16": "bf16"}
 #: extra half-width in log time for a layout or twin dtype that was not measured (cuBLAS's layouts differ by up to 15 %
 #: if operands exceed L2)
 ALIKE = log(1.15)
@@ -89,23 +87,14 @@ def _attention_shapes(sizes: Sizes, fixed: Fixed) -> AttentionShapes:
     return AttentionShapes(batch, heads, kv_heads, seq_q, seq_k, head_dim, masks, backward, str(fixed["dtype"]))
 
 
-def _own_product(model: ProductModel, sizes: Sizes) -> Predicted:
-    """Predicts GEMMs with a model of the profile, a batch as batch × m rows."""
-    m, n, k, batch = sizes
-    latency_us = model.fast.predict_us(m * batch, n, k, rising=False)
-    half = model.half_width(latency_us)
-    floor_us = np.asarray(m * batch, dtype=np.float64) * n * k * (2.0 / model.fast.machine.flop_per_us)
-    return latency_us, half, half, floor_us
-
-
-def _best_product(model: GemmModel, sizes: Sizes) -> Predicted:
-    """Predicts GEMMs with a model that is not the profile's; a batch of too many rows is scaled up from fewer."""
-    m, n, k, batch = sizes
-    held = np.clip(batch, 1, np.maximum(LARGEST_SIDE // m, 1))
-    found = model.predict(m, n, k, batch=held)
-    below = np.log(found.latency_us / found.low_us)
-    above = np.log(found.high_us / found.latency_us)
-    return found.latency_us * batch / held, below, above, np.zeros(len(m))
+def _product(model: GemmModel, layout: str, wider: float, sizes: Sizes) -> Predicted:
+    """Predicts GEMMs with a model. wider: extra half-width, log time."""
+    # Longer sides are answered from their rows alone (`answers`).
+    m, n, k, batch = (np.minimum(size, LARGEST_SIDE) for size in sizes)
+    found = model.predict(m, n, k, batch=batch, layout=layout)
+    half = np.log(found.high_us / found.latency_us) + wider
+    floor_us = np.prod(np.array(sizes, dtype=np.float64), axis=0) * (2.0 / model.ensemble.machine.flop_per_us)
+    return found.latency_us, half, half, floor_us
 
 
 def _roofline(device: DeviceSpec, kind: str, fixed: Fixed, sizes: Sizes) -> Predicted:
@@ -126,7 +115,7 @@ def _attention(model: AttentionModel, fixed: Fixed, sizes: Sizes) -> Predicted:
     shapes = _attention_shapes(sizes, fixed)
     peak = model.device.peak(shapes.dtype)
     floor_us = shapes.flops / (peak * 1e6) if peak else np.zeros(len(shapes))
-    return _with_halves(model.predict(shapes, quick=True), floor_us)
+    return _with_halves(model.predict(shapes), floor_us)
 
 
 def _with_halves(found: Estimates, floor_us: FloatArray) -> Predicted:
@@ -134,22 +123,21 @@ def _with_halves(found: Estimates, floor_us: FloatArray) -> Predicted:
     return middle, np.log(middle / found.low_us), np.log(found.high_us / middle), floor_us
 
 
-def product_base(device: DeviceSpec, models: Models, dtype: str, library: str = "") -> tuple[Base, str, int]:
-    """Returns (a model of GEMMs of `dtype`, its note, the rows it was fitted to).
+def _product_base(device: DeviceSpec, models: Models, dtype: str, library: str, layout: str) -> tuple[Base, str]:
+    """Returns (a model of GEMMs of `dtype`, of `library` if the profile has one, its note); for a CPU, its spec sheet.
 
-    That is the profile's own model, of `library` if it has one, else the best one for the device; for a CPU, its
-    spec sheet. Raises UnsupportedError for a dtype that the device does not support.
+    Raises UnsupportedError for a dtype that the device does not support.
     """
-    own = models.product(dtype, library) or models.product(dtype)
-    if own is not None:
-        return partial(_own_product, own), own.note, own.rows
     if device.kind == "cpu":
         note = f"no model of products on {device.name}: from its spec sheet, good to a factor of two"
-        return partial(_roofline, device, "gemm", {"dtype": dtype}), note, 0
+        return partial(_roofline, device, "gemm", {"dtype": dtype}), note
     if device.peak(dtype) is None:
         raise UnsupportedError("profile.gemm", f"{device.name} has no peak for {dtype}", f"one of {device.dtypes}")
-    best, note = best_gemm_model(device, dtype)
-    return partial(_best_product, best), note, best.rows
+    own = models.product(dtype, library) or models.product(dtype)
+    if own is not None:
+        return partial(_product, own, layout, 0.0), own.note
+    model, note = best_gemm_model(device, dtype, library, models.product)
+    return partial(_product, model, layout, ALIKE if model.dtype != dtype else 0.0), note
 
 
 @dataclass(frozen=True)
@@ -215,9 +203,10 @@ def choose(device: DeviceSpec, table: Table, models: Models, of: Mapping[str, An
     fixed = {**of, "dtype": dtype, "provider": provider}
     base: Base
     if kind == "gemm":
-        base, model_note, _ = product_base(device, models, row_dtype, library_of(provider) if provider else "")
+        layout = layout or "nt"
+        base, model_note = _product_base(device, models, row_dtype, library_of(provider) if provider else "", layout)
         usual = models.product(row_dtype)
-        fixed |= {"layout": layout or "nt", "provider": provider or (usual.library if usual else "")}
+        fixed |= {"layout": layout, "provider": provider or (usual.library if usual else "")}
     else:
         base, model_note = _vector_base(device, models, kind, fixed, row_dtype)
     return Chosen(kind, _surface(table, rows, base), fixed, "; ".join(notes), ALIKE * len(notes), model_note)
@@ -243,7 +232,7 @@ def _vector_base(device: DeviceSpec, models: Models, kind: str, fixed: Fixed, ro
 
 def _of_format(table: Table, dtype: str, rows: BoolArray) -> tuple[BoolArray, str, list[str]]:
     """Returns (rows of the dtype or else of its twin, their dtype, a note if it is the twin)."""
-    for of in (dtype, _TWIN.get(dtype, dtype)):
+    for of in (dtype, TWINS.get(dtype, dtype)):
         found = rows & (table["dtype"] == of)
         if found.any():
             return found, of, [] if of == dtype else [f"{dtype} was not measured: taken to run as {of}"]

@@ -1,12 +1,13 @@
 """Shows a prediction of `quantbench predict`: as a table, as JSON, and as a plot along one axis.
 
-Entry points: `forecast_table`, `summed_line`, `odds_in_words`, `slower_in_words`, `forecast_to_json`, `draw_forecast`.
+Entry points: `forecast_table`, `summed_line`, `rises_in_words`, `slower_in_words`, `forecast_to_json`, `draw_forecast`.
 Used by the command `predict`. (`analysis.forecast` makes the prediction.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from quantbench.analysis.forecast import ForecastRow
+from quantbench.analysis.forecast import ForecastRow, Rise
 from quantbench.device.spec import DeviceSpec
-from quantbench.latency.gemm.cliffs import LIKELY
 from quantbench.latency.op_times import OpEstimate, peak_share
 from quantbench.report.canvas import MARKERS, PALETTE, WAVE_COLOUR, draw_panels
 from quantbench.report.source import dashed
@@ -34,8 +34,8 @@ _MOST_WAVE_EDGES = 40
 _MOST_LIKELY = 8
 # Smallest share by which a place is named as measured slower.
 _LEAST_SLOWER = 0.10
-# The largest probability shown: a prediction is never certain.
-_SURE = 0.99
+# Smallest predicted rise from m to m + 1 that is named.
+_CLIFF = 0.10
 
 
 def forecast_table(rows: Sequence[ForecastRow]) -> Table:
@@ -80,18 +80,18 @@ def _rate(tflops: float) -> str:
     return f"{tflops:.0f}" if tflops >= 10 else f"{tflops:.2g}"
 
 
-def odds_in_words(rows: Sequence[ForecastRow], odds: Sequence[float | None]) -> str:
-    """Names the places where one more row (m + 1) probably costs over 10 %. odds: its probability, 0 to 1 or None."""
-    if all(probability is None for probability in odds):
+def rises_in_words(rows: Sequence[ForecastRow], rises: Sequence[Rise | None]) -> str:
+    """Names the places where one more row (m + 1) is predicted to cost over 10 %. rises: of `rises_at_next_m`."""
+    if all(rise is None for rise in rises):
         return ""
-    likely = [
-        (row, f">{percent(_SURE)}" if probability > _SURE else percent(probability))
-        for row, probability in zip(rows, odds, strict=True)
-        if probability is not None and probability >= LIKELY
+    found = [
+        (row, f"{percent(rise.share)}, {percent(rise.low)} to {percent(rise.high)}")
+        for row, rise in zip(rows, rises, strict=True)
+        if rise is not None and rise.share > _CLIFF
     ]
-    if not likely:
-        return "no cliff is likely behind these m: one row more hardly costs over 10 %"
-    return f"one row more costs over 10 %, and how probably: {_places(likely)}"
+    if not found:
+        return "no cliff is predicted behind these m: one row more costs at most 10 %"
+    return f"one row more costs over 10 % (rise, 90 % interval): {_places(found)}"
 
 
 def slower_in_words(rows: Sequence[ForecastRow], slower: Sequence[float]) -> str:
@@ -111,9 +111,9 @@ def _places(found: Sequence[tuple[ForecastRow, str]]) -> str:
 
 
 def forecast_to_json(
-    rows: Sequence[ForecastRow], spec: DeviceSpec, odds: Sequence[float | None], slower: Sequence[float]
+    rows: Sequence[ForecastRow], spec: DeviceSpec, rises: Sequence[Rise | None], slower: Sequence[float]
 ) -> list[dict[str, Any]]:
-    """Converts the table and its ops to JSON objects, with units in the names. odds, slower: see `odds_in_words` and
+    """Converts the table and its ops to JSON objects, with units in the names. rises, slower: see `rises_in_words` and
     `slower_in_words`."""
     return [
         {
@@ -123,11 +123,11 @@ def forecast_to_json(
             "peak_share": row.peak_share,
             "worst_op": row.worst.op.label,
             "reasons": list(row.reasons),
-            "cliff_probability": probability,
+            "rise_at_next_m": None if rise is None else asdict(rise),
             "slower_than_best_kernel": share,
             "ops": [_op_to_json(op, spec) for op in row.ops],
         }
-        for row, probability, share in zip(rows, odds, slower, strict=True)
+        for row, rise, share in zip(rows, rises, slower, strict=True)
     ]
 
 

@@ -17,14 +17,10 @@ from quantbench.providers.catalog import expand, gemm_tiles
 from quantbench.store.typed import decode
 from quantbench.sweep.axes import GEMM_DIMS, SHAPE_DIM, Axis, Held, with_defaults
 from quantbench.sweep.edges import parse_grid
-from quantbench.sweep.plan import Group, Placed, Plan, build_plan, fitting, lay_out
+from quantbench.sweep.plan import Placed, Plan, build_plan, fitting, lay_out
 from quantbench.sweep.shape_file import NamedShape, named_shapes
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm, Op
-
-# An adaptive sweep begins with a random fifth of its points, for a first fit of the model.
-_FIRST_SHARE = 0.2
-_FEWEST_FIRST = 10
 
 
 @dataclass(frozen=True)
@@ -36,8 +32,7 @@ class SweepOptions:
     models: transformer shapes, whose ops are all measured, forward and backward.
     budget_s: seconds for the whole sweep, None for no limit.
     limit_s: seconds after which a point counts as hanging, None for a limit from its estimate.
-    points: most points to measure, 0 for all; selected at random in whole sizes with all their ops or, if adaptive,
-        where a model is least certain.
+    points: most points to measure, 0 for all; selected at random in whole sizes with all their ops.
     refine: whether to bisect to every edge that the plan's points show.
     shard: (2, 8) for the second of eight parts of the plan, () for all of it.
     """
@@ -52,35 +47,23 @@ class SweepOptions:
     shapes: tuple[tuple[int, int, int, int], ...] = ()
     models: tuple[NamedShape, ...] = ()
     points: int = 0
-    adaptive: bool = False
     refine: bool = False
     shard: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.adaptive and not self.points:
-            raise InputError("sweep", "--adaptive without --points", "how many points, such as --points 200")
         listed = self.shapes or self.models
-        if self.refine and (self.adaptive or listed):
-            with_what = "--adaptive" if self.adaptive else "--shapes"
-            raise InputError("sweep", f"--refine with {with_what}", "--refine along --dim, all of its points measured")
+        if self.refine and listed:
+            raise InputError("sweep", "--refine with --shapes", "--refine along --dim, all of its points measured")
         if self.shard:
             if len(self.shard) != 2:
                 raise InputError("sweep", f"shard = {self.shard}", "a part and how many parts there are")
             parts = require_int("sweep", "parts of the plan", self.shard[1])
             require_int("sweep", "part of the plan", self.shard[0], high=parts)
         require_int("sweep", "points", self.points, low=0)
-        if self.shard and (self.refine or self.adaptive):
-            with_what = "--adaptive" if self.adaptive else "--refine"
-            raise InputError("sweep", f"--shard with {with_what}", "--shard of a plan that is known beforehand")
-        if self.adaptive and self.models:
-            raise InputError("sweep", "--adaptive with transformer shapes", "all of their points, or --points alone")
+        if self.shard and self.refine:
+            raise InputError("sweep", "--shard with --refine", "--shard of a plan that is known beforehand")
         if self.dims and listed:
             raise InputError("sweep", f"--shapes with --dim {self.dims[0]}", "one or the other")
-
-    @property
-    def first_count(self) -> int:
-        """Returns the number of random points that an adaptive sweep begins with."""
-        return min(self.points, max(_FEWEST_FIRST, round(self.points * _FIRST_SHARE)))
 
 
 def options_to_json(options: SweepOptions) -> dict[str, Any]:
@@ -106,12 +89,6 @@ def plan_sweep(options: SweepOptions, spec: DeviceSpec, done: Collection[str] = 
     done: keys of points already measured, which are left out. Raises InputError if the options have no valid plan.
     """
     axes, plan = whole_plan(options, spec)
-    if options.adaptive:
-        if spec.kind == "cpu":
-            raise InputError("--adaptive", spec.name, "a GPU: the model behind it knows blocks and waves")
-        # The plan's points are already shuffled.
-        first = tuple(Group((point,)) for point in plan.points[: options.first_count])
-        return axes, replace(plan, groups=first).without(done)
     if options.points:
         # With `points` every place is its own group (`whole_plan`), in random order.
         plan = replace(plan, groups=tuple(fitting(plan.groups, options.points, lambda point: 1)))

@@ -1,10 +1,10 @@
-"""Selects the points that a sweep measures after its plan: bisection to edges and adaptive sampling.
+"""Selects the points that a sweep measures after its plan: bisection to edges.
 
-Entry points: `Refine`, used by `analysis.check`; `LeastSure`, used by `session`; the results `Edge`, `Gap` and
-`PlacedGap`. Used by the command `sweep` too.
+Entry points: `Refine`, used by `analysis.check`; the results `Edge`, `Gap` and `PlacedGap`. Used by the command `sweep`
+too.
 
-`Refine` and `LeastSure` are functions from all records so far to the points to measure next (`more` of `runner.Sweep`).
-`Refine` bisects each gap of the coarse pass (`bisect`), which takes log2(g) points for one edge in a gap of g sizes.
+`Refine` is a function from all records so far to the points to measure next (`more` of `runner.Sweep`). It bisects each
+gap of the coarse pass (`bisect`), which takes log2(g) points for one edge in a gap of g sizes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import ceil, exp, log, sqrt
+from math import exp, log, sqrt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
@@ -20,17 +20,14 @@ from quantbench.providers.catalog import expand
 from quantbench.stats import typical_us
 from quantbench.store.record import Measured, Record
 from quantbench.sweep.axes import Axis, with_defaults
-from quantbench.sweep.options import SweepOptions, whole_plan
+from quantbench.sweep.options import SweepOptions
 from quantbench.sweep.plan import PlanPoint, build_plan
-from quantbench.workload import Gemm
 
 # Smaller jumps are not searched, nor those below this many standard errors of the difference of two points.
 _SMALLEST_JUMP = 0.02
 _SURE = 3.0
 # The half with the smaller jump is searched too if it holds at least this share of the whole jump.
 _WORTH_FOLLOWING = 0.25
-# Rounds of an adaptive sweep after its first points; each begins with a fit of a few seconds.
-_ROUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -179,58 +176,3 @@ class Refine:
         except InputError:
             return None
         return next(point for point in plan.points if any(place.op == placed.op for place in point.places))
-
-
-class LeastSure:
-    """Selects the next points of an adaptive sweep (`runner.Sweep.more`): those that a fitted model predicts worst.
-
-    Selects in rounds, until `options.points` points have been tried. Raises InputError unless the plan consists of
-    unbatched GEMMs of one provider and dtype, which is all that the model describes.
-    """
-
-    def __init__(self, options: SweepOptions, spec: DeviceSpec) -> None:
-        self._options = options
-        self._spec = spec
-        self._candidates = whole_plan(options, spec)[1].points
-        kinds = {(p.provider, p.workload.dtype, isinstance(p.workload, Gemm)) for p in self._candidates}
-        if len(kinds) != 1 or not next(iter(kinds))[2]:
-            raise InputError("--adaptive", f"{len(kinds)} kinds of points", "products of one provider and dtype")
-        if any(isinstance(p.workload, Gemm) and p.workload.batch > 1 for p in self._candidates):
-            raise InputError("--adaptive", "batched products", "products without batches")
-
-    def __call__(self, records: Sequence[Record]) -> Sequence[PlanPoint]:
-        """Returns the points of the next round in the order to measure; none after `options.points` points."""
-        import numpy as np
-
-        from quantbench.latency.gemm.cliffs import next_points
-        from quantbench.latency.gemm.model import GemmModel
-
-        tried = {r.key for r in records if r.role == "point"}
-        left = [p for p in self._candidates if p.key not in tried]
-        total = self._options.points
-        count = min(total - len(tried), len(left), max(1, ceil((total - self._options.first_count) / _ROUNDS)))
-        if count <= 0:
-            return ()
-        known = [(_sizes(r.workload), us, r.launch) for r in records if (us := _time_us(r)) is not None]
-        sizes = np.array([shape for shape, _, _ in known], dtype=np.int64).reshape(-1, 3)
-        m, n, k = sizes.T
-        model = GemmModel.fit(
-            self._spec, m, n, k, np.array([us for _, us, _ in known]), dtype=self._candidates[0].workload.dtype,
-            launches=[launch for _, _, launch in known], seed=self._options.timing.seed,
-        )  # fmt: skip
-        shapes = np.array([_sizes(p.workload) for p in left], dtype=np.int64)
-        chosen = next_points(model, (shapes[:, 0], shapes[:, 1], shapes[:, 2]), count)
-        return [left[i] for i in chosen]
-
-
-def _time_us(record: Record) -> float | None:
-    """Returns the median time of a measured point in microseconds; None if the model must not be fitted to it."""
-    outcome = record.outcome
-    if record.role != "point" or not isinstance(outcome, Measured) or outcome.grade.letter == "rejected":
-        return None
-    return typical_us(outcome.measurement.samples_us)
-
-
-def _sizes(workload: object) -> tuple[int, int, int]:
-    assert isinstance(workload, Gemm)
-    return (workload.m, workload.n, workload.k)

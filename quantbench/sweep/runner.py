@@ -64,8 +64,8 @@ class Finished:
     reason: str = ""
 
 
-#: Function from all records of the run so far to the points to measure next, such as `refine.Refine` and
-#: `refine.LeastSure`. When it returns none, the sweep continues with the rest of its plan.
+#: Function from all records of the run so far to the points to measure next, such as `refine.Refine`. When
+#: it returns none, the sweep continues with the rest of its plan.
 More = Callable[[Sequence[Record]], Sequence[PlanPoint]]
 
 

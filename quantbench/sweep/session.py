@@ -1,7 +1,7 @@
 """Runs a sweep on one device from start to end.
 
 Entry points: `SweepSession` (`new` builds the plan and the run folder, `resume` reopens a run, `run` measures), used by
-the commands `sweep` and `check`; `adaptive_more`, used by the command `sweep`; `resumed_options`, used by it and by
+the commands `sweep` and `check`; `resumed_options`, used by it and by
 `cluster.session`; `begun` (makes the run's `RunInfo`), `records_to_keep` and `first_reference_us`, used by `cluster`.
 """
 
@@ -28,7 +28,6 @@ from quantbench.sweep.child import Asked
 from quantbench.sweep.messages import Hello
 from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json, plan_sweep
 from quantbench.sweep.plan import Plan
-from quantbench.sweep.refine import LeastSure
 from quantbench.sweep.runner import Finished, More, Progress, Sweep
 
 Connect = Callable[[], Asked]
@@ -64,7 +63,6 @@ class SweepSession:
             options.timing.require_device(device.kind)
             worker.begin(options.timing)  # it allocates the flush buffer while the plan is made
             axes, plan = plan_sweep(options, device)
-            adaptive_more(options, device)  # raises before there is a folder
             info = begun(worker.hello, options, axes, results)
             return cls(worker, connect, options, plan, RunWriter.create(results, info))
         except BaseException:
@@ -129,7 +127,7 @@ class SweepSession:
             done=self.done, connect=self._next_worker, append=self._writer.append, clock=clock, on_progress=on_progress,
             budget_s=self.options.budget_s, limit_s=self.options.limit_s,
             first_reference_us=first_reference_us(self._records, self.plan),
-            more=more or adaptive_more(self.options, self.hello.device), records=list(self._records),
+            more=more, records=list(self._records),
             interpreter=self.interpreted,
         )  # fmt: skip
         try:
@@ -211,8 +209,3 @@ def first_reference_us(records: tuple[Record, ...], plan: Plan) -> float | None:
         if isinstance(record.outcome, Measured):
             return typical_us(record.outcome.measurement.samples_us)
     return None
-
-
-def adaptive_more(options: SweepOptions, device: DeviceSpec) -> More | None:
-    """Returns the `more` of `runner.Sweep` for an adaptive sweep; None for any other sweep."""
-    return LeastSure(options, device) if options.adaptive else None

@@ -179,8 +179,6 @@ def test_gaps_of_a_coarse_pass_come_largest_first(tmp_path: Path) -> None:
 def test_refine_needs_an_axis_and_all_of_its_points() -> None:
     with pytest.raises(InputError, match=r"^sweep: --refine with --shapes; expected --refine along --dim"):
         SweepOptions((), shapes=((1, 1, 1, 1),), refine=True)
-    with pytest.raises(InputError, match=r"^sweep: --refine with --adaptive; expected"):
-        SweepOptions(("n",), points=5, adaptive=True, refine=True)
 
 
 def test_the_simulated_edges_are_those_of_the_arithmetic() -> None:

@@ -159,7 +159,6 @@ def test_wrong_use_is_one_line(
         ("plan", "--model", "bloom-176b", "--gpus", "8", "--gbs", "8"),
         ("predict", "--dim", "m=512"),
         ("sweep", "--dim", "m=512", "--dry-run"),
-        ("validate", "--table", "empty.csv"),
         ("import", "csv", "empty.csv", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype", "bf16"),
         ("import", "vidur", "empty.csv"),
         ("import", "aiconfigurator", "--system", "b60"),

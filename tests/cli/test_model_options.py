@@ -19,6 +19,7 @@ from quantbench.cli.predict import predict, predict_sweep
 from quantbench.cli.sweep import sweep
 from quantbench.device import default_attention, known, lookup
 from quantbench.errors import InputError, UnsupportedError
+from quantbench.latency.model_times import ModelTimes
 from quantbench.sweep.axes import with_defaults
 from quantbench.workload.presets import preset, preset_names
 
@@ -223,10 +224,10 @@ def test_experts_of_a_preset_are_swept_advised_and_predicted(tmp_path: Path) -> 
     assert [edge["kind"] for edge in experts["edges"]] == ["skew"]
     assert experts["edges"][0]["before"]["distribution"] == "balanced"
     assert advised["missing"] == ["a forward pass only: gradients of experts have no model"]
-    _, forecast, _ = predict_sweep(replace(grid, routing=""), A100)
+    _, forecast, _ = predict_sweep(replace(grid, routing=""), ModelTimes(A100))
     assert [op.op.name for op in forecast.ops] == ["experts"]
     with pytest.raises(UnsupportedError, match="gradients of experts have no model"):
-        predict_sweep(replace(grid, routing="", direction="both"), A100)
+        predict_sweep(replace(grid, routing="", direction="both"), ModelTimes(A100))
 
 
 def test_models_lists_every_preset(capsys: pytest.CaptureFixture[str]) -> None:

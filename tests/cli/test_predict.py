@@ -92,23 +92,24 @@ def test_one_row_more_behind_the_edge_of_a_wave() -> None:
     words = ("--gpu", "a100-sxm4-80gb", "--dim", "m=100,256,300,384", "--n", "12288", "--k", "4096")
     found = rows(*words)["rows"]
     assert isinstance(found, list)
-    odds = [row["cliff_probability"] for row in found]
-    assert (odds[0], odds[2]) == (None, None)  # off the calibration
-    assert odds[1] > 0.9 > 0.25 > odds[3]
-    assert "one row more costs over 10 %, and how probably: m = 256 (>99 %)\n" in run(*words)
+    rises = [row["rise_at_next_m"] for row in found]
+    assert rises[1]["low"] < rises[1]["share"] < rises[1]["high"]
+    assert rises[1]["share"] > 0.3
+    assert all(rises[i]["share"] < 0.1 for i in (0, 2, 3))
+    assert "one row more costs over 10 % (rise, 90 % interval): m = 256 (" in run(*words)
 
 
-def test_odds_of_a_cliff_are_told_only_where_they_are_known() -> None:
+def test_rises_are_told_only_along_m_of_measured_gpus() -> None:
     edges = ("--n", "4096", "--k", "4096")
     quiet = run("--gpu", "a100-sxm4-80gb", "--dim", "m=256", *edges)
-    assert "no cliff is likely behind these m: one row more hardly costs over 10 %" in quiet
+    assert "no cliff is predicted behind these m: one row more costs at most 10 %" in quiet
     for words in (("--gpu", "v100-sxm2-32gb", "--dim", "m=256", *edges), ("--gpu", "a100", "--dim", "hidden=4096")):
         assert "one row more" not in run(*words)
         found = rows(*words)["rows"]
         assert isinstance(found, list)
-        assert all(row["cliff_probability"] is None for row in found)
+        assert all(row["rise_at_next_m"] is None for row in found)
     many = run("--gpu", "a100", "--dim", "m=256:4096:128", "--n", "12288", "--k", "4096")
-    assert " more\n" in many.split("and how probably: ")[1]
+    assert " more\n" in many.split("(rise, 90 % interval): ")[1]
 
 
 def test_a_gpu_without_a_model_says_so_and_is_less_sure() -> None:
@@ -234,14 +235,14 @@ def test_eager_attention_beside_narrow_linear_layers_runs_in_bf16(dtype: str) ->
 
 def test_impossible_sizes_are_left_out_where_asked() -> None:
     arguments = GridOptions(dim=["heads=7,8"], hidden="4096", skip_impossible=True)
-    _, found, _ = predict_sweep(arguments, lookup("a100-sxm4-80gb"))
+    _, found, _ = predict_sweep(arguments, ModelTimes(lookup("a100-sxm4-80gb")))
     assert [row.axes for row in found.rows] == [{"heads": 8}]
     assert "heads = 7" in found.impossible[0]
 
 
 def test_edges_are_bracketed() -> None:
     arguments = GridOptions(dim=["n=1024:4096:1024@edges"], m="2048", k="4096")
-    axes, found, _ = predict_sweep(arguments, lookup("a100-sxm4-80gb"))
+    axes, found, _ = predict_sweep(arguments, ModelTimes(lookup("a100-sxm4-80gb")))
     values = [row.axes["n"] for row in found.rows]
     # The assumed 128×256 tile: 16 × 6 = 96 tiles at 1536, 112 past it.
     assert {1536, 1544} <= set(values)
@@ -251,7 +252,7 @@ def test_edges_are_bracketed() -> None:
 
 
 def test_waves_agree_with_the_reasons() -> None:
-    _, found, _ = predict_sweep(GridOptions(dim=["m=2688"], n="4096", k="4096"), lookup("a100-sxm4-80gb"))
+    _, found, _ = predict_sweep(GridOptions(dim=["m=2688"], n="4096", k="4096"), ModelTimes(lookup("a100-sxm4-80gb")))
     (row,) = found.rows
     assert row.worst.estimate.launch is not None
     assert str(row.worst.estimate.launch.tile) == "128x256"
@@ -268,7 +269,7 @@ def test_no_product_is_idle_where_it_is_predicted_to_compute(spec: DeviceSpec) -
     for dtype, widths in sites.items():
         for n, k in widths:
             arguments = GridOptions(dim=["m=128:4096:32"], n=str(n), k=str(k), dtype=dtype)
-            _, found, _ = predict_sweep(arguments, spec)
+            _, found, _ = predict_sweep(arguments, ModelTimes(spec))
             assert len(found.rows) == 125
             for row in found.rows:
                 said = [re.fullmatch(r".*: ([0-9.]+) % idle.*", reason) for reason in row.reasons]
@@ -282,7 +283,7 @@ def test_no_product_is_idle_where_it_is_predicted_to_compute(spec: DeviceSpec) -
 
 def test_waves_are_stated_on_an_a100_and_not_where_they_are_refuted() -> None:
     def stated(gpu: str) -> list[int | None]:
-        _, found, _ = predict_sweep(GridOptions(dim=["m=128:4096:32"], n="4096", k="4096"), lookup(gpu))
+        _, found, _ = predict_sweep(GridOptions(dim=["m=128:4096:32"], n="4096", k="4096"), ModelTimes(lookup(gpu)))
         assert any(row.reasons for row in found.rows)
         return [row.worst.estimate.waves for row in found.rows]
 
@@ -296,7 +297,7 @@ def test_waves_are_stated_on_an_a100_and_not_where_they_are_refuted() -> None:
 
 def test_the_picture_has_wave_edges_only_where_waves_are_stated() -> None:
     def edges(gpu: str) -> int:
-        _, found, _ = predict_sweep(GridOptions(dim=["m=128:4096:64"], n="4096", k="4096"), lookup(gpu))
+        _, found, _ = predict_sweep(GridOptions(dim=["m=128:4096:64"], n="4096", k="4096"), ModelTimes(lookup(gpu)))
         panel = Figure().add_subplot()
         _draw_wave_edges(panel, [(row.axes["m"], row.worst) for row in found.rows])
         return len(panel.lines)

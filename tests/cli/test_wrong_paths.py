@@ -49,8 +49,6 @@ COMMANDS = {
     "profile show": ("profile", "show", "PATH"),
     "profile query": ("profile", "query", "PATH", "--gemm", "64,64,64"),
     "profile blindspots": ("profile", "blindspots", "PATH"),
-    "validate --table": ("validate", "--gpu", "a100-sxm4-80gb", "--table", "PATH"),
-    "validate --docs": ("validate", "--docs", "PATH"),
     "import csv": ("import", "csv", "PATH", "--gpu", "a100", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype", "bf16"),
     "import vidur": ("import", "vidur", "PATH", "--gpu", "a100-sxm4-80gb"),
     "import neusight": ("import", "neusight", "PATH", "--gpu", "a100-pcie-40gb"),
@@ -244,7 +242,7 @@ def test_an_unpacked_file_has_an_end_too(tmp_path: Path) -> None:
 #: modules whose files come with the package or the system, or are made by the program itself
 OWN_FILES = (
     "files.py", "__init__.py", "cluster/ray_pool.py", "comm/isolation.py", "device/", "latency/",
-    "planner/", "profile/aiconfigurator_engine.py", "providers/identity.py", "report/content.py", "report/page.py",
+    "planner/", "providers/identity.py", "report/content.py", "report/page.py",
     "workload/presets.py",
 )  # fmt: skip
 #: methods of Path that wait for pipes, read devices, or raise for folders that may not be entered

@@ -23,7 +23,6 @@ from foreign_texts import log_line as line
 
 from quantbench.importers import aiconfigurator, csv_table, megatron_log, vidur
 from quantbench.importers.training_run import TrainingSummary, read_training, summarize, write_training
-from quantbench.latency.gemm.files import pack, text_arrays
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.planner.calibration import Calibrations, shipped
 from quantbench.planner.rows import read_table
@@ -149,21 +148,6 @@ def _read_aiconfigurator(content: bytes, folder: Path) -> object:
 
 
 @cache
-def _model() -> bytes:
-    model = GemmModel.prior("a100-sxm4-80gb")
-    return json.dumps(text_arrays(model.to_parts())).encode()
-
-
-def _load_model(content: bytes, folder: Path) -> object:
-    import numpy as np
-
-    model = GemmModel.from_parts(_json(content))
-    found = model.predict(np.array([128]), np.array([4096]), np.array([1024]))
-    assert len(found.latency_us) == 1
-    return model
-
-
-@cache
 def _profile() -> bytes:
     works = [Gemm(1024, n, 1024, dtype="bf16") for n in range(1024, 1536, 64)]
     records = [
@@ -250,11 +234,10 @@ TARGETS = (
         lambda: (b"".join((ROOT / "tests/data/bloom_tables.csv").read_bytes().splitlines(True)[:4]),),
         "text",
     ),
-    Target("gemm-model", _load_model, lambda: (_model(),), "json"),
     Target(
-        "gemm-model-file",
+        "gemm-model",
         lambda b, d: GemmModel.load(_at(d, "a.gemm", b)),
-        lambda: (pack(GemmModel.prior("a100-sxm4-80gb").to_parts()),),
+        lambda: (GemmModel.prior("a100-sxm4-80gb").to_bytes(),),
         "binary",
     ),
     Target(

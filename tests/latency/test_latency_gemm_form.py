@@ -19,10 +19,9 @@ from quantbench.latency.gemm.cost_model import (
     hand_prior,
     log_latency,
 )
-from quantbench.latency.gemm.ensemble import hold_rising
 from quantbench.latency.gemm.inputs import LARGEST_SIDE
+from quantbench.latency.gemm.member import Member, TrainingRows, watched_columns
 from quantbench.latency.gemm.training import Prior, fit_parameters
-from quantbench.latency.gemm.trees import Measured, Member, watched_columns
 from quantbench.launch import Tile
 from quantbench.quantization import quantize
 from quantbench.workload import Gemm
@@ -50,9 +49,15 @@ def sizes(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return m, n, k
 
 
-def other(m: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """One product each, of unknown layout, with one part of k."""
-    return np.ones(len(m)), np.full(len(m), -1.0), np.ones(len(m))
+def index_of(block_m: int, block_n: int) -> int:
+    """Position in the menu of a tile's kernel that does not split k."""
+    return MENU.kernels.index((TILES.index((block_m, block_n)), 1))
+
+
+def test_cuda_cores_run_no_larger_tiles_than_registers_hold() -> None:
+    sides = {side for tile, _ in Menu.of("CUDA cores").kernels for side in TILES[tile]}
+    assert (min(sides), max(sides)) == (32, 128)
+    assert len(MENU) == 6 * len(TILES)
 
 
 def test_narrow_formats_pay_for_rows_beyond_m_and_for_quantizing_a() -> None:
@@ -70,14 +75,6 @@ def test_narrow_formats_pay_for_rows_beyond_m_and_for_quantizing_a() -> None:
     assert us("fp8", 257, 8192, 8192, padded=1) > 1.1 * us("fp8", 257, 8192, 8192)
     assert us("fp8", 512, 8192, 8192, padded=1) == pytest.approx(us("fp8", 512, 8192, 8192))
     assert us("bf16", 257, 64, 8192, padded=1, convert=1, convert_row=0.01) == us("bf16", 257, 64, 8192)
-
-
-def test_doubling_k_is_held_to_be_no_faster_from_64_bytes() -> None:
-    held = {dtype: Machine.of(lookup("b200-sxm-180gb"), dtype).rising_k for dtype in ("bf16", "fp8", "nvfp4")}
-    assert held == {"bf16": 32, "fp8": 64, "nvfp4": 128}
-    k, log_us = np.array([64.0, 128.0, 256.0]), np.array([2.0, 1.0, 1.0])
-    asked = hold_rising(log_us, k, 128, lambda rows, half: np.full(len(rows), 9.0), lambda rows, half: 300.0 / half)
-    assert asked.tolist() == [2.0, 1.0, 300 / 128]
 
 
 @pytest.mark.parametrize("operation", ["exp", "log", "sigmoid", "soft_plus"])
@@ -127,22 +124,9 @@ def test_every_kernel_and_the_choice_rise_with_k(seed: int) -> None:
     assert (high >= low - 1e-9).all()
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_single_precision_moves_a_prediction_by_no_more_than_rounding(seed: int) -> None:
-    """Wherever parameters and shapes lie: nothing overflows, and no wave is lost."""
-    mean, sd = hand_prior()
-    vector = mean + 2.0 * sd * np.random.default_rng(seed).standard_normal(len(mean))
-    m, n, k = sizes(300, seed)
-    m[:4], n[2:6], k[4:8] = LARGEST_SIDE, LARGEST_SIDE, LARGEST_SIDE
-    double = log_latency(Values(vector), Shapes(MACHINE, MENU, m, n, k))[0]
-    single = log_latency(Values(vector.astype(np.float32)), Shapes(MACHINE, MENU, m, n, k, dtype=np.float32))[0]
-    assert single.dtype == np.float32
-    assert single == pytest.approx(double, abs=1e-4)
-
-
 def test_waves_agree_with_the_exact_arithmetic() -> None:
     tile = Tile(128, 256)
-    index = MENU.nearest(tile.block_m, tile.block_n, 1)
+    index = index_of(tile.block_m, tile.block_n)
     for m, n in ((2304, 3072), (2305, 3072), (128, 256), (8192, 5120)):
         shapes = Shapes(MACHINE, MENU, *(np.array([float(x)]) for x in (m, n, 4096)))
         exact = quantize(Gemm(m=m, n=n, k=4096), tile, sm_count=108)
@@ -152,7 +136,7 @@ def test_waves_agree_with_the_exact_arithmetic() -> None:
 
 def test_wave_quantization_shows_in_the_time() -> None:
     mean, _ = hand_prior()
-    only = MENU.subset(np.array([MENU.nearest(128, 256, 1)]))
+    only = MENU.subset(np.array([index_of(128, 256)]))
     m = np.array([1152.0, 1153.0, 1280.0])  # 9 × 12 tiles fill 108 SMs; one row more starts a second wave
     t = np.exp(log_latency(Values(mean), Shapes(MACHINE, only, m, np.full(3, 3072.0), np.full(3, 4096.0)))[0])
     assert t[1] / t[0] > 1.3
@@ -177,7 +161,7 @@ def test_a_fit_recovers_what_made_the_data() -> None:
     truth = prior.mean + 0.5 * prior.sd * rng.standard_normal(len(prior.mean))
     m, n, k = sizes(150, seed=6)
     log_us = log_latency(Values(truth), Shapes(MACHINE, MENU, m, n, k))[0]
-    rows = Measured(m, n, k, log_us, np.full(len(m), -1), *other(m))
+    rows = TrainingRows(m, n, k, np.ones(len(m)), np.full(len(m), -1.0), log_us)
     found = fit_parameters(MACHINE, MENU, rows, prior)
     held = Shapes(MACHINE, MENU, *sizes(300, seed=7))
     error = np.abs(log_latency(Values(found), held)[0] - log_latency(Values(truth), held)[0])
@@ -186,41 +170,12 @@ def test_a_fit_recovers_what_made_the_data() -> None:
     assert np.median(error) < 0.3 * np.median(blind)
 
 
-@pytest.mark.slow
-def test_recorded_kernels_teach_the_choice() -> None:
-    """A library that always takes 64 × 64, which the prior would not: only its kernels' names tell."""
-    prior = Prior(*hand_prior(), "the hand prior")
-    index = MENU.nearest(64, 64, 1)
-    m, n, k = sizes(80, seed=8)
-    big = m * n > 2**20
-    m, n, k = m[big], n[big], k[big]
-    shapes = Shapes(MACHINE, MENU, m, n, k)
-    log_us = log_latency(Values(prior.mean), shapes)[1].log_time[index]
-    vectors = [
-        fit_parameters(MACHINE, MENU, Measured(m, n, k, log_us, np.full(len(m), kernel), *other(m)), prior)
-        for kernel in (-1, index)
-    ]
-    taken = [(log_latency(Values(z), shapes)[1].log_time.argmin(axis=0) == index).mean() for z in vectors]
-    assert taken[1] > 0.8
-    assert taken[1] > taken[0]
-
-
-def test_menu_finds_the_nearest_kernel() -> None:
-    index = MENU.nearest(128, 250, 3)
-    own = MENU.each
-    assert (own.block_m[index, 0], own.block_n[index, 0], own.split_k[index, 0]) in {
-        (128, 256, 2),
-        (128, 256, 4),
-    }
-    assert len(MENU) == 6 * len(TILES)
-
-
 def test_features_are_finite_where_a_kernel_is_priced_out_of_all_bounds() -> None:
     vector = hand_prior()[0]
     vector[INDEX["small_tile"]] = 3.0
     m, n, k = sizes(50)
     m[0] = n[0] = LARGEST_SIDE
-    shapes = Shapes(MACHINE, MENU, m, n, k, dtype=np.float32)
+    shapes = Shapes(MACHINE, MENU, m, n, k)
     member = Member(vector, None)
     log_us, parts = member.physics(shapes)
     assert parts.log_time.max() > np.log(np.finfo(np.float32).max)

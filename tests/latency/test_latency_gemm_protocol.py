@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from quantbench.errors import InputError
-from quantbench.latency.scoring import (
+from tools.accuracy.scoring import (
     cliff_pairs,
     compute_rows,
     coverage,

@@ -1,23 +1,14 @@
-"""Libraries: which one is the default and why, and models of other libraries, fitted on first use and kept."""
+"""Libraries: which one is the default and why, and what is said of those without a shipped model."""
 
 import doctest
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from importlib import metadata
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from quantbench.device import lookup
 from quantbench.errors import InputError
 from quantbench.latency import libraries
-from quantbench.latency.gemm import model as gemm_model
-from quantbench.latency.gemm import public
-from quantbench.latency.gemm.model import GemmModel
+from quantbench.latency.gemm.model import FOLDER, GemmModel, file_name
 from quantbench.latency.libraries import LIBRARIES, SYSTEMS, default_library, libraries_of, library_words
-from quantbench.latency.tables import GemmTable
 from quantbench.workload.dtypes import GEMM_DTYPES
 
 H100 = "h100-sxm5-80gb"
@@ -38,8 +29,8 @@ def test_every_gpu_with_tables_can_run_what_they_hold() -> None:
 
 def test_one_library_of_every_gpu_and_dtype_is_shipped() -> None:
     measured = [(slug, dtype) for slug in SYSTEMS for dtype in GEMM_DTYPES if libraries_of(slug, dtype)]
-    shipped = {file.name for file in public.FOLDER.glob("*.gemm")}
-    assert shipped >= {public.file_name(*pair, default_library(*pair)) for pair in measured}
+    shipped = {file.name for file in FOLDER.glob("*.gemm")}
+    assert shipped >= {file_name(*pair, default_library(*pair)) for pair in measured}
 
 
 def test_times_of_the_host_are_no_default() -> None:
@@ -67,68 +58,8 @@ def test_an_unknown_library_is_refused() -> None:
         GemmModel.best(H100, dtype="fp8", library="cublas")
 
 
-@pytest.fixture
-def fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[GemmTable]:
-    """Tables that models were fitted to. One made table is installed, of sglang's fp8 products on an H100."""
-    systems, fitted = tmp_path / "systems", list[GemmTable]()
-    folder = systems / "data" / "h100_sxm" / "gemm" / "sglang" / libraries.TABLES["h100_sxm"]["sglang"]
-    folder.mkdir(parents=True)
-    (folder / "gemm_perf.parquet").write_bytes(b"a table")
-    sizes = [np.arange(1, 101, dtype=np.int64)] * 3
-    table = GemmTable(*sizes, np.ones(100), "fp8", H100, "sglang")  # type: ignore[call-arg]
-
-    def fit(table: GemmTable, of: Mapping[str, Any], progress: Callable[..., None]) -> GemmModel:
-        fitted.append(table)
-        return replace(GemmModel.prior(H100, dtype="fp8", library="sglang"), rows=50, note="", provenance=dict(of))
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(public, "systems_folder", lambda: systems)
-    monkeypatch.setattr(metadata, "version", lambda name: "0.12.0")
-    monkeypatch.setattr(public, "read_table", lambda *_, **__: table)
-    monkeypatch.setattr(GemmModel, "of_table", fit)
-    return fitted
-
-
-def ask() -> GemmModel:
-    gemm_model._model_of_table.cache_clear()  # as in a new process
-    return GemmModel.best(H100, dtype="fp8", library="sglang")
-
-
-def test_another_librarys_model_is_fitted_once_and_kept(
-    fits: list[GemmTable], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = ask()
-    assert (found.library, found.rows, found.provenance["framework_version"]) == ("sglang", 50, "0.5.14")
-    assert f"fitting sglang's fp8 products on {H100}, once" in capsys.readouterr().err
-    assert ask().provenance == found.provenance
-    assert len(fits) == 1
-    (kept,) = (tmp_path / "cache" / "quantbench" / "models").iterdir()
-    kept.write_bytes(kept.read_bytes()[:-1])
-    assert ask().rows == 50
-    assert len(fits) == 2
-
-
-def test_another_table_is_fitted_anew(fits: list[GemmTable], tmp_path: Path) -> None:
-    ask()
-    (table,) = (tmp_path / "systems").rglob("*.parquet")
-    table.write_bytes(b"another table")
-    ask()
-    assert len(fits) == 2
-
-
-def test_a_cache_that_cannot_be_written_is_done_without(
-    fits: list[GemmTable], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "cache").write_text("a file")
-    assert ask().rows == 50
-    assert "not kept for the next time" in capsys.readouterr().err
-
-
-def test_without_the_tables_the_prior_says_what_to_install(
-    fits: list[GemmTable], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(public, "systems_folder", lambda: None)
-    found = ask()
-    assert (found.rows, found.library, fits) == (0, "sglang", [])
-    assert found.note.startswith(f"no model of sglang's fp8 products on {H100} is shipped: pip install")
-    assert "nobody measured" not in found.note
+def test_a_library_without_a_shipped_model_gets_the_prior_which_says_what_to_do() -> None:
+    found = GemmModel.best(H100, dtype="fp8", library="sglang")
+    assert (found.rows, found.library) == (0, "sglang")
+    assert found.note.startswith(f"no model of sglang's fp8 products on {H100} is shipped: quantbench import")
+    assert "--profile" in found.note

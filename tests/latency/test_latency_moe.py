@@ -15,7 +15,7 @@ from quantbench.latency.moe_features import NUM_FEATURES, TILES, ExpertLoads, La
 from quantbench.workload import Gemm, MoE
 
 H100, H200 = lookup("h100-sxm5-80gb"), lookup("h200-sxm-141gb")
-_QUICK = Growth(randomised=4, boosted=40, leaves=8)
+_QUICK = Growth(randomised=4, boosted=40, depth=3)
 
 
 def layers(count: int, seed: int = 0) -> list[MoE]:

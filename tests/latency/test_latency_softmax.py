@@ -78,27 +78,6 @@ def test_a_time_from_python_holds_the_launch_and_wide_rows_cost_more() -> None:
         SoftmaxModel.prior(V100, library="jax")
 
 
-def test_a_model_of_version_1_predicts_as_it_did() -> None:
-    model = SoftmaxModel.prior(A100)
-    old = model.to_json()
-    del old["library"], old["parameters"]["log_host_us"], old["parameters"]["log_wide"]
-    del old["parameters"]["log_wide_cached"]
-    again = SoftmaxModel.from_json({**old, "version": 1}, A100)
-    assert again.predict(WORKS).latency_us.tolist() == model.predict(WORKS).latency_us.tolist()
-
-
-def test_wide_rows_of_version_2_take_their_share_of_the_bandwidth_alone() -> None:
-    model = SoftmaxModel.prior(A100, library="torch")
-    old = model.to_json()
-    del old["parameters"]["log_wide_cached"]
-    again = SoftmaxModel.from_json({**old, "version": 2}, A100)
-    held, wide = [Softmax(1, 4096, cols, dtype="fp32", mask="none") for cols in (1024, 2048)]
-    assert again.predict([held]).latency_us == pytest.approx(model.predict([held]).latency_us)
-    # L2 of 40 MiB holds more than the half of these 64 MiB, which version 2 did not charge for.
-    added_us = model.predict([wide]).latency_us - again.predict([wide]).latency_us
-    assert added_us == pytest.approx(A100.l2_bytes / (A100.memory_gb_per_s * 1e3), rel=0.05)
-
-
 def test_megatrons_kernel_takes_the_bandwidth_of_pytorchs_where_that_was_measured() -> None:
     device = lookup("v100-pcie-32gb")
     torch, megatron, prior = (

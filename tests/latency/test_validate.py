@@ -9,7 +9,10 @@ import pytest
 
 from quantbench.device import lookup
 from quantbench.errors import InputError, MeasurementError, StoreError, UnsupportedError
-from quantbench.latency.contests import (
+from quantbench.latency.tables import GemmTable
+from tools.accuracy import aiconfigurator_engine, formats
+from tools.accuracy import heuristics as heuristics_child
+from tools.accuracy.contests import (
     Answer,
     Contest,
     Contestant,
@@ -20,13 +23,9 @@ from quantbench.latency.contests import (
     roofline,
     run_contests,
 )
-from quantbench.latency.scoring import LEVELS, CliffLevels, ErrorSummary, Line, Split, cells, over_seeds
-from quantbench.latency.tables import GemmTable
-from quantbench.profile import aiconfigurator_engine
-from tools.accuracy import formats
-from tools.accuracy import heuristics as heuristics_child
 from tools.accuracy.gemm import Absent, engine, heuristics
 from tools.accuracy.page import markdown
+from tools.accuracy.scoring import ErrorSummary, Line, Split, cells, over_seeds
 from tools.accuracy.tables import PackagedTable
 from tools.guide.markers import write_between
 
@@ -67,23 +66,6 @@ def test_scores_of_a_known_answer() -> None:
     assert (found.coverage, found.cliff_recall, found.cliff_precision) == (1.0, 1.0, 1.0)
     assert (found.train_rows, found.seeds, found.fit_s) == (20, 2, 1.0)
     assert found.shapes_per_s == pytest.approx(80 / 0.5)  # half of 20 sites with 8 rows each
-
-
-def test_forecasts_follow_the_models_own_rule() -> None:
-    """A model that flattens every rise to a third of it, and knows where the second row of tiles begins."""
-
-    def flat(contest: Contest, split: Split, seed: int) -> Answer:
-        measured = contest.table.latency_us[split.test]
-        rises = np.cumsum(np.diff(np.log(measured), prepend=np.log(measured[0])) / 3)
-        return Answer(measured[0] * np.exp(rises), cliff_probability=lambda m, n, k: 0.5 * (m == 128))
-
-    (found,) = judged(Contestant("flat", 20, flat))
-    assert found.cliff_recall is not None
-    assert found.forecast_recall is not None
-    assert found.forecast_recall > found.cliff_recall
-    assert found.forecast_precision == 1.0
-    (silent,) = judged(fixed("no rule", 1.0))
-    assert silent.forecast_recall is None
 
 
 def test_baselines_learn_from_the_training_rows_only() -> None:
@@ -171,17 +153,11 @@ def test_a_busy_moment_moves_no_time() -> None:
 
 
 def test_markdown_of_a_line() -> None:
-    levels = CliffLevels(100, 0.26, 0.25, (0.95,) * len(LEVELS), (0.35,) * (len(LEVELS) - 1) + (None,))
-    found = replace(
-        BARE, coverage=0.905, cliff_recall=0.80, cliff_precision=0.75, forecast_recall=0.87, forecast_precision=0.55,
-        cliff_levels=levels, fit_s=1.234, shapes_per_s=23456.0,
-    )  # fmt: skip
+    found = replace(BARE, coverage=0.905, cliff_recall=0.80, cliff_precision=0.75, fit_s=1.234, shapes_per_s=23456.0)
     text = markdown([found], [])
     assert "### a100-sxm4-80gb" in text
-    assert "| ours | 200 | 4.55 / 6.5 / 19.0 | 90 % | 0.80 / 0.75 | 0.87 / 0.55 | 1.2 | 23,000 |" in text
+    assert "| ours | 200 | 4.55 / 6.5 / 19.0 | 90 % | 0.80 / 0.75 | 1.2 | 23,000 |" in text
     assert "compute rows" not in text  # nobody fills that column
-    assert "| a100-sxm4-80gb | 200 | 26 % / 25 % | 0.95 / 0.35 |" in text
-    assert text.rstrip().endswith("| 0.95 / – |")
     assert text.startswith("**Held-out sites: half of the (n, k) pairs are the test")
     assert found.to_json()["errors"]["median_pct"] == 4.551
 
@@ -200,7 +176,7 @@ def test_writing_between_the_markers(tmp_path: Path) -> None:
 
 def test_the_docs_have_every_marker_that_is_written(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text(encoding="utf-8")
-    for name in ("lines", "closer", "gemm", "attention", "adaptive"):
+    for name in ("lines", "closer", "gemm", "attention"):
         assert text.count(f"<!-- {name}:begin -->") == 1
         assert text.index(f"<!-- {name}:begin -->") < text.index(f"<!-- {name}:end -->")
 

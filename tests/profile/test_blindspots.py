@@ -26,7 +26,7 @@ from quantbench.profile.linear_interpolation import (
     places_between,
     through_rows,
 )
-from quantbench.profile.models import Models, ProductModel
+from quantbench.profile.models import Models
 from quantbench.profile.profile import Profile
 from quantbench.sweep.shape_file import read_shapes
 
@@ -181,9 +181,8 @@ def test_a_profile_without_products_is_one_clear_line(tmp_path: Path) -> None:
 
 def test_a_profile_s_own_model_is_asked_where_it_has_one() -> None:
     whole = stair_profile(stair_rows())
-    fast = GemmModel.best("a100-sxm4-80gb").fast
-    assert fast is not None
-    own = replace(whole, models=Models(gemm=(ProductModel("bf16", fast, 77, (0.0,), (0.1,)),)))
+    model = replace(GemmModel.best("a100-sxm4-80gb"), rows=77)
+    own = replace(whole, models=Models(gemm=(model,)))
     found = find(own, 0.05)
     assert found.num_rows == len(stair_rows())
     assert found.after.max() <= 0.05 + 1e-9

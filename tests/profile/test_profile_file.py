@@ -214,8 +214,9 @@ def set_row(kind: str, column: str, value: object) -> Any:
         (lambda data: data.pop("cliffs"), r"field 'cliffs' is missing; expected all of format, version"),
         (lambda data: data["tables"].pop("softmax"), r"tables of other kinds; expected gemm, softmax"),
         (lambda data: data["findings"][0].update(effect="big"), r"Verdict: effect = 'big'; expected a finite"),
-        (lambda data: data["models"]["gemm"][0].update(half_width=[0.1]), r"8 times for 1 half-widths"),
-        (lambda data: data["models"]["gemm"][0]["distilled"].update(parameters=[1e9] * 60), r"models? of products"),
+        (lambda data: data["models"]["gemm"][0].update(rows=5), r"profile model of products: a model of bf16"),
+        (lambda data: data["models"]["gemm"][0].update(model="AAAA"), r"damaged"),
+        (lambda data: data["models"]["gemm"][0].update(model=7), r"profile model of products: a broken part"),
         (lambda data: data["models"]["attention"][0].update(family="fa9"), r"model"),
     ],
 )

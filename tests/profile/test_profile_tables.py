@@ -233,9 +233,9 @@ def test_models_are_fitted_to_the_rows() -> None:
     assert (fitted.models.gemm[0].rows, fitted.models.gemm[0].dtype) == (80, "bf16")
     m, n, k = 3000, 3000, 3000
     true = 2 * made.true_us(Gemm(m, n, k))
-    found = fitted.models.gemm[0].fast.predict_us(m, n, k)[0]
+    found = fitted.models.gemm[0].predict(m, n, k).latency_us
     assert found == pytest.approx(true, rel=0.15)
-    assert bare.models.gemm[0].fast.predict_us(m, n, k)[0] < 0.7 * true
+    assert bare.models.gemm[0].predict(m, n, k).latency_us < 0.7 * true
     # What the rows say of the model's level corrects even one that was not fitted.
     answer = bare.gemm(m, n, k)
     assert answer.latency_us == pytest.approx(true, rel=0.1)

@@ -20,8 +20,8 @@ from quantbench.analysis.summary import Point
 from quantbench.cli.app import app
 from quantbench.device import current, lookup
 from quantbench.device.spec import DeviceSpec
+from quantbench.latency.gemm.member import Growth
 from quantbench.latency.gemm.training import Effort
-from quantbench.latency.gemm.trees import Growth
 from quantbench.latency.op_times import roofline_us
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade

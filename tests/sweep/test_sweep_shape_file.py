@@ -136,8 +136,6 @@ def test_the_command_line_takes_the_file_and_nothing_that_contradicts_it(file: P
             sweep_options(replace(given, **other), "cuda")
     with pytest.raises(InputError, match=r"--refine with --shapes"):
         SweepOptions((), models=SHAPES, refine=True)
-    with pytest.raises(InputError, match=r"--adaptive with transformer shapes"):
-        SweepOptions((), models=SHAPES, adaptive=True, points=3)
     with pytest.raises(InputError, match=r"--shapes with --dim n"):
         SweepOptions(("n=64",), models=SHAPES)
 

@@ -19,10 +19,10 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.importers import aiconfigurator
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.attention_cost_model import AttentionShapes, peak_tflops
-from quantbench.latency.contests import Answer, Step
 from quantbench.latency.gaussian_process import GaussianProcess
-from quantbench.latency.scoring import Line, over_seeds, summarize
 from quantbench.workload import Attention
+from tools.accuracy.contests import Answer, Step
+from tools.accuracy.scoring import Line, over_seeds, summarize
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

@@ -14,12 +14,12 @@ from pathlib import Path
 from statistics import median
 
 from quantbench.device import lookup
-from quantbench.latency.contests import OUR_WEIGHT, Answer, Contest, Contestant, answer_of, ours, run_contests
 from quantbench.latency.gemm.model import GemmModel, shipped_kin
 from quantbench.latency.libraries import SYSTEMS, TABLES, libraries_of
-from quantbench.latency.scoring import ErrorSummary, Line, Split, over_seeds, row_count, shares
 from quantbench.units import percent
 from quantbench.workload.dtypes import GEMM_DTYPES
+from tools.accuracy.contests import OUR_WEIGHT, Answer, Contest, Contestant, answer_of, ours, run_contests
+from tools.accuracy.scoring import ErrorSummary, Line, Split, over_seeds, row_count, shares
 from tools.accuracy.tables import PackagedTable, read_packaged
 from tools.guide.markers import table
 
@@ -63,7 +63,7 @@ def others_known(train_rows: int) -> Contestant:
         m, n, k = contest.shapes(split.train)
         model = GemmModel.fit(
             contest.device, m, n, k, measured.latency_us[split.train], dtype=measured.dtype, library=measured.library,
-            sibling=shipped_kin(contest.device, measured.dtype, measured.library), seed=seed,
+            prior=shipped_kin(contest.device, measured.dtype, measured.library) or "auto", seed=seed,
         )  # fmt: skip
         return answer_of(model, contest, split.test, fit_s=time.process_time() - start)
 
@@ -98,7 +98,7 @@ def _scores(work: Path) -> dict[tuple[str | int | None, ...], tuple[Line, str]]:
     found = {}
     for text in work.read_text(encoding="utf-8").splitlines():
         entry = json.loads(text)
-        kept = {name: value for name, value in entry["line"].items() if name not in ("compute", "cliff_levels")}
+        kept = {name: value for name, value in entry["line"].items() if name != "compute"}
         line = Line(**{**kept, "errors": ErrorSummary(**kept["errors"])})
         found[tuple(entry["key"])] = line, entry["version"]
     return found
@@ -108,7 +108,7 @@ def lines_table(work: Path) -> str:
     """Returns the Markdown table of the tables in a work file, 200 rows and one seed each."""
     scores = _scores(work)
     keys = [key for key in KEYS if all((*key, one.name, one.train_rows, 0) in scores for one in _WIDE)]
-    header = ["GPU", "format", "library", "unfitted", "fitted", "interval covers", "cliffs", "forecasts"]
+    header = ["GPU", "format", "library", "unfitted", "fitted", "interval covers", "cliffs"]
     rows, medians = [], []
     for slug, dtype, library in keys:
         (bare, version), (fit, _) = (scores[slug, dtype, library, one.name, one.train_rows, 0] for one in _WIDE)
@@ -124,7 +124,7 @@ def lines_table(work: Path) -> str:
 def closer_table(work: Path) -> str:
     """Returns the Markdown table of the `CLOSER` tables, means over the seeds in a work file."""
     scores = _scores(work)
-    header = ["table", "learned from", "rows", "seeds", "errors", "interval covers", "cliffs", "forecasts"]
+    header = ["table", "learned from", "rows", "seeds", "errors", "interval covers", "cliffs"]
     rows = []
     for slug, dtype, library in CLOSER:
         for one in _CLOSE:
@@ -138,8 +138,7 @@ def closer_table(work: Path) -> str:
 
 def _fitted(line: Line) -> tuple[str, ...]:
     covers = "–" if line.coverage is None else percent(line.coverage)
-    cliffs = shares(line.cliff_recall, line.cliff_precision), shares(line.forecast_recall, line.forecast_precision)
-    return (str(line.errors), covers, *cliffs)
+    return str(line.errors), covers, shares(line.cliff_recall, line.cliff_precision)
 
 
 def _known(slug: str, dtype: str, library: str) -> str:

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from quantbench.importers.aiconfigurator import find_tables, origin_of, read_rows
 from quantbench.latency.moe import MoEModel
-from quantbench.latency.scoring import coverage, summarize
 from quantbench.workload import MoE
+from tools.accuracy.scoring import coverage, summarize
 
 #: (device, library, dtype)
 TABLES = (

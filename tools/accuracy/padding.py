@@ -32,15 +32,14 @@ from quantbench.advice.pad import NOISE, Change, Padding, compare
 from quantbench.alignment_rules import RULES
 from quantbench.device import lookup
 from quantbench.device.spec import PEAK_MARGIN
-from quantbench.latency.contests import Contest, fit
-from quantbench.latency.gemm.ensemble import shape_keys
 from quantbench.latency.gemm.inputs import machine_of
 from quantbench.latency.gemm.model import GemmModel, shipped_model
-from quantbench.latency.gemm.public import TABLE_EFFORT
+from quantbench.latency.gemm.training import TABLE_EFFORT
 from quantbench.latency.model_times import ModelTimes
 from quantbench.latency.tables import GemmTable
 from quantbench.units import percent
 from quantbench.workload import Gemm
+from tools.accuracy.contests import Contest, fit
 from tools.accuracy.tables import read_packaged
 from tools.guide.markers import fill, kept, table
 
@@ -150,7 +149,8 @@ def regret(
 def measured_again(table: GemmTable, other: GemmTable) -> FloatArray:
     """Returns the times of the table's shapes in another table, (rows,) µs; nan, by which nothing is padded, for shapes
     that it lacks."""
-    found, wanted = (shape_keys(one.m, one.n, one.k) for one in (other, table))
+    # One integer per shape: sizes are below 2**21.
+    found, wanted = ((one.m << 42) | (one.n << 21) | one.k for one in (other, table))
     order = np.argsort(found)
     place = order[np.minimum(np.searchsorted(found, wanted, sorter=order), len(found) - 1)]
     return np.where(found[place] == wanted, other.latency_us[place], np.nan)

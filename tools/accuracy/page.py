@@ -2,7 +2,7 @@
 
 Every figure is computed on one core from the packaged public tables (extra `tables`), with --published from the files
 of NeuSight, DeepBench and aiter (`tables.PUBLISHED`); takes tens of minutes.
---adaptive, --published and --moe write the sections of those names, --formats the first two: one line per GPU, dtype
+--published and --moe write the sections of those names, --formats the first two: one line per GPU, dtype
 and library. It keeps what it computed in --work, outside of the checkout, to go on from there.
 """
 
@@ -16,15 +16,14 @@ from pathlib import Path
 from threadpoolctl import threadpool_limits  # comes with scikit-learn, which needs it
 
 from quantbench.device.cpu import cpu_info
-from quantbench.latency.contests import Step, run_contests
 from quantbench.latency.libraries import SYSTEMS
-from quantbench.latency.scoring import COLUMNS, LEVELS, CliffLevels, Line, cells, row_count, shares
-from quantbench.units import percent
 from tools.accuracy import formats
 from tools.accuracy.attention import AttentionTable, attention_lines, read_attention
-from tools.accuracy.gemm import ADAPTIVE_GPUS, Absent, adaptive_contests, packaged_contests
+from tools.accuracy.contests import Step, run_contests
+from tools.accuracy.gemm import Absent, packaged_contests
 from tools.accuracy.moe import accuracy_table
 from tools.accuracy.published import published_table
+from tools.accuracy.scoring import COLUMNS, Line, cells
 from tools.accuracy.tables import SHIPPED_GPUS, PackagedTable, read_packaged
 from tools.guide.markers import table as markdown_table
 from tools.guide.markers import write_between
@@ -34,8 +33,6 @@ _PROTOCOLS = {
     "random": "random split: training rows at random, all others are the test",
     "heads": "held-out heads: half of the combinations of heads, key heads, head_dim and mask are the test",
 }
-#: contestant with a table of cliff probabilities
-_JUDGED_BY_LEVEL = "ours"
 _PACKAGES = ("quantbench", "numpy", "scipy", "scikit-learn")
 
 
@@ -76,16 +73,6 @@ def markdown(lines: Sequence[Line], absent: Sequence[Absent], origins: Sequence[
         for gpu in dict.fromkeys(entry.gpu for entry in of_protocol):
             parts.append(f"### {gpu}\n")
             parts.append(_section([entry for entry in of_protocol if entry.gpu == gpu]))
-    levels = [
-        (e.gpu, e.train_rows, e.cliff_levels)
-        for e in lines
-        if e.cliff_levels is not None and e.model == _JUDGED_BY_LEVEL and e.protocol == "sites"
-    ]
-    if levels:
-        parts.append(
-            f"**Cliffs found / true, by the probability from which on they are forecast ({_JUDGED_BY_LEVEL}).**\n"
-        )
-        parts.append(levels_table(levels))
     parts += [f"- {a.gpu}: {a.model} is left out: {a.reason}." for a in absent]
     parts += [f"- {origin}." for origin in origins]
     return "\n".join(parts).rstrip() + "\n"
@@ -98,17 +85,6 @@ def _section(lines: Sequence[Line]) -> str:
     return markdown_table([COLUMNS[i] for i in kept], [[row[i] for i in kept] for row in rows])
 
 
-def levels_table(rows: Sequence[tuple[str, int | None, CliffLevels]]) -> str:
-    """Formats (GPU, train rows, levels) as a Markdown table."""
-    header = ["gpu", "rows learned from", "cliffs expected / measured", *(f"P ≥ {level:.2f}" for level in LEVELS)]
-    lines = []
-    for gpu, learned, levels in rows:
-        both = f"{percent(levels.expected)} / {percent(levels.measured)}"
-        both_shares = [shares(found, true) for found, true in zip(levels.found, levels.true, strict=True)]
-        lines.append([gpu, row_count(learned), both, *both_shares])
-    return markdown_table(header, lines)
-
-
 def main() -> None:
     """Runs the comparisons and writes their tables between the markers of the page."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -116,7 +92,6 @@ def main() -> None:
     parser.add_argument("--gpu", action="append", help="only this device; may be repeated")
     parser.add_argument("--rows", type=int, default=200, help="rows to learn from")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--adaptive", action="store_true", help="instead: rows chosen by the model against chance")
     parser.add_argument("--moe", action="store_true", help="instead: layers of experts")
     parser.add_argument("--formats", action="store_true", help="instead: every GPU, format and library")
     parser.add_argument("--work", type=Path, help="with --formats: file of finished scores; --gpu: make only this")
@@ -137,23 +112,18 @@ def main() -> None:
         if asked.moe:
             write_between(asked.page, "moe", accuracy_table(asked.seeds, _print))
             return
-        _write(asked.page, tuple(asked.gpu or ()), asked.rows, asked.seeds, adaptive=asked.adaptive)
+        _write(asked.page, tuple(asked.gpu or ()), asked.rows, asked.seeds)
 
 
-def _write(page: Path, gpus: Sequence[str], rows: int, seeds: Sequence[int], *, adaptive: bool) -> None:
-    gpus = gpus or (ADAPTIVE_GPUS if adaptive else SHIPPED_GPUS)
-    absent: list[Absent] = []
-    if adaptive:
-        plan = adaptive_contests(gpus, rows, "bf16")
-    else:
-        plan, absent = packaged_contests(gpus, rows, "bf16")
+def _write(page: Path, gpus: Sequence[str], rows: int, seeds: Sequence[int]) -> None:
+    gpus = gpus or SHIPPED_GPUS
+    plan, absent = packaged_contests(gpus, rows, "bf16")
     lines = list(run_contests(plan, seeds, _say))
     made_from = gemm_origins(read_packaged(gpu) for gpu in gpus)
-    write_between(page, "adaptive" if adaptive else "gemm", markdown(lines, absent, made_from))
-    if not adaptive:
-        attention = list(attention_lines(gpus, rows, seeds, _say))
-        made_from = attention_origins((gpu, read_attention(gpu)) for gpu in gpus)
-        write_between(page, "attention", markdown(attention, [], made_from))
+    write_between(page, "gemm", markdown(lines, absent, made_from))
+    attention = list(attention_lines(gpus, rows, seeds, _say))
+    made_from = attention_origins((gpu, read_attention(gpu)) for gpu in gpus)
+    write_between(page, "attention", markdown(attention, [], made_from))
 
 
 def _print(text: str) -> None:

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from quantbench.device import lookup
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.scoring import Split, coverage, held_out_sites, random_split, summarize
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.units import percent
+from tools.accuracy.scoring import Split, coverage, held_out_sites, random_split, summarize
 from tools.accuracy.tables import PUBLISHED, SOFTMAX_GPUS, PublishedTable, SoftmaxTable, read_published, read_softmax
 from tools.guide.markers import table as markdown
 
@@ -31,14 +30,12 @@ Judged = tuple[tuple[float, float, float], float]
 
 @dataclass(frozen=True)
 class Case:
-    """Part of a table and its protocol. train_rows: number of rows to learn from. named: whether the kernels' names are
-    known at fit and prediction."""
+    """Part of a table and its protocol. train_rows: number of rows to learn from."""
 
     table: PublishedTable
     what: str
     train_rows: int
     sites: bool = False
-    named: bool = False
 
     def split(self, seed: int) -> Split:
         """Splits the rows at random, or by (n, k) pairs."""
@@ -55,7 +52,6 @@ def cases() -> Iterator[Case]:
             long = table.latency_us > _LEAST_US
             single = table.where(long & (table.batch == 1))
             yield Case(single, "linear, above 200 µs", 200)
-            yield Case(single, "linear, above 200 µs, kernels named", 200, named=True)
             yield Case(table.where(long & (table.batch > 1)), "batched, above 200 µs", 400)
         elif table.provenance["framework"] == "aiter":
             yield Case(table, "held-out (n, k)", 200, sites=True)
@@ -119,13 +115,9 @@ def _judge(case: Case, seed: int) -> Judged:
     table, split = case.table, case.split(seed)
     test = split.test[np.random.default_rng(seed).permutation(len(split.test))[:_MOST_TESTED]]
 
-    def arguments(rows: npt.NDArray[np.int64]) -> dict[str, Any]:
-        launches = [table.launches[i] for i in rows] if case.named else None
-        return {**table.take(rows), "launches": launches}
-
     model = GemmModel.fit(
-        table.gpu, **arguments(split.train), latency_us=table.latency_us[split.train], dtype=table.dtype,
+        table.gpu, **table.take(split.train), latency_us=table.latency_us[split.train], dtype=table.dtype,
         prior="family-out", seed=seed,
     )  # fmt: skip
-    found = model.predict(**arguments(test))
+    found = model.predict(**table.take(test))
     return _scored(found.latency_us, found.low_us, found.high_us, table.latency_us[test])

@@ -206,39 +206,26 @@ def prediction_section(
     work = [point.workload for point in rows]
     m, n, k = (np.array([getattr(gemm, name) for gemm in work], dtype=float) for name in "mnk")
     measured_us = np.array([point.latency_us for point in rows])
-    launches = [point.launch for point in rows]
     dtype = work[0].dtype
-    named = sum(launch is not None and bool(launch.kernel) for launch in launches)
-    # title: (kernel names of the training rows are used, kernel names of the test rows are used)
-    ways = {
-        "without kernel names": (False, False),
-        "kernel names of the fitted rows": (True, False),
-        "kernel names of all rows": (True, True),
-    }
-    errors: dict[str, list[FloatArray]] = {title: [] for title in ways}
+    errors: list[FloatArray] = []
     for seed in seeds:
         order = np.random.default_rng(seed).permutation(len(rows))
         fitted, tested = order[:FITTED_ROWS], order[FITTED_ROWS:]
-        for title, (then, now) in ways.items():
-            known = [launches[i] for i in fitted] if then else None
-            model = GemmModel.fit(
-                device, m[fitted], n[fitted], k[fitted], measured_us[fitted], dtype=dtype, launches=known,
-                prior="family-out", seed=seed, effort=effort,
-            )  # fmt: skip
-            later = [launches[i] for i in tested] if now else None
-            predicted_us = model.predict(m[tested], n[tested], k[tested], launches=later).latency_us
-            errors[title].append(np.abs(predicted_us / measured_us[tested] - 1))
+        model = GemmModel.fit(
+            device, m[fitted], n[fitted], k[fitted], measured_us[fitted], dtype=dtype, prior="family-out", seed=seed,
+            effort=effort,
+        )  # fmt: skip
+        predicted_us = model.predict(m[tested], n[tested], k[tested]).latency_us
+        errors.append(np.abs(predicted_us / measured_us[tested] - 1))
     lines = ["| model | rows fitted | median | 95th percentile |", "|---|---:|---:|---:|"]
-    for title, found in errors.items():
-        lines.append(_line(f"fitted here, {title}", FITTED_ROWS, found))
+    lines.append(_line("fitted here", FITTED_ROWS, errors))
     public = shipped_model(device.name, dtype)
     if public is not None:
         errors_of_it = np.abs(public.predict(m, n, k).latency_us / measured_us - 1)
         lines.append(_line("fitted on the public table of this GPU", public.rows, [errors_of_it]))
     lines += [
         "",
-        f"{len(rows)} random products in {dtype}, {named} with the name of their kernel; means over the seeds"
-        f" {', '.join(map(str, seeds))}.",
+        f"{len(rows)} random products in {dtype}; means over the seeds {', '.join(map(str, seeds))}.",
     ]
     return lines
 

@@ -6,8 +6,8 @@ const EXACT_BLOCKS = 64, UNSEEN = Math.log(2), WIDEST_HEAD = 256;
 
 // Makes a model of a class from packed data: `run` computes the numbers in `out`.
 async function loadModel(Class, data, view) {
-  const {instance} = await WebAssembly.instantiate(view(Uint8Array, data.wasm)), {times: run, bounds: bound, memory} = instance.exports;
-  return Object.assign(new Class(), data, {run, bound, out: new Float64Array(memory.buffer), known: new Map()});
+  const {instance} = await WebAssembly.instantiate(view(Uint8Array, data.wasm)), {times: run, memory} = instance.exports;
+  return Object.assign(new Class(), data, {run, out: new Float64Array(memory.buffer), known: new Map()});
 }
 
 // Remembers what `make` returns for a key.
@@ -53,23 +53,8 @@ class GemmModel {
 
   fresh(m, n, k, batch, layout) {
     const {logUs, variance, kernels} = this.raw(m, n, k, batch, layout);
-    let best = logUs;
-    // Doubling k is never faster: the largest of the times at k, k / 2, ….
-    if (this.most > 0) {
-      for (let half = k; half > this.rising_k && half % 2 === 0;) {
-        half /= 2;
-        this.bound(m, n, half, batch, layout, kernels[0]);
-        let most = this.most;
-        for (let i = 0; i < this.members.length; i++) {
-          if (i && kernels[i] !== kernels[i - 1]) this.bound(m, n, half, batch, layout, kernels[i]);
-          most += this.out[i] / this.members.length;
-        }
-        if (most + this.rounding <= best) break;
-        best = Math.max(best, this.raw(m, n, half, batch, layout).logUs);
-      }
-    }
     const peak = 2 * m * n * k * batch / this.flop_per_us;
-    const us = Math.max(Math.exp(best), peak);
+    const us = Math.max(Math.exp(logUs), peak);
     const factor = Math.exp(this.factor * Math.sqrt(variance + this.floor ** 2));
     return {us, low: Math.max(us / factor, peak), high: us * factor, kernel: kernels[0]};
   }

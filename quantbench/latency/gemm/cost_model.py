@@ -1,11 +1,5 @@
 """Computes the GEMM cost model: the time of every kernel that a library may choose, and of its choice.
 
-Entry points: `log_latency`, the time of the kernel that a library chooses from a `Menu` on a `Machine`, for `Shapes`
-and parameter `Values`. Its parts: `kernel_parts`, which returns `Parts`; `chosen_time`, `clock_loss`, `hand_prior`,
-`upgraded`, `resident_blocks`, `variant`, `runs_in_waves`, `keep_freed_memory`. Types of arrays: `Array`, `FloatArray`,
-`IndexArray`. Constants: `TILES`, `SPLITS`, `FIRST_TILE`, `INDEX`, `ADDED`, `LEAST_K`, `ROUNDING`. Used by the other
-modules of `latency.gemm`, by `model_times`, `profile.models`, `explore.evaluator` and tools.
-
 A kernel runs batch · ceil(m / block_m) · ceil(n / block_n) · split_k blocks in waves. Its time is a launch, plus the
 p-norm of arithmetic (quantised by waves, softened by a fluid share), memory reads (each operand cold or hot in L2) and
 traffic between L2 and the SMs, combined by a second norm with writing c (near a sum for kernels that do not overlap
@@ -19,7 +13,6 @@ Units: µs, bytes, FLOP. Arrays are (kernels, rows) unless stated otherwise, bec
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -72,20 +65,23 @@ class Menu:
 
     tiles: (block_m, block_n) of each tile.
     kernels: (tile index, split_k) of each kernel.
-    variants: names (`variant`) of the kernels of the last tiles, of which an earlier tile has the size.
     """
 
     tiles: tuple[tuple[int, int], ...]
     kernels: tuple[tuple[int, int], ...]
-    variants: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.kernels:
             raise InputError("Menu", "no kernels", "at least one")
 
     @classmethod
-    def of(cls, tiles: tuple[tuple[int, int], ...] = TILES) -> Menu:
-        return cls(tiles, tuple((t, split) for t in range(len(tiles)) for split in SPLITS))
+    def of(cls, unit: str = "tensor cores") -> Menu:
+        """Returns the kernels of a unit (`families.unit`): all pairs of TILES and SPLITS; on CUDA cores
+        only tiles of 32 to 128, as in the names of cuBLAS's sgemm from Pascal to Ampere: a thread holds at most 8 × 8
+        sums."""
+        sides = (32, 128) if unit == "CUDA cores" else (0, max(max(tile) for tile in TILES))
+        tiles = [i for i, tile in enumerate(TILES) if sides[0] <= min(tile) and max(tile) <= sides[1]]
+        return cls(TILES, tuple((tile, split) for tile in tiles for split in SPLITS))
 
     def subset(self, chosen: IndexArray) -> Menu:
         """Returns the menu of the kernels at these indices; all tiles stay, so tile indices do not change."""
@@ -102,11 +98,9 @@ class Menu:
         block_m, block_n = (np.array(sides, dtype=np.float64)[tile] for sides in zip(*self.tiles, strict=True))
         return Kernels(tile, split, block_m, block_n, resident_blocks(block_m, block_n))
 
-    def by_row(self, kernel: IndexArray, split_k: FloatArray | None = None) -> Kernels:
-        """Returns the columns of one kernel per row, (1, rows). kernel: (rows,) indices. split_k: (rows,), in place of
-        the menu's."""
-        rows = Kernels(*(column[kernel, 0][None, :] for column in vars(self.each).values()))
-        return rows if split_k is None else replace(rows, split_k=split_k[None, :])
+    def by_row(self, kernel: IndexArray) -> Kernels:
+        """Returns the columns of one kernel per row, (1, rows). kernel: (rows,) indices."""
+        return Kernels(*(column[kernel, 0][None, :] for column in vars(self.each).values()))
 
     @cached_property
     def of_tile(self) -> tuple[tuple[int, slice | IndexArray], ...]:
@@ -117,34 +111,6 @@ class Menu:
     def of_split(self) -> tuple[tuple[int, slice | IndexArray], ...]:
         """(index in SPLITS, positions of its kernels) for each split with kernels; others count as the next larger."""
         return _groups(np.minimum(np.searchsorted(SPLITS, self.each.split_k[:, 0]), len(SPLITS) - 1))
-
-    def nearest(self, block_m: int, block_n: int, split_k: int, kernel: str = "") -> int:
-        """Returns the index of the kernel closest to a recorded tile and split, by summed log ratios.
-
-        kernel: recorded name; one of the variants is only compared with its own kernels."""
-        own, name = self.each, variant(kernel)
-        first = len(self.tiles) - len(self.variants)
-        tile = own.tile_index
-        other = tile != first + self.variants.index(name) if name in self.variants else tile >= first
-        distance = (
-            np.abs(np.log2(own.block_m / block_m))
-            + np.abs(np.log2(own.block_n / block_n))
-            + np.abs(np.log2(own.split_k / split_k))
-            + np.where(other, np.inf, 0.0)
-        )
-        return int(np.argmin(distance))
-
-
-_LAYOUT = re.compile(r"_[nt]{2}(?:_v\d+)?$")
-
-
-def variant(kernel: str) -> str:
-    """Returns a kernel's name without the layout: 128x32_sliced1x4 runs at another rate than 128x32.
-
-    >>> variant("volta_sgemm_128x32_sliced1x4_tn")
-    'volta_sgemm_128x32_sliced1x4'
-    """
-    return _LAYOUT.sub("", kernel)
 
 
 def _groups(of: IndexArray) -> tuple[tuple[int, slice | IndexArray], ...]:
@@ -210,28 +176,15 @@ INDEX = {p.name: i for i, p in enumerate(PARAMETERS)}
 #: the tiles' efficiencies come after the named parameters in a vector
 FIRST_TILE = len(PARAMETERS)
 _TILE_SD = 0.3
-#: indices of the parameters that version 2 of models and pools lacks; version 3 lacks those of narrow formats
-ADDED = [INDEX[name] for name in ("host", "far", "far_growth", "padded", "convert", "convert_row")]
-_NEUTRAL = np.array([-20.0, PARAMETERS[INDEX["far"]].mean, 0.0, -20.0, -20.0, -20.0])
+#: indices of the parameters of a benchmark's host and of few shapes, which members do not vary
+UNVARIED = [INDEX[name] for name in ("host", "far", "far_growth", "padded", "convert", "convert_row")]
 
 
-def upgraded(vector: FloatArray, tiles: int, added: FloatArray = _NEUTRAL) -> FloatArray:
-    """Returns a parameter vector of a menu of `tiles` tiles with the values in ADDED that versions 2 and 3 lack.
-
-    added: the values; by default those that leave the vector's times as they are.
-    """
-    missing = FIRST_TILE + tiles - len(vector)
-    if missing not in (3, len(ADDED)):
-        return vector
-    first = ADDED[-missing]
-    return np.concatenate([vector[:first], added[-missing:], vector[first:]])
-
-
-def hand_prior(tiles: tuple[tuple[int, int], ...] = TILES) -> tuple[FloatArray, FloatArray]:
+def hand_prior() -> tuple[FloatArray, FloatArray]:
     """Returns (mean, sd), each (parameters + tiles,), of the prior for a GPU without measurements."""
-    small = [-0.16 * float(np.log2(_LARGEST_TILE / (m * n))) for m, n in tiles]  # small tiles reuse each byte less
+    small = [-0.16 * float(np.log2(_LARGEST_TILE / (m * n))) for m, n in TILES]  # small tiles reuse each byte less
     mean = np.array([p.mean for p in PARAMETERS] + small)
-    sd = np.array([p.sd for p in PARAMETERS] + [_TILE_SD] * len(tiles))
+    sd = np.array([p.sd for p in PARAMETERS] + [_TILE_SD] * len(TILES))
     return mean, sd
 
 
@@ -276,8 +229,6 @@ _FAR_SLOPE = 3.0
 _NT, _TN = LAYOUTS.index("nt"), LAYOUTS.index("tn")
 #: smallest k that the trees see: one step of a main loop; smaller k are corrected like this one
 LEAST_K = 32.0
-#: upper bound on the error of single precision, log time
-ROUNDING = 1e-4
 
 
 @dataclass(frozen=True)
@@ -295,11 +246,6 @@ class Machine:
     def is_narrow(self) -> bool:
         """Whether a and b have fewer bytes per element than c, as in FP8 and FP4."""
         return self.element_bytes < self.output_bytes
-
-    @property
-    def rising_k(self) -> float:
-        """Smallest k from which doubling k is held to be no faster: 64 bytes. In FP4, k = 32 is slower than k = 64."""
-        return max(LEAST_K, 64.0 / self.element_bytes)
 
     @classmethod
     def of(cls, device: DeviceSpec, dtype: str) -> Machine:
@@ -322,9 +268,6 @@ class Shapes:
 
     m, n, k, batch: (rows,) each; batch is 1 by default.
     layout: index in `LAYOUTS`, -1 (the default) if unknown: rows of a and b then run along k.
-    dtype: float type of the arrays; counts of blocks and waves are rounded to it last. float32, for distilled models,
-        is faster and changes a log time by less than ROUNDING. (`attention_cost_model.AttentionShapes` is attention's
-        counterpart.)
     """
 
     def __init__(
@@ -336,13 +279,8 @@ class Shapes:
         k: FloatArray,
         batch: FloatArray | None = None,
         layout: FloatArray | None = None,
-        *,
-        dtype: type[np.floating[Any]] = np.float64,
     ) -> None:
-        def rounded(x: FloatArray) -> Array:
-            return x.astype(dtype, copy=False)
-
-        self.machine, self.dtype = machine, dtype
+        self.machine = machine
         self.log_bandwidth = math.log(machine.bytes_per_us)  # a float, which makes no array wider
         batch = np.ones(len(m)) if batch is None else batch
         self.m, self.n, self.k, self.batch = m, n, k, batch
@@ -360,49 +298,54 @@ class Shapes:
         k_part = np.maximum(np.ceil(k / (of.split_k * _STEP_K)) * _STEP_K, _STEP_K)
         l2_bytes = blocks * (of.block_m + of.block_n) * k_part * machine.element_bytes
 
-        self.tiles, self.blocks, self.k_part = rounded(tiles), rounded(blocks), rounded(k_part)
-        self.fluid, self.full, self.has_rest = rounded(fluid), rounded(full), rounded(has_rest)
-        self.waves = rounded(full + has_rest)
-        self.last = rounded(np.ceil(rest / machine.sm_count) / of.blocks_per_sm)
-        self.log_at_once = np.log(rounded(np.minimum(blocks, resident)))
-        self.l2_bytes = rounded(l2_bytes / np.minimum(blocks / machine.sm_count, 1.0))  # as if every SM were busy
-        self.partial_bytes = rounded(np.where(of.split_k > 1, 8.0, 0.0) * of.block_m * of.block_n * blocks)
-        self.smallness = np.log(1.0 + self.fluid) * rounded(np.log2(_LARGEST_TILE / (of.block_m * of.block_n)))
+        self.tiles = tiles
+        self.blocks = blocks
+        self.k_part = k_part
+        self.fluid = fluid
+        self.full = full
+        self.has_rest = has_rest
+        self.waves = full + has_rest
+        self.last = np.ceil(rest / machine.sm_count) / of.blocks_per_sm
+        self.log_at_once = np.log(np.minimum(blocks, resident))
+        self.l2_bytes = l2_bytes / np.minimum(blocks / machine.sm_count, 1.0)  # as if every SM were busy
+        self.partial_bytes = np.where(of.split_k > 1, 8.0, 0.0) * of.block_m * of.block_n * blocks
+        self.smallness = np.log(1.0 + fluid) * np.log2(_LARGEST_TILE / (of.block_m * of.block_n))
 
-        self.held, self.split_k = rounded(of.blocks_per_sm), rounded(of.split_k)
-        self.wave_flop = rounded(of.blocks_per_sm * (2.0 * of.block_m * of.block_n))
-        self.area = rounded(of.block_m * of.block_n / 16384.0)  # of 128 × 128
-        self.growth = rounded(np.log((of.block_m + of.block_n) / 256.0))
-        self.is_split = rounded((of.split_k > 1).astype(np.float64))
-        self.split_doublings = rounded(np.log2(of.split_k))
+        self.held = of.blocks_per_sm
+        self.split_k = of.split_k
+        self.wave_flop = of.blocks_per_sm * (2.0 * of.block_m * of.block_n)
+        self.area = of.block_m * of.block_n / 16384.0  # of 128 × 128
+        self.growth = np.log((of.block_m + of.block_n) / 256.0)
+        self.is_split = (of.split_k > 1).astype(np.float64)
+        self.split_doublings = np.log2(of.split_k)
 
         element_bytes = machine.element_bytes * batch
         a_bytes, b_bytes = element_bytes * m * k, element_bytes * k * n
         c_bytes = machine.output_bytes * batch * m * n
-        self.a_bytes, self.b_bytes, self.c_bytes = rounded(a_bytes), rounded(b_bytes), rounded(c_bytes)
+        self.a_bytes = a_bytes
+        self.b_bytes = b_bytes
+        self.c_bytes = c_bytes
         log_l2 = np.log(machine.l2_bytes)
-        self.reuse_a = rounded(np.log(a_bytes + b_bytes + c_bytes) - log_l2)
-        self.reuse_b = rounded(np.log(a_bytes + _COPIES * b_bytes + c_bytes) - log_l2)
-        self.reuse_c = rounded(np.log(a_bytes + b_bytes + _COPIES * c_bytes) - log_l2)
+        self.reuse_a = np.log(a_bytes + b_bytes + c_bytes) - log_l2
+        self.reuse_b = np.log(a_bytes + _COPIES * b_bytes + c_bytes) - log_l2
+        self.reuse_c = np.log(a_bytes + b_bytes + _COPIES * c_bytes) - log_l2
         # No table of a narrow format shows a matrix-vector kernel.
-        self.is_vector = rounded(((m == 1) | (n == 1)) & (not machine.is_narrow))
-        self.log_row_bytes = rounded(np.log(k * machine.element_bytes))
+        self.is_vector = (((m == 1) | (n == 1)) & (not machine.is_narrow)).astype(np.float64)
+        self.log_row_bytes = np.log(k * machine.element_bytes)
         # Share of the rows that a block reads along k: those of a but in tn, those of b but in nn and tn.
         tall, wide = np.minimum(m, of.block_m), np.minimum(n, of.block_n)
-        self.along_k = rounded(
-            (tall * (self.layout != _TN) + wide * ((self.layout < 0) | (self.layout == _NT))) / (tall + wide)
-        )
-        self.log_compute = rounded(np.log(2.0 * batch * m * n * k / machine.flop_per_us / _LONG_US))
+        self.along_k = (tall * (self.layout != _TN) + wide * ((self.layout < 0) | (self.layout == _NT))) / (tall + wide)
+        self.log_compute = np.log(2.0 * batch * m * n * k / machine.flop_per_us / _LONG_US)
         if machine.is_narrow:
-            self.padding = rounded(1.0 - m / (np.ceil(m / of.block_m) * of.block_m))
-            self.a_rows = rounded(batch * m)
-            self.converted_us = rounded(batch * m * k * (2.0 + machine.element_bytes) / machine.bytes_per_us)
+            self.padding = 1.0 - m / (np.ceil(m / of.block_m) * of.block_m)
+            self.a_rows = batch * m
+            self.converted_us = batch * m * k * (2.0 + machine.element_bytes) / machine.bytes_per_us
         by_n, by_k = _halvings(n * machine.output_bytes), _halvings(k * machine.element_bytes)
         # A part of k shorter than a step is padded to one, whatever its alignment.
         self.halvings: Array | None = None
         if by_n.any() or by_k.any():
             padded = k < of.split_k * _STEP_K
-            self.halvings = rounded(np.where(padded, by_n, np.maximum(by_n, by_k)))
+            self.halvings = np.where(padded, by_n, np.maximum(by_n, by_k))
 
 
 def _halvings(row_bytes: FloatArray) -> FloatArray:

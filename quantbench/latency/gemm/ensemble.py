@@ -1,21 +1,14 @@
-"""Averages several fitted cost models and their trees into one prediction of GEMM times, monotone in doubling k.
-
-Entry points: `Ensemble`; `Reference`, the rows that it was fitted to; `shape_keys`, `hold_rising`. Used by `model`,
-`training`, `distilled`, `files` and tools.
-"""
+"""Averages several fitted cost models and their trees into one prediction of GEMM times."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from quantbench.latency.forest import chunks
 from quantbench.latency.gemm.cost_model import (
     LEAST_K,
-    ROUNDING,
     FloatArray,
     IndexArray,
     Machine,
@@ -23,250 +16,87 @@ from quantbench.latency.gemm.cost_model import (
     Shapes,
     keep_freed_memory,
 )
-from quantbench.latency.gemm.trees import Measured, Member, chunks, watched_columns
-from quantbench.workload.ops import LAYOUTS
-
-IntArray = npt.NDArray[np.int64]
-#: m, n, k, batch and layout (index in `LAYOUTS`), (rows,) each
-Sizes = tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]
-
-
-@dataclass(frozen=True)
-class Reference:
-    """Residual of another model (of this GPU or of a similar one): log of measured over predicted time.
-
-    ensemble: the other model.
-    keys, residual: sorted keys (`shape_keys`) of its measured shapes and their residuals; empty if only the model is
-        known. Shapes that were not measured take the correction of its trees.
-    """
-
-    ensemble: Ensemble
-    keys: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    residual: FloatArray = field(default_factory=lambda: np.zeros(0))
-
-    def at(self, m: FloatArray, n: FloatArray, k: FloatArray, batch: FloatArray, layout: FloatArray) -> FloatArray:
-        """Returns the residual at shapes, (rows,), log time. The measured shapes have no batch."""
-        out = np.empty(len(m))
-        found = np.zeros(len(m), dtype=bool)
-        if len(self.keys):
-            wanted = shape_keys(m, n, k)
-            place = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
-            found = (self.keys[place] == wanted) & (batch == 1)
-            out[found] = self.residual[place[found]]
-        if not found.all():
-            rest = ~found
-            out[rest] = self.ensemble.correction(*(x[rest] for x in (m, n, k, batch, layout)))
-        return out
-
-
-def _all_sizes(
-    m: FloatArray, n: FloatArray, k: FloatArray, batch: FloatArray | None = None, layout: FloatArray | None = None
-) -> Sizes:
-    return m, n, k, np.ones(len(m)) if batch is None else batch, np.full(len(m), -1.0) if layout is None else layout
-
-
-def shape_keys(m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike) -> IntArray:
-    """Returns one integer per shape, unique for sizes below 2**21."""
-    parts = [np.asarray(x).astype(np.int64) for x in (m, n, k)]
-    return np.asarray((parts[0] << 42) | (parts[1] << 21) | parts[2])
-
-
-class _Seen:
-    """Cache of log µs by shape: half of one row's k is often another row's k."""
-
-    def __init__(self, ensemble: Ensemble, sizes: Sizes, log_us: FloatArray) -> None:
-        m, n, k, batch, layout = self._sizes = sizes
-        self._ensemble = ensemble
-        line = np.unique(shape_keys(m, n, batch), return_inverse=True)[1].ravel()
-        self._line = len(LAYOUTS) * line + layout.astype(np.int64)
-        self._keys, first = np.unique(self._key(slice(None), k), return_index=True)
-        self._log_us = log_us[first]
-
-    def _key(self, rows: IndexArray | slice, k: FloatArray) -> IntArray:
-        """Returns one integer per shape of k and the other sizes of the rows."""
-        return np.asarray((self._line[rows] << 21) | k.astype(np.int64))
-
-    def or_ask(self, rows: IndexArray, k: FloatArray) -> FloatArray:
-        """Returns log µs of the rows' shapes with another k, evaluating each unknown shape once."""
-        wanted, first, place = np.unique(self._key(rows, k), return_index=True, return_inverse=True)
-        at = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
-        new = self._keys[at] != wanted
-        log_us = self._log_us[at]
-        ask = first[new]
-        m, n, _, *others = (x[rows[ask]] for x in self._sizes)
-        log_us[new] = self._ensemble.raw(m, n, k[ask], *others).log_us
-        keys = np.concatenate([self._keys, wanted[new]])
-        order = np.argsort(keys, kind="stable")
-        self._keys, self._log_us = keys[order], np.concatenate([self._log_us, log_us[new]])[order]
-        return np.asarray(log_us[place.ravel()])
-
-
-def hold_rising(
-    log_us: FloatArray,
-    k: FloatArray,
-    least: float,
-    at_most: Callable[[IndexArray, FloatArray], FloatArray],
-    ask: Callable[[IndexArray, FloatArray], FloatArray],
-) -> FloatArray:
-    """Returns the largest log µs at k, k / 2, k / 4, … (whole numbers), (rows,), so that doubling k is never faster.
-
-    log_us: prediction at k.
-    least: k at which halving stops.
-    at_most, ask: functions from (row indices, halved k) to an upper bound on log µs, and to log µs. The cost model
-        rises with k, the trees may not; so halving stops if the bound is below the largest so far.
-    """
-    best = log_us.copy()
-    rows, half = np.flatnonzero((k > least) & (k % 2 == 0)), k / 2
-    while len(rows):
-        rows = rows[at_most(rows, half[rows]) + ROUNDING > best[rows]]
-        if len(rows):
-            best[rows] = np.maximum(best[rows], ask(rows, half[rows]))
-        rows = rows[(half[rows] > least) & (half[rows] % 2 == 0)]
-        half = half / 2
-    return best
+from quantbench.latency.gemm.member import Member, watched_columns
 
 
 @dataclass(frozen=True)
 class RawPrediction:
-    """Log µs (rows,), variance between members and trees (rows,), each member's fastest kernel (members, rows), and log
-    µs of the cost model alone (rows,)."""
+    """Predictions of rows.
+
+    log_us: (rows,) log µs.
+    variance: (rows,) between members and trees, log time.
+    kernel: (rows,) fastest kernel of the first member's cost model.
+    physics: (rows,) log µs of the cost models alone.
+    """
 
     log_us: FloatArray
     variance: FloatArray
-    kernels: IndexArray
+    kernel: IndexArray
     physics: FloatArray
-
-
-def _combined(log_us: list[FloatArray], within: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
-    """Returns (prediction, variance), (rows,) each, log time, from the members' predictions and tree variances.
-
-    For a log-normal time the expected relative error |predicted / true - 1| is least below the median by the variance:
-    predicting twice the time costs 100 %, half of it 50 %.
-    """
-    variance = np.var(log_us, axis=0) + (np.mean(within, axis=0) if within else 0.0)
-    return np.mean(log_us, axis=0) - variance, variance
 
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Members with a common machine and menu, whose log times are averaged (`_combined`)."""
+    """Members with a common machine and menu, whose log times are averaged.
+
+    reference: another model (of this GPU or of a similar one), the correction of whose trees is an input of these.
+    """
 
     machine: Machine
     menu: Menu
     members: tuple[Member, ...]
-    reference: Reference | None = None
+    reference: Ensemble | None = None
 
-    @cached_property
-    def most(self) -> float:
-        """Largest correction of the members' mean, log time."""
-        return float(np.mean([member.most for member in self.members]))
-
-    def monotone(self, *asked: FloatArray) -> RawPrediction:
-        """Predicts at m, n, k and optionally batch and layout, (rows,) each, such that doubling k is never faster
-        (`hold_rising`)."""
-        sizes = m, n, k, *others = _all_sizes(*asked)
-        answer = self.raw(*sizes)
-        if self.most == 0.0:
-            return answer
-        best = hold_rising(
-            answer.log_us,
-            k,
-            self.machine.rising_k,
-            lambda rows, half: (
-                self._at_most(answer.kernels[:, rows], m[rows], n[rows], half, *(x[rows] for x in others)) + self.most
-            ),
-            _Seen(self, sizes, answer.log_us).or_ask,
-        )
-        return replace(answer, log_us=best)
-
-    def _at_most(self, kernels: IndexArray, *sizes: FloatArray) -> FloatArray:
-        """Returns a cheap upper bound on the cost model's log time, (rows,): that of one kernel per member."""
-        total = np.zeros(len(sizes[0]))
-        for member, kernel in zip(self.members, kernels, strict=True):
-            shapes = Shapes(self.machine, self.menu.by_row(kernel), *sizes)
-            total += member.physics(shapes)[0]
-        return total / len(self.members)
-
-    def raw(self, *asked: FloatArray) -> RawPrediction:
-        """Predicts at m, n, k and optionally batch and layout, (rows,) each, without that constraint on k."""
-        sizes = m, *_ = _all_sizes(*asked)
+    def raw(
+        self,
+        m: FloatArray,
+        n: FloatArray,
+        k: FloatArray,
+        batch: FloatArray | None = None,
+        layout: FloatArray | None = None,
+    ) -> RawPrediction:
+        """Predicts rows, (rows,) each. layout: index in `LAYOUTS`, -1 (the default) if unknown."""
+        batch = np.ones(len(m)) if batch is None else batch
+        layout = np.full(len(m), -1.0) if layout is None else layout
         keep_freed_memory()
-        log_us, variance, alone = np.empty((3, len(m)))
-        kernels = np.empty((len(self.members), len(m)), dtype=np.intp)
+        log_us, variance, physics = np.empty((3, len(m)))
+        kernel = np.empty(len(m), dtype=np.intp)
         for part in chunks(len(m)):
-            log_us[part], variance[part], kernels[:, part], alone[part] = self._raw(*(x[part] for x in sizes))
-        return RawPrediction(log_us, variance, kernels, alone)
+            found = self._chunk(*(x[part] for x in (m, n, k, batch, layout)))
+            log_us[part], variance[part] = found.log_us, found.variance
+            kernel[part], physics[part] = found.kernel, found.physics
+        return RawPrediction(log_us, variance, kernel, physics)
 
-    def _raw(
-        self, m: FloatArray, n: FloatArray, k: FloatArray, *others: FloatArray
-    ) -> tuple[FloatArray, FloatArray, IndexArray, FloatArray]:
+    def _chunk(self, m: FloatArray, n: FloatArray, k: FloatArray, *others: FloatArray) -> RawPrediction:
         if len(m) == 1:  # numpy sums a single column in another order; batching must not change a prediction
-            alone = self._raw(*(np.repeat(x, 2) for x in (m, n, k, *others)))
-            return alone[0][:1], alone[1][:1], alone[2][:, :1], alone[3][:1]
+            twice = self._chunk(*(np.repeat(x, 2) for x in (m, n, k, *others)))
+            return RawPrediction(*(x[:1] for x in vars(twice).values()))
         deep = np.maximum(k, LEAST_K)
         shapes = Shapes(self.machine, self.menu, m, n, deep, *others)
-        reference = None if self.reference is None else self.reference.at(m, n, deep, *others)
+        reference = None if self.reference is None else self.reference.correction(m, n, deep, *others)
         watched = watched_columns(shapes)
         log_us, within, kernels, costs = [], [], [], []
         for member in self.members:
-            physics, parts = member.physics(shapes)
-            costs.append(physics)
+            cost, parts = member.physics(shapes)
+            costs.append(cost)
             kernels.append(parts.log_time.argmin(axis=0))
-            correction = np.zeros(len(m))
+            x = None
             if member.forest is not None:
-                x = member.features(self.menu, shapes, physics, parts, watched, reference)
-                correction, spread = member.correction(x, reference)
-                within.append(spread)
-            log_us.append(physics + correction)
-        log_time, variance = _combined(log_us, within)
-        alone = np.mean(costs, axis=0)
+                x = member.features(self.menu, shapes, cost, parts, watched, reference)
+            correction, spread = member.correction(x, reference)
+            log_us.append(cost + correction)
+            within.append(spread)
+        # For a log-normal time the expected relative error |predicted / true - 1| is least below the median by the
+        # variance: predicting twice the time costs 100 %, half of it 50 %.
+        variance = np.var(log_us, axis=0) + np.mean(within, axis=0)
+        middle = np.mean(log_us, axis=0) - variance
+        physics = np.mean(costs, axis=0)
         short = k < LEAST_K
         if short.any():
             shallow = self._physics(*(x[short] for x in (m, n, k, *others)))
-            log_time[short] += shallow - alone[short]
-            alone[short] = shallow
-        return log_time, variance, np.stack(kernels), alone
-
-    def named(self, kernel: IndexArray, split_k: FloatArray, *sizes: FloatArray) -> FloatArray:
-        """Predicts log µs of shapes, (rows,), for known kernels.
-
-        kernel: (rows,) index of the nearest one in the menu. split_k: (rows,), their own. sizes: `Sizes`."""
-        log_us = np.empty(len(kernel))
-        for part in chunks(len(kernel)):
-            m, n, k, batch, layout = (x[part] for x in sizes)
-            rows = Measured(m, n, k, np.zeros(len(m)), kernel[part], batch, layout, split_k[part])
-            known = None if self.reference is None else self.reference.at(*rows.sizes)
-            found, within = [], []
-            for member in self.members:
-                own, x = member.named(self.machine, self.menu, rows, known, whole=member.named_forest is not None)
-                correction, spread = member.correction(x, known, named=True)
-                found.append(own + correction)
-                within.append(spread)
-            log_us[part] = _combined(found, within)[0]
-        return log_us
-
-    def rise(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Returns mean and standard deviation, (rows,) each, of the rise in log time from m to m + 1 over all trees of
-        all members. Most errors are the same at both ends and cancel."""
-        both = [
-            self._by_tree(m[part] + 1.0, n[part], np.maximum(k[part], LEAST_K))
-            - self._by_tree(m[part], n[part], np.maximum(k[part], LEAST_K))
-            for part in chunks(len(m))
-        ]
-        by_tree = np.concatenate(both, axis=1) if both else np.zeros((1, 0))
-        return by_tree.mean(axis=0), by_tree.std(axis=0)
-
-    def _by_tree(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
-        """Returns log µs by tree, (members · trees, rows)."""
-        shapes = Shapes(self.machine, self.menu, m, n, k)
-        reference = None if self.reference is None else self.reference.at(m, n, k, shapes.batch, shapes.layout)
-        watched = watched_columns(shapes)
-        log_time = []
-        for member in self.members:
-            physics, parts = member.physics(shapes)
-            x = member.features(self.menu, shapes, physics, parts, watched, reference)
-            log_time.append(physics + member.by_tree(x, reference))
-        return np.concatenate(log_time)
+            middle[short] += shallow - physics[short]
+            physics[short] = shallow
+        return RawPrediction(middle, variance, kernels[0], physics)
 
     def physics(self, *sizes: FloatArray) -> FloatArray:
         """Returns the mean log µs of the members' cost models, without trees, (rows,). sizes: as `raw`."""
@@ -279,4 +109,5 @@ class Ensemble:
 
     def correction(self, *sizes: FloatArray) -> FloatArray:
         """Returns the trees' correction of the cost model, (rows,), log time. sizes: as `raw`."""
-        return self.raw(*sizes).log_us - self.physics(*sizes)
+        found = self.raw(*sizes)
+        return found.log_us - found.physics

@@ -1,9 +1,4 @@
-"""Validates what a GEMM model is asked or fitted to, and turns it into arrays.
-
-Entry points: `machine_of`, `whole_sizes`, `layout_indices`, `k_as_stored`, `recorded_kernels`, `LARGEST_SIDE`. Used
-by `gemm.model`, `gemm.cliffs`, `model_times`, `analysis.forecast`, `advice`, `planner.search`, `profile`, the command
-`pad` and tools.
-"""
+"""Validates what a GEMM model is asked or fitted to, and turns it into arrays."""
 
 from __future__ import annotations
 
@@ -14,8 +9,7 @@ import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, UnsupportedError, require_choice
-from quantbench.latency.gemm.cost_model import FloatArray, IndexArray, Machine, Menu
-from quantbench.launch import Launch
+from quantbench.latency.gemm.cost_model import FloatArray, Machine
 from quantbench.workload.dtypes import GEMM_DTYPES
 from quantbench.workload.ops import LAYOUTS
 
@@ -74,17 +68,3 @@ def k_as_stored(machine: Machine, sizes: Sequence[FloatArray], layouts: FloatArr
     m, _, k, *_ = sizes
     along_m = (layouts == LAYOUTS.index("tn")) & (not machine.is_narrow)
     return np.where(along_m, k + (m - k) % (16.0 / machine.element_bytes), k)
-
-
-def recorded_kernels(menu: Menu, launches: Sequence[Launch | None] | None, rows: int) -> tuple[IndexArray, FloatArray]:
-    """Returns the menu index of each recorded kernel, -1 for unknown ones, and its split_k, (rows,) each."""
-    kernel, split_k = np.full(rows, -1, dtype=np.intp), np.ones(rows)
-    if launches is None:
-        return kernel, split_k
-    if len(launches) != rows:
-        raise InputError("GemmModel", f"{len(launches)} launches for {rows} shapes", "one each, or None")
-    for i, launch in enumerate(launches):
-        if launch is not None and launch.tile is not None:
-            kernel[i] = menu.nearest(launch.tile.block_m, launch.tile.block_n, launch.tile.split_k, launch.kernel)
-            split_k[i] = launch.tile.split_k
-    return kernel, split_k

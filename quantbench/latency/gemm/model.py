@@ -1,9 +1,5 @@
 """Fits a GEMM latency model to a few measured shapes, starting from a prior learned on other GPUs.
 
-Entry points: `GemmModel`, with `fit`, `prior`, `best`, `of_table` and `predict`; `shipped_model`, `shipped_kin`. Used
-by users' Python code, by `model_times`, `contests`, `gemm.cliffs`, `analysis.forecast`, `profile`, `sweep.refine`,
-`explore` and tools.
-
 >>> model = GemmModel.prior("a100-sxm4-80gb")
 >>> found = model.predict(4096, 4096, [4096, 8192])
 >>> bool(found.latency_us[0] < found.latency_us[1])
@@ -12,9 +8,7 @@ True
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -26,16 +20,16 @@ import numpy.typing as npt
 from quantbench.device.registry import known as known_devices
 from quantbench.device.registry import lookup
 from quantbench.device.spec import PEAK_MARGIN, DeviceSpec
-from quantbench.errors import InputError, QuantbenchError, StoreError, UnsupportedError, require_choice
+from quantbench.errors import InputError, QuantbenchError, StoreError, require_choice
 from quantbench.files import read_bytes, reason, write_file
 from quantbench.latency.estimate import Estimate, IntervalCalibration, measured_times, name_bound
 from quantbench.latency.families import family, unit
+from quantbench.latency.forest import chunks
 from quantbench.latency.gemm import files
 from quantbench.latency.gemm.cost_model import FloatArray, IndexArray, Machine, Menu, Shapes, runs_in_waves
-from quantbench.latency.gemm.distilled import FastGemm, distil
-from quantbench.latency.gemm.ensemble import Ensemble, Reference, shape_keys
-from quantbench.latency.gemm.inputs import k_as_stored, layout_indices, machine_of, recorded_kernels, whole_sizes
-from quantbench.latency.gemm.public import FOLDER, TABLE_EFFORT, TABLE_ROWS, PublicTable, file_name, fitting
+from quantbench.latency.gemm.ensemble import Ensemble
+from quantbench.latency.gemm.inputs import k_as_stored, layout_indices, machine_of, whole_sizes
+from quantbench.latency.gemm.member import Member, TrainingRows
 from quantbench.latency.gemm.training import (
     FEWEST_FOR_TREES,
     FEWEST_ROWS,
@@ -43,27 +37,25 @@ from quantbench.latency.gemm.training import (
     Known,
     Prior,
     choose,
-    menu_for,
     near,
     pooled,
     shipped_pool,
     spec_sheet,
     train,
 )
-from quantbench.latency.gemm.trees import Growth, Measured, Member, chunks
 from quantbench.latency.libraries import LIBRARIES, default_library, libraries_of, resolve_library
-from quantbench.latency.scoring import coverage, random_split, summarize
-from quantbench.latency.tables import GemmTable
+from quantbench.latency.model_file import BROKEN, device_from_json, device_to_json, pack, unpack
 from quantbench.launch import Launch, Tile
 from quantbench.workload import Gemm
 from quantbench.workload.dtypes import GEMM_DTYPES
 
 IntArray = npt.NDArray[np.int64]
 
-_SIBLING_EFFORT = Effort(members=1, rows_first=600, growth=Growth(trees=20, leaf=3))
-_SIBLING_ROWS = 6000
-_JUDGED_ROWS = 4000
-# `from_parts` checks the time of this shape.
+#: folder of the shipped models
+FOLDER = Path(__file__).parent.parent / "models"
+MODEL_FORMAT = "quantbench-gemm-model"
+MODEL_VERSION = 1
+# `from_bytes` checks the time of this shape.
 _PROBE = ([128], [4096], [1024])
 
 
@@ -106,7 +98,6 @@ class GemmModel:
     library: whose kernels ran (`libraries.LIBRARIES`).
     provenance: origin of the measurements, saved with the model.
     note: caveats of the predictions.
-    fast: distilled model, None if not made yet (`compiled`).
     """
 
     device: DeviceSpec
@@ -117,7 +108,6 @@ class GemmModel:
     prior_source: str
     note: str = ""
     provenance: dict[str, Any] = field(default_factory=dict)
-    fast: FastGemm | None = None
     library: str = "torch"
 
     @classmethod
@@ -133,9 +123,7 @@ class GemmModel:
         layout: str | Sequence[str] = "nn",
         dtype: str = "bf16",
         library: str = "torch",
-        launches: Sequence[Launch | None] | None = None,
-        prior: str | Sequence[GemmModel] = "auto",
-        sibling: GemmTable | GemmModel | None = None,
+        prior: str | GemmModel | Sequence[GemmModel] = "auto",
         seed: int = 0,
         effort: Effort | None = None,
     ) -> GemmModel:
@@ -144,12 +132,9 @@ class GemmModel:
         batch: independent products of each row, (rows,) or one number.
         layout: storage of a and b (`workload.Gemm.layout`), of each row or of all.
         library: whose kernels ran.
-        launches: kernel that ran each row, None if unknown.
         prior: "auto" (best shipped parameters, and the residual of the shipped model of this GPU, or else of one of its
-            family, in this dtype and library), "family-out" (other GPU generations only), "none" (spec sheet only) or a
-            sequence of models.
-        sibling: table or model of another GPU, whose residual at the same shape becomes a feature; it helps if both
-            GPUs run the same kernels.
+            family, in this dtype and library), "family-out" (other GPU generations only), "none" (spec sheet only), a
+            model (its parameters and its residual) or a sequence of models (their parameters).
         seed: the same rows and seed give the same model.
 
         Rows above the device's peak are left out; `provenance` has their number.
@@ -162,17 +147,14 @@ class GemmModel:
         m = np.atleast_1d(np.asarray(m))
         sizes = whole_sizes("GemmModel.fit", m, n, k, np.broadcast_to(batch, m.shape) if np.ndim(batch) == 0 else batch)
         times = measured_times("GemmModel.fit", latency_us, len(sizes[0]))
-        menu = menu_for(launches, unit(spec, dtype))
+        menu = Menu.of(unit(spec, dtype))
         layouts = layout_indices("GemmModel.fit", layout, len(times))
-        kernels, split_k = recorded_kernels(menu, launches, len(times))
-        rows = Measured(sizes[0], sizes[1], sizes[2], np.log(times), kernels, sizes[3], layouts, split_k)
+        rows = TrainingRows(sizes[0], sizes[1], sizes[2], sizes[3], layouts, np.log(times))
         if not rows.layouts:
             rows = replace(rows, k=k_as_stored(machine, sizes, layouts), layout=np.full(len(rows), -1.0))
         possible = 2.0 * np.prod(sizes, axis=0) <= PEAK_MARGIN * machine.flop_per_us * times
         rows = rows.take(np.flatnonzero(possible))
         start, blind, reference = _start(spec, dtype, prior, library)
-        if sibling is not None:
-            reference, start = _sibling(sibling, dtype, seed)
         if len(rows) < FEWEST_ROWS:
             bare = _unfitted(spec, dtype, machine, start, blind, library)
             few = f"{len(rows)} rows are too few to fit ({FEWEST_ROWS} are needed): the prior as it stands. "
@@ -183,31 +165,6 @@ class GemmModel:
             note = f"{len(rows)} rows: the cost model was fitted, no trees were grown ({FEWEST_FOR_TREES} are needed)"
         told = {} if possible.all() else {"above_peak": int((~possible).sum())}
         return cls(spec, dtype, ensemble, interval, len(rows), start.source, note, told, library=library)
-
-    @classmethod
-    def of_table(
-        cls, table: GemmTable, provenance: Mapping[str, Any], progress: Callable[[float], None] = lambda done: None
-    ) -> GemmModel:
-        """Fits the model of a public table, with its errors on other rows and its distilled form.
-
-        provenance: origin of the table.
-        progress: called with the share of the work that is done.
-        """
-        split = random_split(len(table), min(TABLE_ROWS, len(table) // 2), seed=0)
-        rows, test = split.train, split.test[:_JUDGED_ROWS]
-        progress(0.05)
-        model = cls.fit(
-            table.gpu, table.m[rows], table.n[rows], table.k[rows], table.latency_us[rows], dtype=table.dtype,
-            library=table.library, prior="none", effort=TABLE_EFFORT,
-        )  # fmt: skip
-        progress(0.7)
-        sizes, measured_us = (table.m[test], table.n[test], table.k[test]), table.latency_us[test]
-        held_out = model.held_out(measured_us, *sizes)
-        fast = distil(model.ensemble, also=(table.m.astype(float), table.n.astype(float), table.k.astype(float)))
-        held_out["fast_median_pct"] = round(summarize(fast.predict_us(*sizes), measured_us).median_pct, 2)
-        progress(1.0)
-        told = {**model.provenance, "rows_fitted": model.rows, "held_out": held_out}
-        return replace(model, provenance={**provenance, **told}, fast=fast)
 
     @classmethod
     def prior(
@@ -226,8 +183,7 @@ class GemmModel:
 
     @classmethod
     def best(cls, device: DeviceSpec | str, *, dtype: str = "bf16", library: str = "") -> GemmModel:
-        """Returns the shipped model of a device, dtype and library; else that of the library's public table, fitted on
-        first use, which takes a minute (`of_table`); else the prior.
+        """Returns the shipped model of a device, dtype and library; else the prior.
 
         library: whose kernels will run, "" for `libraries.default_library`. Raises InputError for an unknown one.
         """
@@ -239,11 +195,9 @@ class GemmModel:
         prior = cls.prior(spec, dtype=dtype, library=library)
         if library not in libraries_of(spec.name, dtype):
             return prior
-        try:
-            return _model_of_table(spec.name, dtype, library)
-        except UnsupportedError as error:
-            why = f"{error.value}: {error.expected}"
-            return replace(prior, note=f"{why}; expected from {prior.prior_source}, the interval is wide")
+        why = f"no model of {library}'s {dtype} products on {spec.name} is shipped: quantbench import aiconfigurator "
+        why += "reads its table, profile export fits it, and --profile predicts with it"
+        return replace(prior, note=f"{why}; expected from {prior.prior_source}, the interval is wide")
 
     def predict(
         self,
@@ -253,16 +207,14 @@ class GemmModel:
         *,
         batch: npt.ArrayLike = 1,
         layout: str | Sequence[str] = "nn",
-        launches: Sequence[Launch | None] | None = None,
     ) -> GemmEstimates:
         """Predicts GEMMs m×k times k×n, `batch` of them at once; the sizes broadcast, and the result has their common
         shape.
 
         layout: as in `fit`, of each row only for one-dimensional sizes; changes alignment, and more if several
             were fitted.
-        launches: kernel that will run each row, None if unknown (one-dimensional sizes only).
 
-        No prediction is below the time at the device's peak, and doubling a k of 64 bytes or more never lowers one.
+        No prediction is below the time at the device's peak.
         """
         wide = np.broadcast_arrays(np.asarray(m), np.asarray(n), np.asarray(k), np.asarray(batch))
         sizes = whole_sizes("GemmModel.predict", *(w.ravel() for w in wide))
@@ -271,19 +223,13 @@ class GemmModel:
             m, n, _, batch = sizes
             sizes = (m, n, k_as_stored(self.ensemble.machine, sizes, layouts), batch)
             layouts = np.full(len(layouts), -1.0)
-        answer = self.ensemble.monotone(*sizes, layouts)
-        log_us, kernel, menu = answer.log_us, answer.kernels[0], self.ensemble.menu
-        if launches is not None:
-            recorded, split_k = recorded_kernels(menu, launches, len(log_us))
-            named = np.flatnonzero(recorded >= 0)
-            log_us = log_us.copy()
-            log_us[named] = self.ensemble.named(recorded[named], *(x[named] for x in (split_k, *sizes, layouts)))
-            kernel = np.where(recorded >= 0, recorded, kernel)
+        answer = self.ensemble.raw(sizes[0], sizes[1], sizes[2], sizes[3], layouts)
         peak_us = 2.0 * np.prod(sizes, axis=0) / self.ensemble.machine.flop_per_us
-        latency_us = np.maximum(np.exp(log_us), peak_us)
+        latency_us = np.maximum(np.exp(answer.log_us), peak_us)
         factor = np.exp(self.interval.half_width(answer.variance))
+        kernel = answer.kernel
         waves, fixed_us, memory_us = self._waves_and_limits(sizes, kernel)
-        asked, each = wide[0].shape, menu.each
+        asked, each = wide[0].shape, self.ensemble.menu.each
         return GemmEstimates(
             latency_us=latency_us.reshape(asked),
             low_us=np.maximum(latency_us / factor, peak_us).reshape(asked),
@@ -296,16 +242,6 @@ class GemmModel:
             beyond=(latency_us / np.exp(answer.physics) - 1).reshape(asked),
             note=self.note,
         )
-
-    def held_out(self, latency_us: FloatArray, *sizes: Any, **more: Any) -> dict[str, Any]:
-        """Returns the errors on rows that the model was not fitted to, for `provenance`. sizes, more: of `predict`."""
-        found = self.predict(*sizes, **more)
-        errors = summarize(found.latency_us, latency_us)
-        return {
-            "protocol": f"random rows, {len(latency_us)} not fitted", "median_pct": round(errors.median_pct, 2),
-            "mean_pct": round(errors.mean_pct, 2), "p95_pct": round(errors.p95_pct, 2),
-            "interval_coverage": round(coverage(latency_us, found.low_us, found.high_us), 4),
-        }  # fmt: skip
 
     @property
     def batched(self) -> bool:
@@ -321,11 +257,6 @@ class GemmModel:
     def in_waves(self) -> bool:
         """Whether, by the fitted parameters, GEMMs run in waves, so that a partial last wave leaves SMs idle."""
         return runs_in_waves([member.parameters for member in self.ensemble.members])
-
-    def compiled(self) -> FastGemm:
-        """Returns the distilled model: ten times faster, no interval. It is stored in shipped models; else made here,
-        in seconds."""
-        return self.fast or distil(self.ensemble)
 
     def predict_gemms(self, gemms: Sequence[Gemm]) -> list[Estimate]:
         """Predicts GEMMs of the model's dtype, in order."""
@@ -364,70 +295,70 @@ class GemmModel:
         vector = np.mean([member.parameters for member in self.ensemble.members], axis=0)
         return Known(self.device.name, family(self.device), self.dtype, vector, self.rows, "", 0.0)
 
-    def to_parts(self) -> dict[str, Any]:
-        """Returns the model as JSON values and arrays (`files.pack`)."""
-        return {
-            "format": files.MODEL_FORMAT,
-            "version": files.MODEL_VERSION,
-            "device": files.device_to_parts(self.device),
-            "dtype": self.dtype,
-            "library": self.library,
-            "rows": self.rows,
-            "prior_source": self.prior_source,
-            "note": self.note,
+    def to_bytes(self) -> bytes:
+        """Returns the content of the model's file."""
+        ensemble, arrays = files.ensemble_to_parts(self.ensemble)
+        names = ("dtype", "library", "rows", "prior_source", "note", "provenance")
+        header = {
+            "format": MODEL_FORMAT,
+            "version": MODEL_VERSION,
+            "device": device_to_json(self.device),
+            **{name: getattr(self, name) for name in names},
             "interval": dict(vars(self.interval)),
-            "provenance": self.provenance,
-            "ensemble": files.ensemble_to_parts(self.ensemble),
-            "fast": None if self.fast is None else files.fast_to_parts(self.fast),
+            "ensemble": ensemble,
         }
+        return pack(header, arrays)
 
     @classmethod
-    def from_parts(cls, data: Any) -> GemmModel:
-        """Inverse of `to_parts`. Raises InputError or StoreError for anything else."""
-        files.check_format(data)
+    def from_bytes(cls, content: bytes) -> GemmModel:
+        """Inverse of `to_bytes`. Raises InputError for another format or version, StoreError for a broken model."""
+        who = "GemmModel.load"
+        data, arrays = unpack(who, content, MODEL_FORMAT, MODEL_VERSION)
         try:
             made = cls(
-                device=files.device_from_parts(data["device"]),
-                dtype=require_choice("GemmModel.from_parts", "dtype", data["dtype"], GEMM_DTYPES),
-                ensemble=files.ensemble_from_parts(data["ensemble"]),
+                device=device_from_json(data["device"]),
+                dtype=require_choice(who, "dtype", data["dtype"], GEMM_DTYPES),
+                ensemble=files.ensemble_from_parts(data["ensemble"], arrays),
                 interval=IntervalCalibration(float(data["interval"]["factor"]), float(data["interval"]["floor"])),
                 rows=int(data["rows"]),
                 prior_source=str(data["prior_source"]),
                 note=str(data["note"]),
                 provenance=dict(data["provenance"]),
-                fast=None if data["fast"] is None else files.fast_from_parts(data["fast"]),
-                library=require_choice("GemmModel.from_parts", "library", files.library_of(data), LIBRARIES),
+                library=require_choice(who, "library", data["library"], LIBRARIES),
             )
-            files.require_sound(made.ensemble, made.fast)
             with np.errstate(all="ignore"):
                 us = made.predict(*_PROBE)
         except QuantbenchError:
             raise
-        except KeyError as error:
-            raise StoreError("GemmModel.from_parts", f"no field {error}", "a whole model") from error
-        except (TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-            what = f"a broken part ({error})"[:160]
-            raise StoreError("GemmModel.from_parts", what, "a whole model") from error
+        except BROKEN as error:
+            raise StoreError(who, f"a broken part ({error!r})"[:160], "a whole model") from error
         if not (0 < us.low_us[0] <= us.latency_us[0] <= us.high_us[0] < np.inf):
-            raise StoreError(
-                "GemmModel.from_parts", f"a time of {us.latency_us[0]} µs", "a finite one within its interval"
-            )
+            raise StoreError(who, f"a time of {us.latency_us[0]} µs", "a finite one within its interval")
         return made
 
     def save(self, path: str | Path) -> None:
-        """Writes a file (`files.pack`), at once. Raises StoreError if it cannot."""
-        write_file("GemmModel.save", Path(path), files.pack(self.to_parts()))
+        """Writes a file, at once. Raises StoreError if it cannot."""
+        write_file("GemmModel.save", Path(path), self.to_bytes())
 
     @classmethod
     def load(cls, path: str | Path) -> GemmModel:
-        """Reads a file of any version that `save` wrote. Raises InputError or StoreError if it is none."""
+        """Reads what `save` wrote. Raises InputError or StoreError if it is no such file."""
         try:
-            raw = read_bytes(path)
+            content = read_bytes(path)
         except OSError as error:
             raise StoreError(
                 "GemmModel.load", f"{path} ({reason(error)})", "a file that GemmModel.save wrote"
             ) from error
-        return cls.from_parts(files.unpack(raw))
+        return cls.from_bytes(content)
+
+
+def file_name(slug: str, dtype: str, library: str) -> str:
+    """Returns the name of a shipped model's file.
+
+    >>> file_name("h100-sxm5-80gb", "fp8", "vllm")
+    'h100-sxm5-80gb-fp8-vllm.gemm'
+    """
+    return f"{slug}-{dtype}-{library}.gemm"
 
 
 def shipped_model(slug: str, dtype: str, library: str = "") -> GemmModel | None:
@@ -440,31 +371,17 @@ def _loaded(file: Path) -> GemmModel | None:
     return GemmModel.load(file) if file.is_file() else None
 
 
-@cache
-def _model_of_table(slug: str, dtype: str, library: str) -> GemmModel:
-    """Returns the model of a library's public table, fitted on first use; a damaged file is fitted again."""
-    table = PublicTable.find(slug, dtype, library)
-    with suppress(QuantbenchError):
-        if table.kept.is_file():
-            return GemmModel.load(table.kept)
-    with fitting(table) as progress:
-        model = GemmModel.of_table(table.read(), table.provenance, progress)
-    try:
-        table.kept.parent.mkdir(parents=True, exist_ok=True)
-        model.save(table.kept)
-    except (OSError, StoreError) as error:
-        print(f"not kept for the next time: {error}", file=sys.stderr)
-    return model
-
-
 def _device(device: DeviceSpec | str) -> DeviceSpec:
     return lookup(device) if isinstance(device, str) else device
 
 
 def _start(
-    device: DeviceSpec, dtype: str, prior: str | Sequence[GemmModel], library: str
-) -> tuple[Prior, float, Reference | None]:
+    device: DeviceSpec, dtype: str, prior: str | GemmModel | Sequence[GemmModel], library: str
+) -> tuple[Prior, float, Ensemble | None]:
     """Returns the requested prior, the half-width of its interval (log time) and a reference model."""
+    if isinstance(prior, GemmModel):
+        _, blind = choose(device, dtype, shipped_pool(), family_out=True)
+        return near([prior.known()], same_gpu=False), blind, prior.ensemble
     if not isinstance(prior, str):
         if not prior or not all(isinstance(model, GemmModel) for model in prior):
             raise InputError("GemmModel.fit", f"prior = {prior!r}", "GemmModels, or auto, family-out or none")
@@ -484,7 +401,7 @@ def _start(
     if shipped is None and (shipped := shipped_kin(device, dtype, library)) is not None:
         start = near([shipped.known()], same_gpu=False)
     shipped = shipped or shipped_model(device.name, dtype)
-    return start, blind, None if shipped is None else Reference(shipped.ensemble)
+    return start, blind, None if shipped is None else shipped.ensemble
 
 
 def shipped_kin(device: DeviceSpec, dtype: str, library: str) -> GemmModel | None:
@@ -495,23 +412,6 @@ def shipped_kin(device: DeviceSpec, dtype: str, library: str) -> GemmModel | Non
         if shipped is not None:
             return shipped
     return None
-
-
-def _sibling(sibling: GemmTable | GemmModel, dtype: str, seed: int) -> tuple[Reference, Prior]:
-    """Returns the sibling's residuals and a prior around its parameters."""
-    if isinstance(sibling, GemmModel):
-        return Reference(sibling.ensemble), near([sibling.known()], same_gpu=False)
-    spec = lookup(sibling.gpu)
-    rows = np.random.default_rng(seed).permutation(len(sibling))[:_SIBLING_ROWS]
-    m, n, k = (x.astype(np.float64) for x in (sibling.m, sibling.n, sibling.k))
-    model = GemmModel.fit(
-        spec, m[rows], n[rows], k[rows], sibling.latency_us[rows],
-        dtype=dtype, library=sibling.library, prior="family-out", seed=seed, effort=_SIBLING_EFFORT,
-    )  # fmt: skip
-    residual = np.log(sibling.latency_us) - model.ensemble.physics(m, n, k)
-    keys = shape_keys(m, n, k)
-    order = np.argsort(keys)
-    return Reference(model.ensemble, keys[order], residual[order]), near([model.known()], same_gpu=False)
 
 
 def _unfitted(device: DeviceSpec, dtype: str, machine: Machine, start: Prior, blind: float, library: str) -> GemmModel:

@@ -1,16 +1,9 @@
-"""Fits a GEMM ensemble and its interval to measured rows, starting from a prior.
-
-Entry points: `choose`, which returns the `Prior` of a device from the shipped parameters of measured GPUs
-(`shipped_pool` of `Known`, `pooled`, `near`), or from its `spec_sheet`; `menu_for`; `fit_parameters` (cost model only:
-maximum a posteriori by L-BFGS); `train` (complete fit) and its `Effort`; the constants `FEWEST_ROWS`,
-`FEWEST_FOR_TREES`, `POOL_FORMAT` and `POOL_VERSION`. Used by `model`, `distilled`, `public`, `profile.fit` and
-tools; `analysis.blocks` uses `known_in_waves`.
-"""
+"""Fits a GEMM ensemble and its interval to measured rows, starting from a prior learned on other GPUs."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -21,14 +14,12 @@ import numpy as np
 from quantbench.device.registry import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import StoreError
-from quantbench.latency.autodiff import Variable, gradient, value_of
+from quantbench.latency.autodiff import Variable, gradient
 from quantbench.latency.estimate import IntervalCalibration
 from quantbench.latency.families import family, generation, unit
 from quantbench.latency.gemm.cost_model import (
-    ADDED,
-    FIRST_TILE,
     INDEX,
-    TILES,
+    UNVARIED,
     FloatArray,
     Machine,
     Menu,
@@ -38,15 +29,12 @@ from quantbench.latency.gemm.cost_model import (
     keep_freed_memory,
     log_latency,
     runs_in_waves,
-    upgraded,
-    variant,
 )
-from quantbench.latency.gemm.ensemble import Ensemble, Reference
-from quantbench.latency.gemm.trees import Growth, Measured, Member, train_member
-from quantbench.launch import Launch
+from quantbench.latency.gemm.ensemble import Ensemble
+from quantbench.latency.gemm.member import Growth, Member, TrainingRows, train_member
 
 POOL_FORMAT = "quantbench-gemm-pool"
-POOL_VERSION = 3
+POOL_VERSION = 1
 # Prior deviations as shares of the hand prior's: between two tables of one GPU, between two GPUs of one family, and the
 # least between families. Tuned on the five public tables that `tools.accuracy` evaluates.
 _SAME_GPU, _SAME_FAMILY, _OTHER_FAMILY = 0.4, 0.5, 0.6
@@ -90,10 +78,7 @@ def shipped_pool() -> tuple[Known, ...]:
     data = json.loads(text)
     if data.get("format") != POOL_FORMAT or data.get("version") != POOL_VERSION:
         raise StoreError("shipped_pool", f"format {data.get('format')!r} version {data.get('version')!r}", POOL_FORMAT)
-    unknown = hand_prior()[0][ADDED]
-    return tuple(
-        Known(**{**k, "parameters": upgraded(np.array(k["parameters"]), len(TILES), unknown)}) for k in data["known"]
-    )
+    return tuple(Known(**{**k, "parameters": np.array(k["parameters"])}) for k in data["known"])
 
 
 def pooled(known: Sequence[Known], base: Prior) -> Prior:
@@ -207,9 +192,6 @@ def choose(device: DeviceSpec, dtype: str, known: Sequence[Known], *, family_out
 
 _DELTA = 0.05  # log error at which the loss turns from quadratic to linear
 _NOISE = 0.05  # standard deviation of measurement noise, log time
-# Weight of the recorded kernel's name relative to its time. A larger weight distorts kernel times to explain choices
-# that the cost model cannot: with 0.5, GEMMs with a known kernel were predicted worse than without names.
-_CHOICE_WEIGHT = 0.02
 
 
 #: fewest rows for a fit; with fewer, the prior is returned
@@ -224,11 +206,8 @@ _TAILS = ((0.6, 2.24), (0.7, 1.77), (0.8, 1.38))
 # Errors of a fold (one member, four fifths of the rows) over those of the full ensemble.
 _FOLD_EXCESS = 1.04
 # Noise added to the prior (share of its deviation) and the rows (log time) of members after the first, so that members
-# differ in what the rows do not determine. The prior of the parameters in ADDED is left as it is.
+# differ in what the rows do not determine. The prior of the parameters in UNVARIED is left as it is.
 _SHAKEN_PRIOR, _SHAKEN_ROWS = 0.7, 0.08
-_MOST_EXTRA_TILES = 8
-_FEWEST_OF_VARIANT = 3
-_MOST_EXTRA_KERNELS = 24
 _UNLIKELY = 0.04
 
 
@@ -236,7 +215,7 @@ _UNLIKELY = 0.04
 class Effort:
     """Effort of a fit: number of cost models, most rows to fit the first and the others, settings of their trees."""
 
-    members: int = 4
+    members: int = 2
     rows_first: int = 800
     rows_other: int = 400
     growth: Growth = field(default_factory=Growth)
@@ -244,13 +223,19 @@ class Effort:
     @classmethod
     def of(cls, rows: int) -> Effort:
         """Returns the default for this many rows. Below 150 a fit varies with single rows: more are averaged."""
-        return cls(members=8) if rows < 150 else cls()
+        return cls(members=4) if rows < 150 else cls()
+
+
+#: most rows of a table that a model is fitted to
+TABLE_ROWS = 8000
+#: effort for thousands of rows: ten trees keep a file near 0.2 MB
+TABLE_EFFORT = Effort(members=2, rows_first=1000, rows_other=600, growth=Growth(trees=10, leaf=3))
 
 
 def fit_parameters(
     machine: Machine,
     menu: Menu,
-    rows: Measured,
+    rows: TrainingRows,
     prior: Prior,
     *,
     start: FloatArray | None = None,
@@ -265,25 +250,13 @@ def fit_parameters(
 
     keep_freed_memory()
     shapes = Shapes(machine, menu, *rows.sizes)
-    named = np.flatnonzero(rows.kernel >= 0)
-    recorded = rows.take(named).recorded(machine, menu)
-    weight = np.ones(len(rows))
-    weight[named] = 0.25
 
     def objective(u: FloatArray) -> tuple[float, FloatArray]:
         source = Variable(prior.mean + prior.sd * u)
         values = Values(source)
         predicted = log_latency(values, shapes)[0]
-        loss, slope = _pseudo_huber(predicted.value - rows.log_us, weight)
+        loss, slope = _pseudo_huber(predicted.value - rows.log_us)
         grad = gradient(predicted, source, slope)
-        if len(named):
-            # The recorded kernel's own time is fitted to the measurement, and the choice to its name.
-            own = log_latency(values, recorded)[0]
-            own_loss, slope = _pseudo_huber(own.value - rows.log_us[named])
-            width = np.exp(value_of(values["choice"]))[0]
-            doubt = (own - predicted.take(named)) * float(_CHOICE_WEIGHT / width)
-            loss += own_loss + float(doubt.value.sum())
-            grad = grad + gradient(own * slope + doubt, source, np.ones(len(named)))
         return loss + 0.5 * float(u @ u), grad * prior.sd + u
 
     first = np.zeros(len(prior.mean)) if start is None else (start - prior.mean) / prior.sd
@@ -292,48 +265,26 @@ def fit_parameters(
     return np.asarray(prior.mean + prior.sd * found.x)
 
 
-def _pseudo_huber(error: FloatArray, weight: FloatArray | float = 1.0) -> tuple[float, FloatArray]:
+def _pseudo_huber(error: FloatArray) -> tuple[float, FloatArray]:
     """Returns the summed loss and its slope by row."""
     bend = np.sqrt(1.0 + (error / _DELTA) ** 2)
-    scale = np.asarray(weight) / _NOISE**2
-    return float((scale * _DELTA**2 * (bend - 1.0)).sum()), scale * error / bend
-
-
-def menu_for(launches: Sequence[Launch | None] | None, which: str = "tensor cores") -> Menu:
-    """Builds the menu of a unit, extended by the most frequent recorded tiles, variants and splits that it lacks.
-
-    which: `families.unit`. On CUDA cores a tile's sides are 32 to 128, as in the names of cuBLAS's sgemm from Pascal to
-    Ampere (NeuSight's table): a thread holds at most 8 × 8 sums.
-    """
-    recorded = [(launch.kernel, launch.tile) for launch in launches or () if launch is not None and launch.tile]
-    seen = Counter(((tile.block_m, tile.block_n), variant(kernel)) for kernel, tile in recorded)
-    first = {size: name for (size, name), _ in reversed(seen.most_common())}  # the most frequent of each size
-    extra = [size for (size, name), _ in seen.most_common() if size not in TILES and name == first[size]]
-    often = [key for key, count in seen.most_common() if count >= _FEWEST_OF_VARIANT]
-    other = [(size, name) for size, name in often if name != first[size]][:_MOST_EXTRA_TILES]
-    tiles = (*TILES, *extra[:_MOST_EXTRA_TILES], *(size for size, _ in other))
-    menu = replace(Menu.of(tiles), variants=tuple(name for _, name in other))
-    found = [menu.nearest(tile.block_m, tile.block_n, tile.split_k, kernel) for kernel, tile in recorded]
-    pairs = Counter((menu.kernels[i][0], tile.split_k) for i, (_, tile) in zip(found, recorded, strict=True))
-    common = menu.kernels
-    if which == "CUDA cores":
-        common = tuple(pair for pair in common if all(32 <= side <= 128 for side in tiles[pair[0]]))
-    more = [pair for pair, _ in pairs.most_common() if pair not in common][:_MOST_EXTRA_KERNELS]
-    return replace(menu, kernels=(*common, *more))
+    return float((_DELTA**2 * (bend - 1.0)).sum()) / _NOISE**2, error / bend / _NOISE**2
 
 
 def train(
-    machine: Machine, menu: Menu, rows: Measured, prior: Prior, reference: Reference | None, effort: Effort, seed: int
+    machine: Machine,
+    menu: Menu,
+    rows: TrainingRows,
+    prior: Prior,
+    reference: Ensemble | None,
+    effort: Effort,
+    seed: int,
 ) -> tuple[Ensemble, IntervalCalibration]:
     """Fits the members, grows their trees and calibrates the interval by cross-validation."""
-    mean, sd = hand_prior(menu.tiles)
-    known = len(prior.mean)  # recorded tiles beyond these are new to the prior
-    prior = replace(prior, mean=np.append(prior.mean, mean[known:]), sd=np.append(prior.sd, sd[known:]))
-    prior.mean[FIRST_TILE:] = prior.mean[[FIRST_TILE + menu.tiles.index(tile) for tile in menu.tiles]]  # of variants
     rng = np.random.default_rng(seed)
     vectors = _member_parameters(machine, menu, rows, prior, effort, rng)
-    menu, rows = _likely(machine, menu, rows, vectors)
-    residual = None if reference is None else reference.at(*rows.sizes)
+    menu = _likely(machine, menu, rows, vectors)
+    residual = None if reference is None else reference.correction(*rows.sizes)
     ensemble = Ensemble(machine, menu, _members(machine, menu, rows, vectors, residual, effort, seed), reference)
     return ensemble, _calibrate(ensemble, rows, prior, residual, effort, seed)
 
@@ -341,7 +292,7 @@ def train(
 def _members(
     machine: Machine,
     menu: Menu,
-    rows: Measured,
+    rows: TrainingRows,
     vectors: Sequence[FloatArray],
     known: FloatArray | None,
     effort: Effort,
@@ -356,10 +307,10 @@ def _members(
 
 
 def _member_parameters(
-    machine: Machine, menu: Menu, rows: Measured, prior: Prior, effort: Effort, rng: np.random.Generator
+    machine: Machine, menu: Menu, rows: TrainingRows, prior: Prior, effort: Effort, rng: np.random.Generator
 ) -> list[FloatArray]:
     order = rng.permutation(len(rows))
-    varied = np.delete(np.arange(len(prior.mean)), ADDED)
+    varied = np.delete(np.arange(len(prior.mean)), UNVARIED)
     vectors = [fit_parameters(machine, menu, rows.take(order[: effort.rows_first]), prior)]
     for _ in range(1, effort.members):
         part = rows.take(rng.permutation(len(rows))[: effort.rows_other])
@@ -370,8 +321,8 @@ def _member_parameters(
     return vectors
 
 
-def _likely(machine: Machine, menu: Menu, rows: Measured, vectors: Sequence[FloatArray]) -> tuple[Menu, Measured]:
-    """Removes kernels that no member would choose: the cost of a prediction is proportional to the menu."""
+def _likely(machine: Machine, menu: Menu, rows: TrainingRows, vectors: Sequence[FloatArray]) -> Menu:
+    """Returns the kernels that some member would choose: the cost of a prediction is proportional to the menu."""
     rng = np.random.default_rng(0)
     count = 1000
     m = np.concatenate([np.floor(2 ** rng.uniform(0, 15, count)), rows.m[:count]])
@@ -383,15 +334,11 @@ def _likely(machine: Machine, menu: Menu, rows: Measured, vectors: Sequence[Floa
         member = Member(vector, None)
         weights = member.weights(member.physics(shapes)[1])
         likely = np.maximum(likely, np.quantile(weights, 0.98, axis=1))
-    kept = likely > _UNLIKELY
-    kept[rows.kernel[rows.kernel >= 0]] = True
-    place = np.cumsum(kept) - 1
-    kernel = np.where(rows.kernel >= 0, place[np.maximum(rows.kernel, 0)], -1)
-    return menu.subset(np.flatnonzero(kept)), replace(rows, kernel=kernel)
+    return menu.subset(np.flatnonzero(likely > _UNLIKELY))
 
 
 def _calibrate(
-    ensemble: Ensemble, rows: Measured, prior: Prior, known: FloatArray | None, effort: Effort, seed: int
+    ensemble: Ensemble, rows: TrainingRows, prior: Prior, known: FloatArray | None, effort: Effort, seed: int
 ) -> IntervalCalibration:
     """Calibrates the interval on the errors of folds of (n, k) sites, each predicted by a fit without it."""
     machine, menu = ensemble.machine, ensemble.menu

@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from quantbench.errors import UnsupportedError
 from quantbench.latency.attention import AttentionModel
+from quantbench.latency.model_times import best_gemm_model
 from quantbench.profile.exporters.options import Exported
 from quantbench.profile.linear_interpolation import FloatArray, IntArray, Site, places_between, through_rows
 from quantbench.profile.profile import Profile
 from quantbench.profile.schema import KnownCliff
-from quantbench.profile.sources import product_base
 from quantbench.profile.table import Table
 from quantbench.workload import Attention, Gemm
 
@@ -35,17 +35,17 @@ GemmRow = tuple[int, int, int, float, str, str]
 
 
 class GemmTimes:
-    """Predictor of GEMM times of one dtype: the profile's own model, or else the best one for the device."""
+    """Predictor of GEMM times of one dtype, by the profile's model or what stands in for it (`best_gemm_model`)."""
 
     def __init__(self, profile: Profile, dtype: str) -> None:
-        self._base, _, rows = product_base(profile.device, profile.models, dtype)
+        self._model, _ = best_gemm_model(profile.device, dtype, known=profile.models.product)
+        rows = self._model.rows
         fitted = f"fitted to {rows:,} shapes" if rows else "from what other GPUs taught, nothing measured"
         self.note = f"products that were not measured are modelled ({fitted})"
 
     def latency_us(self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike) -> FloatArray:
         """Returns predicted times, µs, (rows,)."""
-        m, n, k = np.broadcast_arrays(m, n, k)
-        return self._base((m, n, k, np.ones_like(m)))[0]
+        return self._model.predict(m, n, k).latency_us
 
     def through(self, m: IntArray, n: int, k: int, rows: Table) -> FloatArray:
         """Returns µs at sizes m (places,) of one (n, k): measured if in `rows` (the table's rows of this (n, k)), else

@@ -1,10 +1,4 @@
-"""Scores predictions against measured times: train/test splits, errors, interval coverage, cliffs, means over seeds.
-
-Entry points: `held_out_sites` and `random_split`, which return a `Split`; `summarize` (an `ErrorSummary`), `coverage`,
-`compute_rows`; for cliffs, rises of over 10 % from m to m + 1: `cliff_pairs`, `rises`, `recall_and_precision`,
-`cliff_levels` (`CliffLevels`, at the `LEVELS`); for tables of scores: `Line` and its mean `over_seeds`, and the text of
-`COLUMNS`, `cells`, `row_count` and `shares`. Used by `contests`, `gemm.model`, the command `validate`, and tools.
-"""
+"""Scores predictions against measured times: splits into train and test rows, errors, interval coverage, cliffs."""
 
 from __future__ import annotations
 
@@ -27,8 +21,6 @@ BoolArray = npt.NDArray[np.bool_]
 _SITE_SEED = 0
 #: smallest relative rise from m to m + 1 that counts as a cliff
 _STEP = 0.10
-#: thresholds on the probability of a cliff, for `CliffLevels`
-LEVELS = (0.10, 0.15, 0.20, 0.25, 0.30, 0.40, 0.50)
 
 
 @dataclass(frozen=True)
@@ -137,41 +129,12 @@ def recall_and_precision(forecast: BoolArray, measured: BoolArray) -> tuple[floa
 
 
 @dataclass(frozen=True)
-class CliffLevels:
-    """Calibration of cliff forecasts.
-
-    expected, measured: predicted and measured share of pairs that are cliffs.
-    found, true: recall and precision at each threshold of LEVELS; true is None if nothing is forecast.
-    """
-
-    pairs: int
-    expected: float
-    measured: float
-    found: tuple[float, ...]
-    true: tuple[float | None, ...]
-
-
-def cliff_levels(probability: FloatArray, measured: BoolArray) -> CliffLevels:
-    """Scores forecasts at each threshold of LEVELS. probability, measured: (pairs,)."""
-    scores = [recall_and_precision(probability >= level, measured) for level in LEVELS]
-    return CliffLevels(
-        pairs=len(measured),
-        expected=float(probability.mean()),
-        measured=int(measured.sum()) / len(measured),
-        found=tuple(recall for recall, _ in scores),
-        true=tuple(None if np.isnan(precision) else precision for _, precision in scores),
-    )
-
-
-@dataclass(frozen=True)
 class Line:
     """Line of an accuracy table: metrics of one predictor for one seed or averaged over several (`over_seeds`).
 
     train_rows: None for a predictor without fit.
     unanswered: share of test rows without a prediction.
     cliff_recall, cliff_precision: of cliffs in the predicted times.
-    forecast_recall, forecast_precision: of cliffs by predicted probability.
-    cliff_levels: forecasts at other probability thresholds.
     """
 
     gpu: str
@@ -185,9 +148,6 @@ class Line:
     coverage: float | None = None
     cliff_recall: float | None = None
     cliff_precision: float | None = None
-    forecast_recall: float | None = None
-    forecast_precision: float | None = None
-    cliff_levels: CliffLevels | None = None
     fit_s: float | None = None
     shapes_per_s: float | None = None
     note: str = ""
@@ -196,16 +156,13 @@ class Line:
         return asdict(self)
 
 
-_AVERAGED = (
-    "unanswered", "coverage", "cliff_recall", "cliff_precision", "forecast_recall", "forecast_precision",
-)  # fmt: skip
+_AVERAGED = ("unanswered", "coverage", "cliff_recall", "cliff_precision")
 
 
 def over_seeds(lines: Sequence[Line]) -> Line:
     """Averages lines of several seeds; for fit_s and shapes_per_s takes the median, which is robust to machine load."""
     means = {name: _mean_of_known([getattr(one, name) for one in lines]) for name in _AVERAGED}
     compute = [one.compute for one in lines if one.compute is not None]
-    levels = [one.cliff_levels for one in lines if one.cliff_levels is not None]
     times: dict[str, Any] = {}
     for name in ("fit_s", "shapes_per_s"):
         known = [value for one in lines if (value := getattr(one, name)) is not None]
@@ -215,7 +172,6 @@ def over_seeds(lines: Sequence[Line]) -> Line:
         seeds=len(lines),
         errors=_mean_errors([one.errors for one in lines]),
         compute=_mean_errors(compute) if compute else None,
-        cliff_levels=_mean_levels(levels) if levels else None,
         note=next((one.note for one in lines if one.note), ""),
         **times,
         **means,  # type: ignore[arg-type]
@@ -232,20 +188,10 @@ def _mean_errors(parts: Sequence[ErrorSummary]) -> ErrorSummary:
     return ErrorSummary(sum(p.rows for p in parts), median_pct, mean_pct, p95_pct)
 
 
-def _mean_levels(parts: Sequence[CliffLevels]) -> CliffLevels:
-    return CliffLevels(
-        pairs=sum(part.pairs for part in parts),
-        expected=float(np.mean([part.expected for part in parts])),
-        measured=float(np.mean([part.measured for part in parts])),
-        found=tuple(float(x) for x in np.mean([part.found for part in parts], axis=0)),
-        true=tuple(_mean_of_known(column) for column in zip(*(part.true for part in parts), strict=True)),
-    )
-
-
 #: headings of an accuracy table
 COLUMNS = (
-    "model", "rows learned from", "all rows", "compute rows", "90 % interval covers", "cliffs found / true",
-    "forecasts found / true", "fit, s", "shapes/s",
+    "model", "rows learned from", "all rows", "compute rows", "90 % interval covers", "cliffs found / true", "fit, s",
+    "shapes/s",
 )  # fmt: skip
 
 
@@ -259,7 +205,6 @@ def cells(entry: Line) -> tuple[str, ...]:
         "–" if entry.compute is None else str(entry.compute),
         "–" if entry.coverage is None else percent(entry.coverage),
         shares(entry.cliff_recall, entry.cliff_precision),
-        shares(entry.forecast_recall, entry.forecast_precision),
         "–" if not entry.fit_s or entry.fit_s < 5e-4 else f"{entry.fit_s:.2g}",
         "–" if rate is None else f"{round(rate, -max(0, len(str(int(rate))) - 2)):,.0f}",
     )

@@ -1,32 +1,23 @@
-"""Compares latency models on measured tables, with the same train and test rows for each.
-
-Entry points: `run_contests`, which returns one `Line` of metrics per `Contestant`; `table_contests`, the comparison
-that `quantbench validate` runs on a table; `Step`, a report of progress. To define other comparisons: `Contest`,
-`Plan`, `Answer`, `answer_of`, `fit`, the contestants `ours`, `usual`, `log_interpolation` and `gaussian_process`, and
-`OUR_WEIGHT`. Used by the command `validate` and by `tools.accuracy`, which defines the comparisons of docs/accuracy.md.
-"""
+"""Compares latency models on measured tables, with the same train and test rows for each."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.gaussian_process import GaussianProcess
-from quantbench.latency.gemm.cliffs import LIKELY, cliff_probability
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.scoring import (
+from quantbench.latency.tables import GemmTable
+from quantbench.workload.dtypes import DTYPES
+from tools.accuracy.scoring import (
     Line,
     Split,
-    cliff_levels,
     cliff_pairs,
     compute_rows,
     coverage,
@@ -37,13 +28,11 @@ from quantbench.latency.scoring import (
     rises,
     summarize,
 )
-from quantbench.latency.tables import GemmTable, read_table
-from quantbench.workload.dtypes import DTYPES
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-# With fewer measured cliffs, recall and precision of forecasts are not reported.
+# With fewer measured cliffs, recall and precision are not reported.
 _FEWEST_CLIFFS = 20
 #: cost of fitting our model, relative to a cheap contestant
 OUR_WEIGHT = 10.0
@@ -74,8 +63,6 @@ class Answer:
 
     low_us, high_us: 90 % interval, (rows,) µs; None if the contestant gives none.
     fit_s, predict_s: CPU seconds; None if not timed.
-    cliff_probability: function from m, n, k, (rows,) each, to the probability of a cliff from m to m + 1; None if the
-        contestant predicts none.
     """
 
     latency_us: FloatArray
@@ -84,7 +71,6 @@ class Answer:
     fit_s: float | None = None
     predict_s: float | None = None
     note: str = ""
-    cliff_probability: Callable[[IntArray, IntArray, IntArray], FloatArray] | None = None
 
     def covers(self, measured_us: FloatArray) -> float | None:
         """Returns the share of the measurements inside the interval, None if it gives no interval."""
@@ -166,27 +152,22 @@ def _judge(contest: Contest, contestant: Contestant, seed: int) -> Line:
         shapes_per_s=len(measured) / answer.predict_s if answer.predict_s else None,
         note=answer.note,
     )
-    pairs = low, _ = cliff_pairs(*shapes)
+    pairs = cliff_pairs(*shapes)
     cliffs = rises(measured, pairs)
     if cliffs.sum() < _FEWEST_CLIFFS:
         return found
     if answered.all():
         recall, precision = recall_and_precision(rises(answer.latency_us, pairs), cliffs)
         found = replace(found, cliff_recall=recall, cliff_precision=precision)
-    if answer.cliff_probability is not None:
-        probability = answer.cliff_probability(m[low], n[low], k[low])
-        recall, precision = recall_and_precision(probability >= LIKELY, cliffs)
-        levels = cliff_levels(probability, cliffs)
-        found = replace(found, forecast_recall=recall, forecast_precision=precision, cliff_levels=levels)
     return found
 
 
-def fit(contest: Contest, rows: IntArray, seed: int, *, sibling: GemmTable | None = None) -> GemmModel:
+def fit(contest: Contest, rows: IntArray, seed: int) -> GemmModel:
     """Fits a GEMM model to rows of a contest. Its prior is `family-out`: the shipped parameters have seen the table."""
     m, n, k = contest.shapes(rows)
     return GemmModel.fit(
         contest.device, m, n, k, contest.table.latency_us[rows], dtype=contest.table.dtype,
-        library=contest.table.library, prior="family-out", seed=seed, sibling=sibling,
+        library=contest.table.library, prior="family-out", seed=seed,
     )  # fmt: skip
 
 
@@ -195,21 +176,18 @@ def answer_of(model: GemmModel, contest: Contest, rows: IntArray, *, fit_s: floa
     start = time.process_time()
     predicted = model.predict(*contest.shapes(rows))
     taken_s = time.process_time() - start
-    return Answer(
-        predicted.latency_us, predicted.low_us, predicted.high_us, fit_s, taken_s,
-        cliff_probability=partial(cliff_probability, model),
-    )  # fmt: skip
+    return Answer(predicted.latency_us, predicted.low_us, predicted.high_us, fit_s, taken_s)
 
 
-def ours(train_rows: int, *, name: str = "ours", sibling: GemmTable | None = None) -> Contestant:
-    """Returns our model as a contestant. sibling: complete table of a related GPU, used in addition to the rows."""
+def ours(train_rows: int) -> Contestant:
+    """Returns our model as a contestant."""
 
     def answer(contest: Contest, split: Split, seed: int) -> Answer:
         start = time.process_time()
-        model = fit(contest, split.train, seed, sibling=sibling)
+        model = fit(contest, split.train, seed)
         return answer_of(model, contest, split.test, fit_s=time.process_time() - start)
 
-    return Contestant(name, train_rows, answer, weight=OUR_WEIGHT)
+    return Contestant("ours", train_rows, answer, weight=OUR_WEIGHT)
 
 
 def ideal_us(device: DeviceSpec, dtype: str, m: IntArray, n: IntArray, k: IntArray) -> FloatArray:
@@ -280,19 +258,6 @@ def gaussian_process(train_rows: int) -> Contestant:
     return baseline("Gaussian process on log efficiency", train_rows, _gaussian_process, weight=3.0)
 
 
-def usual(rows: int) -> list[Contestant]:
-    """Returns the three baselines and our model, in this order."""
-    return [roofline(), log_interpolation(rows), gaussian_process(rows), ours(rows)]
-
-
-def table_contests(path: Path, gpu: str, rows: int, dtype: str) -> Plan:
-    """Plans both protocols (sites, random) on a user's table measured on `gpu`, with `rows` train rows."""
-    table = read_table(path, gpu, dtype=dtype)
-    plan = []
-    for protocol in ("sites", "random"):
-        contest = Contest(lookup(gpu), table, protocol)
-        most = len(contest.split(None, 0).train) if protocol == "sites" else len(table) - 1
-        if rows > most:
-            raise InputError("validate", f"--rows {rows} of {path.name}", f"at most {most} for {protocol}")
-        plan.append((contest, usual(rows)))
-    return plan
+def baselines(rows: int) -> list[Contestant]:
+    """Returns the three baselines."""
+    return [roofline(), log_interpolation(rows), gaussian_process(rows)]
