@@ -70,7 +70,7 @@ def shelf_profile(slug: str, runs: list[Run], source: Source) -> Profile:
     """Builds a GPU's profile without rows: models, cliffs and findings."""
     device = lookup(slug)
     checks = [check_run(run) for run in runs]
-    cliffs, num_cliffs = cliffs_of(checks, most=_MOST_CLIFFS)
+    cliffs, num_cliffs = cliffs_of(checks, keep=_MOST_CLIFFS)
     note = (
         f"models and findings only: the measured rows stay in {source.words} and are not redistributed; "
         f"{source.again} makes runs of them"

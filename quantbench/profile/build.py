@@ -1,8 +1,4 @@
-"""Builds a profile from the records of runs: one row per workload and provider, fitted models, cliffs, findings.
-
-Entry point: `build`, used by `Profile.from_runs` (`profile.profile`). `tools.shelf` calls the functions for single
-parts: `cliffs_of`, `findings_of`, `source_of`, `software_of`.
-"""
+"""Builds the parts of a profile from the records of runs: a row per workload and provider, models, cliffs, findings."""
 
 from __future__ import annotations
 
@@ -127,15 +123,15 @@ _MOST_EVIDENCE = 50
 _MOST_CLIFFS = 300
 
 
-def cliffs_of(checks: Iterable[Check], *, most: int = _MOST_CLIFFS) -> tuple[tuple[KnownCliff, ...], int]:
-    """Keeps the `most` largest single-curve cliffs, and every cliff common to a family of curves.
+def cliffs_of(checks: Iterable[Check], *, keep: int = _MOST_CLIFFS) -> tuple[tuple[KnownCliff, ...], int]:
+    """Keeps the `keep` largest single-curve cliffs, and every cliff common to a family of curves.
 
     Returns (cliffs, largest first; total found). A table of tens of thousands of rows has thousands of cliffs.
     """
-    own: list[KnownCliff] = []
+    single: list[KnownCliff] = []
     common: list[KnownCliff] = []
     for check in checks:
-        own += [
+        single += [
             KnownCliff(
                 **_edge(cliff), cause=cliff.cause.kind, why=cliff.cause.words, evidence=cliff.cause.evidence,
                 held=dict(cliff.held), before=cliff.before.workload, after=cliff.after.workload,
@@ -153,8 +149,8 @@ def cliffs_of(checks: Iterable[Check], *, most: int = _MOST_CLIFFS) -> tuple[tup
         held = tuple(sorted(cliff.held.items()))
         return -cliff.ratio, cliff.axis, cliff.at, cliff.op, cliff.provider, cliff.variant, held
 
-    kept = sorted(own, key=rank)[:most]
-    return tuple(sorted(kept + common, key=rank)), len(own) + len(common)
+    kept = sorted(single, key=rank)[:keep]
+    return tuple(sorted(kept + common, key=rank)), len(single) + len(common)
 
 
 def _edge(cliff: Cliff | CommonCliff) -> dict[str, Any]:

@@ -133,9 +133,9 @@ def _product_base(device: DeviceSpec, models: Models, dtype: str, library: str, 
         return partial(_roofline, device, "gemm", {"dtype": dtype}), note
     if device.peak(dtype) is None:
         raise UnsupportedError("profile.gemm", f"{device.name} has no peak for {dtype}", f"one of {device.dtypes}")
-    own = models.product(dtype, library) or models.product(dtype)
-    if own is not None:
-        return partial(_product, own, layout, 0.0), own.note
+    fitted = models.product(dtype, library) or models.product(dtype)
+    if fitted is not None:
+        return partial(_product, fitted, layout, 0.0), fitted.note
     model, note = best_gemm_model(device, dtype, library, models.product)
     return partial(_product, model, layout, ALIKE if model.dtype != dtype else 0.0), note
 

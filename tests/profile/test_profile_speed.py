@@ -18,7 +18,6 @@ import pytest
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.profile import Models, Profile, Table
-from quantbench.profile.fit import product_model
 from tools.accuracy.tables import read_packaged
 
 SHAPES = 200_000
@@ -105,7 +104,7 @@ def test_beside_aiconfigurators_engine(benchmark: Any, engine: bool) -> None:
         columns |= {"low_us": table.latency_us, "high_us": table.latency_us}
         zero = np.zeros(len(table), dtype=int)
         columns |= {"batch": zero + 1, "block_m": zero, "block_n": zero, "split_k": zero}
-        model = product_model(GemmModel.best(made.A100), every=(table.m, table.n, table.k))
+        model = GemmModel.best(made.A100)
         whole = replace(made.profile(), tables={"gemm": Table.of("gemm", columns)}, models=Models((model,)))
 
         def ask() -> float:

@@ -1,8 +1,5 @@
-"""Exports a profile to the formats of planners and simulators.
-
-Entry points: `export_profile`, `FORMATS`. Used by the command `profile`. Each format is a module of this package,
-imported when it is asked for.
-"""
+"""Exports a profile to the formats of planners and simulators. Each format is a module of this package,
+imported when it is asked for."""
 
 from __future__ import annotations
 
@@ -45,7 +42,9 @@ def export_profile(profile: Profile, name: str, folder: Path, options: ExportOpt
         raise InputError(WHO, f"--provider {options.provider}: no row has this provider", expected)
     for one in fields(options):
         if one.name not in reads and getattr(options, one.name) != one.default:
-            known = ", ".join(f"--{_TYPED.get(word, word)}" for word in reads) or "none: it has all rows"
-            raise InputError(WHO, f"--{_TYPED.get(one.name, one.name)} with --format {name}", f"its options: {known}")
+            options_read = ", ".join(f"--{_TYPED.get(word, word)}" for word in reads) or "none: it has all rows"
+            raise InputError(
+                WHO, f"--{_TYPED.get(one.name, one.name)} with --format {name}", f"its options: {options_read}"
+            )
     getattr(import_module(f"{__name__}.{module}"), function)(profile, options, out)
     return out

@@ -1,9 +1,4 @@
-"""Defines the options and result of an export, and selects the rows to export: one time per shape.
-
-Entry points: `ExportOptions` and `Exported`; `products`, `attentions` and `collectives`, which select rows of one
-provider; `dtype_of`; `require_gpu`; `csv_text`; `WHO`, the operation that errors name. Used by the other modules of
-this package, by `blindspots_report` and by the command `profile`.
-"""
+"""Defines the options and result of an export, and selects the rows to export: one time per shape."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Derives a GPU's achieved TFLOP/s, memory GB/s and link rates, which simple planners take as input.
-
-Entry points: `achieved`, `link_rates` (`LinkRates`), `curve` (efficiency by work size). Used by the exporters
-`aiconfigurator`, `calculon`, `llm_analysis` and `vidur`.
-"""
+"""Derives a GPU's achieved TFLOP/s, memory GB/s and link rates, which simple planners take as input."""
 
 from __future__ import annotations
 
