@@ -78,7 +78,7 @@ def profile() -> Profile:
 def rows_beyond(count: int) -> list[Record]:
     """More rows than stand in a JSON file: products of many m at the model's own times."""
     m = np.arange(1, count + 1)
-    times_us = 1.1 * model().predict_us(m, 1024, 1024, rising=False)
+    times_us = 1.1 * model().predict(m, 1024, 1024, layout="nt").latency_us
     return [
         made_runs.record(Gemm(int(a), 1024, 1024, layout="nt"), (float(us),), {"m": int(a)}, provider="torch.linear")
         for a, us in zip(m, times_us, strict=True)

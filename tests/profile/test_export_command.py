@@ -155,12 +155,12 @@ def test_folders_of_runs_are_taken_as_they_are(tmp_path: Path) -> None:
         ),
         (["--format", "csv", "--bound", "5"], "--bound: '5'; expected a percentage between 0% and 100%"),
         (["--format", "csv", "--provider", "cublas"], "--provider cublas: no row has this provider; expected one of"),
-        (["--format", "aiconfigurator", "--layout", "tt"], "--layout tt; expected one of nn, nt, tn"),
+        (["--format", "aiconfigurator", "--layout", "tt"], "--layout = 'tt'; expected one of nn, nt, tn"),
         (
             ["--format", "aiconfigurator", "--layout", "tn"],
             "--layout tn: no matrix product has this layout; expected one of nt",
         ),
-        (["--format", "csv", "--dtype", "bfloat16"], "--dtype bfloat16; expected one of fp16, bf16"),
+        (["--format", "csv", "--dtype", "bfloat16"], "--dtype = 'bfloat16'; expected one of fp16, bf16"),
         (
             ["--format", "llm-analysis", "--dtype", "fp8"],
             "has no peak for fp8; expected another --dtype",

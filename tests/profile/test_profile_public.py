@@ -14,7 +14,6 @@ pytest.importorskip("aiconfigurator_core", reason="needs the extra `tables`")
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.tables import GemmTable
 from quantbench.profile import Profile, ProfileEstimates, Table
-from quantbench.profile.fit import product_model
 from quantbench.profile.models import Models
 from tools.accuracy.tables import read_packaged
 
@@ -46,9 +45,7 @@ def profile() -> Profile:
     model = GemmModel.fit(
         made.A100, table.m[few], table.n[few], table.k[few], table.latency_us[few], prior="family-out"
     )
-    return replace(
-        made.profile(), tables={"gemm": Table.of("gemm", columns)}, models=Models((product_model(model),)), cliffs=()
-    )
+    return replace(made.profile(), tables={"gemm": Table.of("gemm", columns)}, models=Models((model,)), cliffs=())
 
 
 @pytest.mark.slow

@@ -98,18 +98,15 @@ def test_a_heat_map_of_hundreds_of_sizes_has_few_ticks(monkeypatch: pytest.Monke
     assert [label.get_text() for label in drawn[:2]] == ["32", str(32 * 23)]
 
 
-def test_the_fast_model_of_a_large_table_is_taught_a_bounded_number_of_its_rows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_model_of_a_large_table_is_fitted_to_a_bounded_number_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, int] = {}
 
     def fitted(device: object, m: Any, *rest: object, effort: Effort | None, **options: object) -> str:
-        asked.update(fitted=len(m), members=(effort or Effort()).members)
+        asked.update(fitted=len(m), trees=(effort or Effort()).growth.trees)
         return "model"
 
     monkeypatch.setattr(profile_fit.GemmModel, "fit", fitted)
-    monkeypatch.setattr(profile_fit, "product_model", lambda model, *, every, seed: asked.update(taught=len(every[0])))
-    for rows, expected in ((1500, (1500, 4, 1500)), (40_000, (8000, 2, 16_000))):
+    for rows, expected in ((1500, (1500, 24)), (40_000, (8000, 10))):
         m = np.arange(1, rows + 1)
         columns = {
             "m": m, "n": np.full(rows, 64), "k": np.full(rows, 64), "batch": np.ones(rows, dtype=np.int64),
@@ -118,4 +115,4 @@ def test_the_fast_model_of_a_large_table_is_taught_a_bounded_number_of_its_rows(
             "low_us": m * 1.0, "high_us": m * 1.0, "grade": ["C"] * rows, "origin": ["imported"] * rows,
         }  # fmt: skip
         profile_fit._product(GPU.spec(), Table.of("gemm", columns), "bf16", "", True, 0)
-        assert (asked["fitted"], asked["members"], asked["taught"]) == expected
+        assert (asked["fitted"], asked["trees"]) == expected

@@ -9,6 +9,7 @@ import numpy as np
 from quantbench.latency.forest import chunks
 from quantbench.latency.gemm.cost_model import (
     LEAST_K,
+    Array,
     FloatArray,
     IndexArray,
     Machine,
@@ -21,18 +22,22 @@ from quantbench.latency.gemm.member import Member, watched_columns
 
 @dataclass(frozen=True)
 class RawPrediction:
-    """Predictions of rows.
+    """Predictions of rows, (rows,) each.
 
-    log_us: (rows,) log µs.
-    variance: (rows,) between members and trees, log time.
-    kernel: (rows,) fastest kernel of the first member's cost model.
-    physics: (rows,) log µs of the cost models alone.
+    log_us: log µs.
+    variance: between members and trees, log time.
+    physics: log µs of the cost models alone.
+    kernel: index of the fastest kernel by the first member's cost model.
+    waves: waves of that kernel.
+    fixed_us: its launch and the latency of its steps of k.
     """
 
     log_us: FloatArray
     variance: FloatArray
-    kernel: IndexArray
     physics: FloatArray
+    kernel: IndexArray
+    waves: FloatArray
+    fixed_us: FloatArray
 
 
 @dataclass(frozen=True)
@@ -59,13 +64,10 @@ class Ensemble:
         batch = np.ones(len(m)) if batch is None else batch
         layout = np.full(len(m), -1.0) if layout is None else layout
         keep_freed_memory()
-        log_us, variance, physics = np.empty((3, len(m)))
-        kernel = np.empty(len(m), dtype=np.intp)
-        for part in chunks(len(m)):
-            found = self._chunk(*(x[part] for x in (m, n, k, batch, layout)))
-            log_us[part], variance[part] = found.log_us, found.variance
-            kernel[part], physics[part] = found.kernel, found.physics
-        return RawPrediction(log_us, variance, kernel, physics)
+        # At least one chunk, so that no rows give empty columns.
+        parts = chunks(len(m)) or [slice(0)]
+        found = [vars(self._chunk(*(x[part] for x in (m, n, k, batch, layout)))).values() for part in parts]
+        return RawPrediction(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
     def _chunk(self, m: FloatArray, n: FloatArray, k: FloatArray, *others: FloatArray) -> RawPrediction:
         if len(m) == 1:  # numpy sums a single column in another order; batching must not change a prediction
@@ -75,11 +77,17 @@ class Ensemble:
         shapes = Shapes(self.machine, self.menu, m, n, deep, *others)
         reference = None if self.reference is None else self.reference.correction(m, n, deep, *others)
         watched = watched_columns(shapes)
-        log_us, within, kernels, costs = [], [], [], []
+        log_us: list[Array] = []
+        within: list[Array] = []
+        costs: list[Array] = []
         for member in self.members:
             cost, parts = member.physics(shapes)
+            if not costs:
+                kernel = parts.log_time.argmin(axis=0)
+                fastest = kernel, np.arange(len(m))
+                waves = shapes.waves[fastest]
+                fixed_us = np.broadcast_to(parts.fixed, parts.log_time.shape)[fastest]
             costs.append(cost)
-            kernels.append(parts.log_time.argmin(axis=0))
             x = None
             if member.forest is not None:
                 x = member.features(self.menu, shapes, cost, parts, watched, reference)
@@ -96,7 +104,7 @@ class Ensemble:
             shallow = self._physics(*(x[short] for x in (m, n, k, *others)))
             middle[short] += shallow - physics[short]
             physics[short] = shallow
-        return RawPrediction(middle, variance, kernels[0], physics)
+        return RawPrediction(middle, variance, physics, kernel, waves, fixed_us)
 
     def physics(self, *sizes: FloatArray) -> FloatArray:
         """Returns the mean log µs of the members' cost models, without trees, (rows,). sizes: as `raw`."""

@@ -24,9 +24,8 @@ from quantbench.errors import InputError, QuantbenchError, StoreError, require_c
 from quantbench.files import read_bytes, reason, write_file
 from quantbench.latency.estimate import Estimate, IntervalCalibration, measured_times, name_bound
 from quantbench.latency.families import family, unit
-from quantbench.latency.forest import chunks
 from quantbench.latency.gemm import files
-from quantbench.latency.gemm.cost_model import FloatArray, IndexArray, Machine, Menu, Shapes, runs_in_waves
+from quantbench.latency.gemm.cost_model import FloatArray, Machine, Menu, runs_in_waves
 from quantbench.latency.gemm.ensemble import Ensemble
 from quantbench.latency.gemm.inputs import k_as_stored, layout_indices, machine_of, whole_sizes
 from quantbench.latency.gemm.member import Member, TrainingRows
@@ -228,7 +227,10 @@ class GemmModel:
         latency_us = np.maximum(np.exp(answer.log_us), peak_us)
         factor = np.exp(self.interval.half_width(answer.variance))
         kernel = answer.kernel
-        waves, fixed_us, memory_us = self._waves_and_limits(sizes, kernel)
+        machine = self.ensemble.machine
+        rows_m, rows_n, rows_k, batches = sizes
+        read = machine.element_bytes * (rows_m + rows_n) * rows_k
+        memory_us = batches * (read + machine.output_bytes * rows_m * rows_n) / machine.bytes_per_us
         asked, each = wide[0].shape, self.ensemble.menu.each
         return GemmEstimates(
             latency_us=latency_us.reshape(asked),
@@ -237,8 +239,8 @@ class GemmModel:
             block_m=each.block_m[kernel, 0].astype(np.int64).reshape(asked),
             block_n=each.block_n[kernel, 0].astype(np.int64).reshape(asked),
             split_k=each.split_k[kernel, 0].astype(np.int64).reshape(asked),
-            num_waves=waves.reshape(asked),
-            bound=name_bound(fixed_us, peak_us, memory_us).reshape(asked),
+            num_waves=answer.waves.astype(np.int64).reshape(asked),
+            bound=name_bound(answer.fixed_us, peak_us, memory_us).reshape(asked),
             beyond=(latency_us / np.exp(answer.physics) - 1).reshape(asked),
             note=self.note,
         )
@@ -275,20 +277,6 @@ class GemmModel:
             launch, waves = Launch(kernel=f"modelled {tile}", tile=tile), int(found.num_waves[i])
             out.append(Estimate(*times, found.source, str(found.bound[i]), note=self.note, launch=launch, waves=waves))
         return out
-
-    def _waves_and_limits(
-        self, sizes: tuple[FloatArray, ...], kernel: IndexArray
-    ) -> tuple[IntArray, FloatArray, FloatArray]:
-        """Returns waves and fixed costs (µs) of each row's kernel, by the first member, and the time of moving each
-        matrix once (µs); (rows,) each."""
-        waves, fixed_us, memory_us = np.zeros(len(kernel), dtype=np.int64), np.empty(len(kernel)), np.empty(len(kernel))
-        machine = self.ensemble.machine
-        for part in chunks(len(kernel)):
-            shapes = Shapes(machine, self.ensemble.menu.by_row(kernel[part]), *(x[part] for x in sizes))
-            waves[part] = shapes.waves[0]
-            fixed_us[part] = self.ensemble.members[0].physics(shapes)[1].fixed[0]
-            memory_us[part] = (shapes.a_bytes + shapes.b_bytes + shapes.c_bytes) / machine.bytes_per_us
-        return waves, fixed_us, memory_us
 
     def known(self) -> Known:
         """Returns the mean cost model parameters, as input to the priors of other GPUs."""
