@@ -144,6 +144,7 @@ def slower_than_best_kernel(rows: Sequence[ForecastRow], model: GemmModel) -> tu
     sizes = ([getattr(one, side) for one in gemms] for side in "mnk")
     batch = [min(one.batch, LARGEST_SIDE // one.m) for one in gemms]
     found = model.predict(*sizes, batch=batch, layout=[one.layout for one in gemms])
+    assert found.beyond is not None
     return tuple(found.beyond.clip(0.0).tolist())
 
 

@@ -62,8 +62,6 @@ _FEWEST_FOR_LEARNER = 40
 # The loss is quadratic in relative errors below this size, and linear above.
 _NOISE = 0.05
 _FOLDS = 5
-# Target coverage of the interval.
-_COVERAGE = 0.90
 # Interval half-widths (log time) if no shipped model can serve as prior.
 _BLIND_BELOW, _BLIND_ABOVE = float(np.log(2.0)), float(np.log(3.0))
 # A parameter that several GPUs agree on may still differ on the next one.
@@ -383,12 +381,5 @@ def _fit_learner(
             learned[held] = alone[held] - shift
         seen |= held
     if learner is not None and np.abs(learned[seen]).mean() < np.abs(alone[seen]).mean():
-        return learner, _calibrated(np.abs(learned[seen]), deviation[seen])
-    return None, _calibrated(np.abs(alone[seen]), np.zeros(int(seen.sum())))
-
-
-def _calibrated(error: FloatArray, deviation: FloatArray) -> IntervalCalibration:
-    """Calibrates the interval by the conformal quantile of held-out errors, (n,) log time."""
-    floor = float(np.median(error)) + 1e-6
-    score = error / np.sqrt(deviation**2 + floor**2)
-    return IntervalCalibration(float(np.quantile(score, min(1.0, _COVERAGE * (1.0 + 1.0 / len(score))))), floor)
+        return learner, IntervalCalibration.of_held_out(np.abs(learned[seen]), deviation[seen] ** 2)
+    return None, IntervalCalibration.of_held_out(np.abs(alone[seen]), np.zeros(int(seen.sum())))

@@ -4,7 +4,7 @@ calibration and time bounds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
-from quantbench.launch import Launch
+from quantbench.launch import Launch, Tile
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -57,10 +57,12 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Estimates:
-    """Estimates of n workloads; arrays are (n,).
+    """Estimates of workloads as columns, (n,) or of the shape of the sizes that were asked.
 
     waves: modelled waves of blocks.
     note: caveats of all the estimates.
+    tiles: (…, 3) block_m, block_n and split_k of the kernels that a model of products selects, else None.
+    beyond: share of the cost model's time by which the fitted rows of such products took longer, else None.
 
     `profile.answers.Estimates` is the profile's counterpart.
     """
@@ -68,18 +70,25 @@ class Estimates:
     latency_us: FloatArray
     low_us: FloatArray
     high_us: FloatArray
-    waves: FloatArray
+    waves: npt.NDArray[Any]
     bound: npt.NDArray[np.str_]
     source: str = "modelled"
     note: str = ""
+    tiles: npt.NDArray[np.int64] | None = None
+    beyond: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.latency_us)
 
     def __getitem__(self, row: int) -> Estimate:
+        launch, waves = None, None
+        if self.tiles is not None:
+            block_m, block_n, split_k = self.tiles[row].tolist()
+            tile = Tile(block_m, block_n, split_k=split_k)
+            launch, waves = Launch(kernel=f"modelled {tile}", tile=tile), int(self.waves[row])
         return Estimate(
             float(self.latency_us[row]), float(self.low_us[row]), float(self.high_us[row]), self.source,
-            str(self.bound[row]), note=self.note,
+            str(self.bound[row]), note=self.note, launch=launch, waves=waves,
         )  # fmt: skip
 
     def __iter__(self) -> Iterator[Estimate]:
@@ -106,6 +115,20 @@ class IntervalCalibration:
 
     factor: float
     floor: float
+
+    @classmethod
+    def of_held_out(
+        cls, error: FloatArray, variance: FloatArray, tails: Sequence[tuple[float, float]] = ((0.9, 1.0),)
+    ) -> IntervalCalibration:
+        """Calibrates on held-out rows, (n,) each: |error| in log time, and the predicted variance.
+
+        tails: (share, ratio): quantiles of the scaled errors, and the typical ratio of the 0.9 quantile to each; the
+            factor is the geometric mean of their products.
+        """
+        floor = float(np.median(error)) + 1e-3
+        scaled = error / np.sqrt(variance + floor**2)
+        factors = [np.quantile(scaled, share) * ratio for share, ratio in tails]
+        return cls(float(np.prod(factors) ** (1.0 / len(factors))), floor)
 
     def half_width(self, variance: FloatArray) -> FloatArray:
         """Returns the interval half-width in log time for each predicted variance; both (n,)."""

@@ -46,7 +46,6 @@ _MOST_REFERENCES = 5
 # Rows on which references are chosen.
 _CHOICE_ROWS = 1000
 _FOLDS = 3
-_COVERAGE = 0.90
 _LEAST_LEAF, _RATE = 3, 0.08
 # Half-width of the interval, log time, without a reference of the GPU's architecture: as the priors of L40S and A100
 # were off. With one it is the largest error (90 % quantile) that the references' own priors made
@@ -62,7 +61,7 @@ class Growth:
 
     randomised: int = 24
     boosted: int = 150
-    depth: int = 4
+    depth: int = 6
 
 
 @dataclass(frozen=True)
@@ -330,8 +329,7 @@ def _calibrate(
         halves = _halves(x[~held], known[~held], y[~held], quick, seed)
         found = _predicted(halves, x[held], known[held])
         error[held], variance[held] = np.abs(found.mean(axis=0) - y[held]), found.var(axis=0)
-    floor = float(np.median(error)) + 1e-3
-    return IntervalCalibration(float(np.quantile(error / np.sqrt(variance + floor**2), _COVERAGE)), floor)
+    return IntervalCalibration.of_held_out(error, variance)
 
 
 def _sites(layers: Layers) -> npt.NDArray[np.intp]:

@@ -12,10 +12,11 @@ import pytest
 
 from quantbench.device import DeviceSpec, lookup
 from quantbench.errors import InputError, StoreError, UnsupportedError
+from quantbench.latency.estimate import Estimates
 from quantbench.latency.families import family
 from quantbench.latency.gemm.cost_model import Machine, Menu, Shapes, Values, hand_prior, log_latency
 from quantbench.latency.gemm.member import Growth
-from quantbench.latency.gemm.model import MODEL_FORMAT, MODEL_VERSION, GemmEstimates, GemmModel, shipped_model
+from quantbench.latency.gemm.model import MODEL_FORMAT, MODEL_VERSION, GemmModel, shipped_model
 from quantbench.latency.gemm.training import Effort, choose, shipped_pool
 from quantbench.latency.model_file import pack, unpack
 from quantbench.launch import Tile
@@ -45,8 +46,8 @@ def fitted() -> GemmModel:
     return GemmModel.fit(A100, *invented(200, seed=1), prior="none", effort=QUICK)
 
 
-def equal(a: GemmEstimates, b: GemmEstimates) -> bool:
-    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in ("latency_us", "low_us", "block_m"))
+def equal(a: Estimates, b: Estimates) -> bool:
+    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in ("latency_us", "low_us", "tiles"))
 
 
 @pytest.mark.slow
@@ -99,13 +100,16 @@ def test_answers_take_the_shape_of_the_question() -> None:
     assert one.low_us < one.latency_us < one.high_us
     grid = model.predict(np.array([[1], [4096]]), 4096, [64, 128, 4096])
     assert grid.latency_us.shape == grid.bound.shape == (2, 3)
-    assert grid.tile.shape == (2, 3, 2)
+    assert grid.tiles is not None
+    assert one.tiles is not None
+    assert grid.tiles.shape == (2, 3, 3)
     assert grid.latency_us[1, 2] == one.latency_us
     assert (one.bound, grid.bound[0, 0]) == ("compute", "latency")
     assert model.predict(8, 16384, 16384).bound == "memory"
-    tile = Tile(int(one.block_m), int(one.block_n), split_k=int(one.split_k))
+    block_m, block_n, split_k = one.tiles.tolist()
+    tile = Tile(block_m, block_n, split_k=split_k)
     exact = [quantize(Gemm(m=4096, n=4096, k=4096), tile, 108, held).num_waves for held in range(1, 7)]
-    assert one.num_waves in exact
+    assert one.waves in exact
 
 
 @pytest.mark.parametrize("gpu", ["gb200-186gb", A100, "h100-sxm5-80gb", "l40s-48gb"])

@@ -46,7 +46,7 @@ def test_a_batch_of_one_is_a_single_product_and_a_batch_is_no_taller_one() -> No
     assert single.latency_us.tolist() == one.latency_us.tolist()
     prior = GemmModel.prior(V100, dtype="fp32")
     # 16 products of one row fill 16 tiles; one product of 16 rows fills one.
-    assert prior.predict(16, 4096, 64, batch=64).num_waves > prior.predict(16 * 64, 4096, 64).num_waves
+    assert prior.predict(16, 4096, 64, batch=64).waves > prior.predict(16 * 64, 4096, 64).waves
     assert (
         prior.predict(128, 128, 4096, batch=160).latency_us > 1.5 * prior.predict(128, 128, 4096, batch=80).latency_us
     )

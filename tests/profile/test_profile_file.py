@@ -208,7 +208,10 @@ def set_row(kind: str, column: str, value: object) -> Any:
         (set_row("collective", "num_nodes", 3), r"num_nodes = 3; expected a divisor of num_gpus"),
         (lambda data: data["device"].update(sm_count=0), r"sm_count = 0; expected a number from 1 to 1024"),
         (lambda data: data["device"].pop("l2_bytes"), r"field 'l2_bytes' is missing"),
-        (lambda data: data["device"].update(name="h100-sxm5-80gb"), r"expected one of h100-sxm5-80gb"),
+        (
+            lambda data: data["device"].update(name="h100-sxm5-80gb"),
+            r"products on h100-sxm5-80gb; expected a model that",
+        ),
         (lambda data: data["provenance"].update(runs=5), r"Provenance: runs = 5; expected a list of objects"),
         (lambda data: data["software"].update(torch=2.11), r"software = .*2\.11.*; expected an object of texts"),
         (lambda data: data.pop("cliffs"), r"field 'cliffs' is missing; expected all of format, version"),

@@ -47,10 +47,10 @@ def test_a_plain_checkout_runs_where_the_dependencies_are(checkout: Path) -> Non
     assert '"quantbench-run-2", 14336' in done.stdout
 
 
-def test_models_leave_the_wheel_below_12_mb() -> None:
+def test_models_leave_the_wheel_below_13_mb() -> None:
     # Files of models do not deflate; the sources in a wheel are 0.8 MB.
     size = sum(p.stat().st_size for p in (ROOT / "quantbench").rglob("models/*") if p.suffix != ".json")
-    assert 1e6 < size < 11e6
+    assert 1e6 < size < 12e6
 
 
 @pytest.mark.slow

@@ -22,10 +22,10 @@ from quantbench.device.registry import lookup
 from quantbench.device.spec import PEAK_MARGIN, DeviceSpec
 from quantbench.errors import InputError, QuantbenchError, StoreError, require_choice
 from quantbench.files import read_bytes, reason, write_file
-from quantbench.latency.estimate import Estimate, IntervalCalibration, measured_times, name_bound
+from quantbench.latency.estimate import Estimate, Estimates, IntervalCalibration, measured_times, name_bound
 from quantbench.latency.families import family, unit
 from quantbench.latency.gemm import files
-from quantbench.latency.gemm.cost_model import FloatArray, Machine, Menu, runs_in_waves
+from quantbench.latency.gemm.cost_model import Machine, Menu, runs_in_waves
 from quantbench.latency.gemm.ensemble import Ensemble
 from quantbench.latency.gemm.inputs import k_as_stored, layout_indices, machine_of, whole_sizes
 from quantbench.latency.gemm.member import Member, TrainingRows
@@ -44,7 +44,6 @@ from quantbench.latency.gemm.training import (
 )
 from quantbench.latency.libraries import LIBRARIES, default_library, libraries_of, resolve_library
 from quantbench.latency.model_file import BROKEN, device_from_json, device_to_json, pack, unpack
-from quantbench.launch import Launch, Tile
 from quantbench.workload import Gemm
 from quantbench.workload.dtypes import GEMM_DTYPES
 
@@ -56,38 +55,6 @@ MODEL_FORMAT = "quantbench-gemm-model"
 MODEL_VERSION = 1
 # `from_bytes` checks the time of this shape.
 _PROBE = ([128], [4096], [1024])
-
-
-@dataclass(frozen=True)
-class GemmEstimates:
-    """Estimates of `GemmModel.predict`. All arrays have the broadcast shape of the queried sizes, () for scalars.
-
-    low_us, high_us: 90 % interval of latency_us.
-    block_m, block_n, split_k, num_waves: tile, split and waves of the kernel that the model selects.
-    bound: the longest of arithmetic at the peak (compute), memory traffic at the bandwidth, and fixed costs (latency).
-    beyond: share of the cost model's time by which the fitted rows of such products took longer; negative: shorter.
-    note: caveats of all the estimates.
-    """
-
-    latency_us: FloatArray
-    low_us: FloatArray
-    high_us: FloatArray
-    block_m: IntArray
-    block_n: IntArray
-    split_k: IntArray
-    num_waves: IntArray
-    bound: npt.NDArray[np.str_]
-    beyond: FloatArray
-    source: str = "modelled"
-    note: str = ""
-
-    @property
-    def tile(self) -> IntArray:
-        """Tile of each GEMM, (…, 2): block_m, block_n."""
-        return np.stack([self.block_m, self.block_n], axis=-1)
-
-    def __len__(self) -> int:
-        return len(self.latency_us)
 
 
 @dataclass(frozen=True)
@@ -206,7 +173,7 @@ class GemmModel:
         *,
         batch: npt.ArrayLike = 1,
         layout: str | Sequence[str] = "nn",
-    ) -> GemmEstimates:
+    ) -> Estimates:
         """Predicts GEMMs m×k times k×n, `batch` of them at once; the sizes broadcast, and the result has their common
         shape.
 
@@ -226,23 +193,21 @@ class GemmModel:
         peak_us = 2.0 * np.prod(sizes, axis=0) / self.ensemble.machine.flop_per_us
         latency_us = np.maximum(np.exp(answer.log_us), peak_us)
         factor = np.exp(self.interval.half_width(answer.variance))
-        kernel = answer.kernel
         machine = self.ensemble.machine
         rows_m, rows_n, rows_k, batches = sizes
         read = machine.element_bytes * (rows_m + rows_n) * rows_k
         memory_us = batches * (read + machine.output_bytes * rows_m * rows_n) / machine.bytes_per_us
         asked, each = wide[0].shape, self.ensemble.menu.each
-        return GemmEstimates(
+        columns = (column[answer.kernel, 0] for column in (each.block_m, each.block_n, each.split_k))
+        return Estimates(
             latency_us=latency_us.reshape(asked),
             low_us=np.maximum(latency_us / factor, peak_us).reshape(asked),
             high_us=(latency_us * factor).reshape(asked),
-            block_m=each.block_m[kernel, 0].astype(np.int64).reshape(asked),
-            block_n=each.block_n[kernel, 0].astype(np.int64).reshape(asked),
-            split_k=each.split_k[kernel, 0].astype(np.int64).reshape(asked),
-            num_waves=answer.waves.astype(np.int64).reshape(asked),
+            waves=answer.waves.astype(np.int64).reshape(asked),
             bound=name_bound(answer.fixed_us, peak_us, memory_us).reshape(asked),
-            beyond=(latency_us / np.exp(answer.physics) - 1).reshape(asked),
             note=self.note,
+            tiles=np.stack(list(columns), axis=-1).astype(np.int64).reshape(*asked, 3),
+            beyond=(latency_us / np.exp(answer.physics) - 1).reshape(asked),
         )
 
     @property
@@ -270,13 +235,7 @@ class GemmModel:
             batch=[g.batch for g in gemms],
             layout=[g.layout for g in gemms],
         )
-        out = []
-        for i in range(len(gemms)):
-            tile = Tile(int(found.block_m[i]), int(found.block_n[i]), split_k=int(found.split_k[i]))
-            times = (float(found.latency_us[i]), float(found.low_us[i]), float(found.high_us[i]))
-            launch, waves = Launch(kernel=f"modelled {tile}", tile=tile), int(found.num_waves[i])
-            out.append(Estimate(*times, found.source, str(found.bound[i]), note=self.note, launch=launch, waves=waves))
-        return out
+        return list(found)
 
     def known(self) -> Known:
         """Returns the mean cost model parameters, as input to the priors of other GPUs."""

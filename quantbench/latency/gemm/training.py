@@ -361,7 +361,5 @@ def _calibrate(
     # A fold has a single member, so the variance between members is added.
     between = [member.physics(Shapes(machine, menu, *rows.sizes))[0] for member in ensemble.members]
     variance += np.var(between, axis=0)
-    floor = float(np.median(error)) + 1e-3
-    scaled = error / np.sqrt(variance + floor**2)
-    factor = float(np.exp(np.mean([np.log(np.quantile(scaled, share) * beyond) for share, beyond in _TAILS])))
-    return IntervalCalibration(factor / _FOLD_EXCESS, floor)
+    found = IntervalCalibration.of_held_out(error, variance, _TAILS)
+    return replace(found, factor=found.factor / _FOLD_EXCESS)

@@ -44,8 +44,8 @@ class GemmTimes:
         self.note = f"products that were not measured are modelled ({fitted})"
 
     def latency_us(self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike) -> FloatArray:
-        """Returns predicted times, µs, (rows,)."""
-        return self._model.predict(m, n, k).latency_us
+        """Returns predicted times of linear layers (layout nt), µs, (rows,)."""
+        return self._model.predict(m, n, k, layout="nt").latency_us
 
     def through(self, m: IntArray, n: int, k: int, rows: Table) -> FloatArray:
         """Returns µs at sizes m (places,) of one (n, k): measured if in `rows` (the table's rows of this (n, k)), else
