@@ -125,8 +125,7 @@ docs: install
 	$(BIN)/python -m tools.guide.front
 	$(BIN)/python -m tools.guide.explorer
 	$(BIN)/quantbench import aiconfigurator --system a100_sxm --table gemm --results build/tables
-	$(BIN)/quantbench profile blindspots build/tables/a100-sxm4-80gb/aic-* --for aiconfigurator --held-out --of max \
-		--docs docs/exporting.md
+	$(BIN)/python -m tools.accuracy.held_out_lines build/tables/a100-sxm4-80gb/aic-* docs/exporting.md
 	$(BIN)/python -m tools.planner_accuracy tests/data docs
 	$(BIN)/python -m mkdocs build --strict --quiet --config-file docs/site/mkdocs.yml
 	$(BIN)/python -m tools.guide.explorer build/site/explore.html

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from quantbench import device
-from quantbench.profile.blindspots_report import write_between
 from quantbench.stats import median, median_interval
 from quantbench.store.folder import find_runs, read_run
 from quantbench.store.record import Measured
+from tools.guide.markers import write_between
 
 #: half-width of the 95 % interval below which a ratio is precise enough
 KNOWN = 0.02

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from quantbench.device import lookup
-from quantbench.profile.parts import KnownCliff, Provenance
 from quantbench.profile.profile import Profile
+from quantbench.profile.schema import KnownCliff, Provenance
 from quantbench.profile.table import LAYOUTS, Table
 from quantbench.workload import Gemm
 

@@ -22,8 +22,8 @@ from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.profile.build import cliffs_of, findings_of, software_of, source_of
 from quantbench.profile.models import Models
-from quantbench.profile.parts import Provenance
 from quantbench.profile.profile import Profile
+from quantbench.profile.schema import Provenance
 from quantbench.store.folder import Run, read_run
 from tools.accuracy.tables import DATA, IMPORTERS, PUBLISHED, RAN, SHIPPED_GPUS
 
@@ -70,7 +70,7 @@ def shelf_profile(slug: str, runs: list[Run], source: Source) -> Profile:
     """Builds a GPU's profile without rows: models, cliffs and findings."""
     device = lookup(slug)
     checks = [check_run(run) for run in runs]
-    cliffs, num_cliffs = cliffs_of(checks, most=_MOST_CLIFFS)
+    cliffs, num_cliffs = cliffs_of(checks, keep=_MOST_CLIFFS)
     note = (
         f"models and findings only: the measured rows stay in {source.words} and are not redistributed; "
         f"{source.again} makes runs of them"

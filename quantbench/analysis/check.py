@@ -1,12 +1,11 @@
-"""Analyses a run: cliffs, their causes, tiles and rules of thumb; times that no hardware explains; gaps to refine.
+"""Analyses a run: cliffs, their causes, tiles and rules of thumb; gaps to refine.
 
 Entry points: `check_run`, which returns a `Check`, used by the commands `check` and `sweep`, by `report`,
-`profile.build` and tools; `audit_run`, used by `check --audit`; `refine_of`, used by `sweep --refine`.
+`profile.build` and tools; `refine_of`, used by `sweep --refine`.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,17 +30,12 @@ from quantbench.analysis.rules import RULES, RuleOfThumb, judge_all
 from quantbench.analysis.summary import Point, points_of
 from quantbench.analysis.verdict import Verdict
 from quantbench.device.spec import DeviceSpec
-from quantbench.latency.gemm.table_audit import Unexplained, audit
-from quantbench.measurement import Measurement
 from quantbench.stats import median
 from quantbench.store.folder import Run
-from quantbench.store.record import Measured, Record
+from quantbench.store.record import Record
 from quantbench.sweep.axes import grain_of
 from quantbench.sweep.options import SweepOptions, plan_sweep
 from quantbench.sweep.refine import Gap, PlacedGap, Refine
-from quantbench.timing.grade import INTERPRETED
-from quantbench.workload import Gemm
-from quantbench.workload.ops import LAYOUTS
 
 
 @dataclass(frozen=True)
@@ -140,41 +134,3 @@ def find_gaps(records: Sequence[Record], spec: DeviceSpec) -> tuple[PlacedGap, .
                 found.append((height, PlacedGap(gap, curve.axis, dict(curve.held), curve.op, curve.provider)))
     found.sort(key=lambda pair: -pair[0])
     return tuple(placed for _, placed in found[:_MOST_GAPS])
-
-
-@dataclass(frozen=True)
-class Audited:
-    """Unexplained GEMM of a run."""
-
-    gemm: Gemm
-    provider: str
-    latency_us: float
-    found: Unexplained
-
-
-def audit_run(run: Run) -> tuple[int, list[Audited]]:
-    """Returns the number of GEMM times in a run and the unexplained ones, worst first.
-
-    Times of one provider and dtype are compared; dtypes without a peak on the device are left out.
-    """
-    tables: dict[tuple[str, str], list[tuple[Gemm, Measurement]]] = defaultdict(list)
-    for record in run.records:
-        outcome, work = record.outcome, record.workload
-        if record.role == "point" and isinstance(outcome, Measured) and isinstance(work, Gemm):
-            if INTERPRETED in outcome.grade.reasons:
-                continue
-            tables[record.provider, work.dtype].append((work, outcome.measurement))
-    rows, found = 0, []
-    for (provider, dtype), table in tables.items():
-        peak = run.info.device.peak(dtype)
-        if peak is None:
-            continue
-        gemms, measured = zip(*table, strict=True)
-        times = np.array([each.stated.latency_us for each in measured])
-        sizes = [np.array([getattr(gemm, size) for gemm in gemms]) for size in ("m", "n", "k", "batch")]
-        layout = np.array([LAYOUTS.index(gemm.layout) for gemm in gemms])
-        methods = [f"{each.mode}, {each.cache} cache" for each in measured]
-        rows += len(table)
-        for one in audit(sizes, times, peak * 1e6, group=layout, methods=methods):
-            found.append(Audited(gemms[one.row], provider, float(times[one.row]), one))
-    return rows, sorted(found, key=lambda each: -each.found.ratio)

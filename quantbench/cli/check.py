@@ -17,7 +17,7 @@ from rich.table import Table
 from quantbench.alignment_rules import AlignmentRule, broken_rules
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, json_option, option
-from quantbench.cli.output import StyledLine, check_folder, output, plain_table, print_result, say
+from quantbench.cli.output import StyledLine, check_folder, output, print_result, say
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, printable
 from quantbench.report.terminal import cliffs_table, section_lines
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from quantbench.analysis.check import Check
     from quantbench.analysis.periods import Period
     from quantbench.analysis.rules import RuleOfThumb
-    from quantbench.store.folder import Run
     from quantbench.sweep.options import SweepOptions
 
 # Number of cliffs shown; --json has all.
@@ -51,7 +50,6 @@ def check(
     fail_above: float | None = option(
         None, "Exit with 1 if the lower bound of a cliff's ratio exceeds this, such as 1.2."
     ),
-    audit: bool = option(False, "Only list the GEMM times that no hardware explains."),
     as_json: bool = json_option(),
 ) -> None:
     """Find the sizes after which the time jumps, explain the jumps, and test the rules of thumb.
@@ -72,12 +70,6 @@ def check(
             raise InputError("check", f"{word} {text} with a run", f"{word} with --experiment")
     if budget not in ("", "none"):
         parse_duration_s("--budget", budget)
-    if audit:
-        if run is None or fail_above is not None:
-            beside = "without a run" if run is None else f"with --fail-above {fail_above}"
-            raise InputError("check", f"--audit {beside}", "the folder of a run and --audit alone")
-        _print_audit(read_one_run(run), as_json)
-        return
     rules = (rule_named(experiment),) if experiment else RULES
     if experiment:
         check_folder("--results", results)
@@ -89,33 +81,6 @@ def check(
         raise InputError("check --fail-above", said, "a run in which a cliff could be found")
     if fail_above is not None and any(cliff.low > fail_above for cliff in found.cliffs):
         raise typer.Exit(1)
-
-
-def _print_audit(run: Run, as_json: bool) -> None:
-    from quantbench.analysis.check import audit_run
-
-    rows, found = audit_run(run)
-    reasons = dict(Counter(each.found.reason for each in found).most_common())
-    unexplained = [
-        {
-            **asdict(one.gemm), "provider": one.provider, "latency_us": one.latency_us, "reason": one.found.reason,
-            "ratio": one.found.ratio, "words": one.found.words,
-        }
-        for one in found
-    ]  # fmt: skip
-    why_not = "".join(f"; {count:,} {reason}" for reason, count in reasons.items())
-    share = percent(len(found) / rows) if rows else "0 %"
-    head = f"{counted(rows, 'GEMM time')}, {len(found):,} unexplained ({share}){why_not}"
-    lines: list[StyledLine | Table] = [device_line(run.info.device), head]
-    if found:
-        more = len(found) - _MOST_CLIFFS
-        title = "unexplained times" + ("" if more <= 0 else f", the {_MOST_CLIFFS} worst ({more:,} more in --json)")
-        table = plain_table((">off", "product", "provider", "reason", "evidence"), title=title)
-        for one in found[:_MOST_CLIFFS]:
-            table.add_row(f"{one.found.ratio:.1f}x", str(one.gemm), one.provider, one.found.reason, one.found.words)
-        lines += ["", table, "", "a fit of a model sets these times aside"]
-    answer = {"run": run.folder, "rows": rows, "reasons": reasons, "unexplained": unexplained}
-    print_result(as_json, lambda: answer, lines)
 
 
 def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) -> Path:

@@ -1,8 +1,4 @@
-"""Command `profile`: creates, shows, validates, queries and exports profiles of GPUs, which planners load.
-
-Entry point: `profile`, loaded by `app`, with the subcommands export, show, validate, query, blindspots. The package of
-the same name does the work; `profile_print` formats the output.
-"""
+"""Command `profile`: makes, shows, queries and exports profiles of GPUs, which planners load."""
 
 from __future__ import annotations
 
@@ -15,32 +11,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.table import Table
 
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, integers, json_option, option, percentage
-from quantbench.cli.output import StyledLine, check_file, check_folder, output, plain_table, print_result, say
-from quantbench.errors import InputError, printable, require_choice, require_int
+from quantbench.cli.output import check_file, check_folder, output, print_result, say
+from quantbench.errors import InputError, printable, require_choice
 from quantbench.files import folders_with, read_text, write_file
 from quantbench.latency.libraries import LIBRARIES, library_of
 from quantbench.units import counted, percent
 
 if TYPE_CHECKING:
     from quantbench.profile import Estimate, Profile
-    from quantbench.profile.blindspots import FloatArray
     from quantbench.profile.exporters.options import ExportOptions
+    from quantbench.profile.linear_interpolation import FloatArray
     from quantbench.store.folder import Run
-
-#: name of the operation in errors of `blindspots`, and of the markers around its table in docs
-BLINDSPOTS, SECTION = "profile blindspots", "blindspots"
 
 # Seconds of an export on one core of a 2024 server. Fitting takes as long for 800 rows as for 8,000; finding cliffs
 # takes time proportional to the records. By whether models are fitted:
 _FIXED_S = {True: 15.0, False: 4.0}
 _PER_RECORD_S = 3e-4
-_FEWEST_MODEL_ROWS = 20
-_MOST_MODEL_ROWS = 20_000
-_SHOWN = 10
+_MOST_SPOTS = 10  # that are shown
 # Longer numbers are no sizes, and int() refuses very long ones.
 _DIGITS = re.compile("[0-9]{1,19}")
 _OP = re.compile("[a-z_]{1,20}")
@@ -212,33 +202,20 @@ def degrees(text: str) -> tuple[int, ...]:
     return tuple(sorted(set(found)))
 
 
-# --- show and validate -----------------------------------------------------------------------------------------------
+# --- show ------------------------------------------------------------------------------------------------------------
 
 
-@profile.command("show", short_help="Show a profile's contents and accuracy.")
+@profile.command("show", short_help="Check a profile, and show its contents and accuracy.")
 @command
 def show_profile(file: Path = _FILE, as_json: bool = json_option()) -> None:
-    """Show the device, the measured rows, the accuracy of the models, and the largest cliffs."""
+    """Check that a profile is whole and unchanged, and show the device, the measured rows, the accuracy
+    of the models and the largest cliffs."""
     from quantbench.cli import profile_print as view
     from quantbench.profile import Profile
 
     found = Profile.load(file)
     lines = (*view.profile_lines(found), f"\nnext: quantbench profile query {file} --gemm 4096,4096,4096")
     print_result(as_json, lambda: view.profile_to_json(found), lines)
-
-
-@profile.command(short_help="Check that a profile is complete and unchanged.")
-@command
-def validate(file: Path = _FILE, as_json: bool = json_option()) -> None:
-    """Check a profile's digest, version and types, and every time against the peak of the device."""
-    from quantbench.profile import Profile
-
-    found = Profile.load(file)
-    rows = {kind: len(table) for kind, table in found.tables.items()}
-    answer = {"profile": file, "valid": True, "device": found.device.name, "rows": rows}
-    listed = ", ".join(f"{count:,} {kind}" for kind, count in rows.items() if count) or "no"
-    said = f"{file}: a whole, unchanged profile of {found.device.name} with {listed} rows"
-    print_result(as_json, lambda: answer, [said])
 
 
 # --- query -----------------------------------------------------------------------------------------------------------
@@ -324,109 +301,44 @@ def _typed(kind: str, text: str) -> tuple[str, list[int]]:
 # --- blindspots ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class BlindspotOptions:
-    """Options of `profile blindspots`."""
-
-    consumer: str = option(..., "Planner whose interpolation is tested: aiconfigurator.", "--for")
-    bound: str = _bound()
-    target: str = option("p95", "Error that --bound applies to: p95 or max.", "--of")
-    held_out: bool = option(
-        False, "Test on held-out rows: keep powers of two of m, select rows to add, compare with the others."
-    )
-    rows: int = option(1000, "Largest number of rows that the model of a run is fitted to.")
-    shapes: Path | None = option(None, "CSV file for the rows to add, for `sweep --shapes`.")
-    docs: Path | None = option(None, "With --held-out: write the table between the markers of this file.")
-
-    @property
-    def share(self) -> float:
-        return percentage("--bound", self.bound, above=True)
-
-
-@profile.command(short_help="Interpolation error of a planner's table.")
+@profile.command(short_help="Sizes that linear interpolation between measured products misses.")
 @command
 def blindspots(
     *,
-    run: Path = argument("A run's folder, or a profile's JSON file.", metavar="RUN"),
-    asked: BlindspotOptions,
+    path: Path = argument("A profile's JSON file, or a run's folder (then a model is fitted).", metavar="PROFILE"),
+    bound: str = _bound(),
+    shapes: Path | None = option(None, "CSV file for the points to measure, for `sweep --shapes`."),
     as_json: bool = json_option(),
 ) -> None:
-    """Estimate a planner's interpolation error between rows of its table, and select measurements that reduce it."""
+    """Find the sizes between measured products that a planner's linear interpolation misses by most, and the fewest
+    points that keep its error within the bound."""
     from threadpoolctl import threadpool_limits  # comes with scikit-learn, which needs it
 
-    _require_consistent(asked)
-    profile = profile_of([run], fit=False)
-    with threadpool_limits(1):
-        if asked.held_out:
-            _held_out(profile, asked, as_json)
-        else:
-            _find(run, profile, asked, as_json)
-
-
-def _require_consistent(asked: BlindspotOptions) -> None:
-    from quantbench.profile.blindspots import TARGETS
-    from quantbench.profile.blindspots_report import CONSUMERS, around_markers
-
-    _ = asked.share  # raises InputError for no percentage
-    require_int(BLINDSPOTS, "--rows", asked.rows, low=_FEWEST_MODEL_ROWS, high=_MOST_MODEL_ROWS)
-    if asked.docs is not None and not asked.held_out:
-        raise InputError(BLINDSPOTS, "--docs without --held-out", "both: the experiment's table is what docs show")
-    if asked.shapes is not None and asked.held_out:
-        raise InputError(BLINDSPOTS, "--shapes with --held-out", "one of them: held-out rows were measured already")
-    require_choice(BLINDSPOTS, "--for", asked.consumer, CONSUMERS)
-    require_choice(BLINDSPOTS, "--of", asked.target, TARGETS)
-    if asked.shapes is not None:
-        check_file(BLINDSPOTS, asked.shapes)
-    if asked.docs is not None:
-        around_markers(asked.docs, SECTION)
-
-
-def _find(run: Path, profile: Profile, asked: BlindspotOptions, as_json: bool) -> None:
-    from quantbench.profile.blindspots_report import find, found_to_json, spot_line, summary
+    from quantbench.cli import profile_print as view
+    from quantbench.profile.blindspots import find
 
     def expected(what: str, errors: FloatArray) -> str:
-        parts = ", ".join(f"{name} {percent(value)}" for name, value in summary(errors).items())
+        parts = ", ".join(f"{name} {percent(value)}" for name, value in view.error_summary(errors).items())
         return f"expected error {what}: {parts}"
 
-    bound, target, shapes = asked.share, asked.target, asked.shapes
-    console = output(stderr=as_json)
-    say(console, f"{profile.device.name} as {asked.consumer}'s table; making a model, asking it between the rows")
-    # A profile's file has a model of its rows; for a run, one must be fitted.
-    found = find(profile, asked.consumer, bound, target, asked.rows, own_model=os.path.isfile(run))
+    share = percentage("--bound", bound, above=True)
     if shapes is not None:
-        rows = [",".join(map(str, row)) for row in (("m", "n", "k"), *found.choice.rows)]
-        write_file(BLINDSPOTS, shapes, "\n".join(rows) + "\n")
-    fitted = f"fitted to {found.model_rows:,} rows" if found.model_rows else "of other GPUs"
-    places, count = len(found.choice.before), len(found.choice.rows)
+        check_file("profile blindspots", shapes)
+    with threadpool_limits(1):
+        found = find(profile_of([path], fit=True), share)
+    if shapes is not None:
+        rows = [",".join(map(str, row)) for row in (("m", "n", "k"), *found.add)]
+        write_file("profile blindspots", shapes, "\n".join(rows) + "\n")
     lines = [
-        f"{found.num_rows:,} products of {found.dtype}, {places:,} places between, a model {fitted}",
-        expected("as it is", found.choice.before), *(f"  {spot_line(spot)}" for spot in found.spots[:_SHOWN]),
-    ]  # fmt: skip
-    if not count:
-        lines.append(f"nothing to add: the {target} is within {percent(bound)}")
-    else:
-        lines.append(expected(f"with {count:,} more rows", found.choice.after))
+        f"{found.num_rows:,} products of {found.dtype}, {len(found.before):,} places between; {found.note}",
+        expected("as it is", found.before),
+        *(f"  {view.spot_line(spot)}" for spot in found.spots[:_MOST_SPOTS]),
+    ]
+    if found.add:
+        lines.append(expected(f"with {len(found.add):,} more rows", found.after))
         lines.append("expected is not measured: run it again on the rows once they were measured")
-        again = f"profile blindspots {run} --for {asked.consumer} --shapes extra.csv"
+        again = f"profile blindspots {path} --shapes extra.csv"
         lines.append(f"next: quantbench {again if shapes is None else f'sweep --shapes {shapes}'}")
-    print_result(as_json, lambda: found_to_json(found, bound, target, _SHOWN), lines)
-
-
-def _held_out(profile: Profile, asked: BlindspotOptions, as_json: bool) -> None:
-    from quantbench.profile import blindspots_report as report
-    from quantbench.profile.blindspots import replay
-
-    table, dtype = report.measured_products(profile, asked.consumer)
-    ask, who = report.consumer_of(profile.device.name, dtype)
-    model_us = partial(report.thin_model, profile, table, dtype, asked.rows)
-    found = replay(table, model_us, ask, asked.share, asked.target)
-    sources = [run.source or run.run_id for run in profile.provenance.runs]
-    origins = [f"{profile.device.name}: {len(table.m):,} products of {dtype} from {'; '.join(sources)}"]
-    if asked.docs is not None:
-        report.write_between(asked.docs, SECTION, report.replay_markdown(found, who, asked.share, origins))
-    (first, *others), *rows = report.replay_table(found)
-    shown = plain_table((first, *(f">{name}" for name in others)), rows)
-    errors = "errors: median / p95 of |interpolated / measured - 1|, in %"
-    written = [] if asked.docs is None else [f"written into {asked.docs}"]
-    lines: list[StyledLine | Table] = [f"{origins[0]}, interpolated by {who}", errors, shown, *written]
-    print_result(as_json, lambda: report.replay_to_json(found, who, asked.share, len(table.m)), lines)
+    else:
+        lines.append(f"nothing to add: every error is within {percent(share)}")
+    print_result(as_json, lambda: view.blindspots_to_json(found, share, _MOST_SPOTS), lines)

@@ -1,8 +1,4 @@
-"""Formats a profile for the terminal.
-
-Entry points: `profile_lines`, `origin_lines`, `rows_line`, `model_lines` and `answers_table`, which return lines and
-tables; `profile_to_json`. Used by the command `profile`.
-"""
+"""Formats a profile, the answers to queries of it and its blind spots, for the terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +15,9 @@ from quantbench.cli.devices import device_line
 from quantbench.cli.output import plain_table
 from quantbench.errors import printable
 from quantbench.profile import Estimate, Profile, Table
-from quantbench.profile.table import INTEGER, LAYOUTS
+from quantbench.profile.blindspots import Blindspots, Spot
+from quantbench.profile.linear_interpolation import FloatArray
+from quantbench.profile.table import LAYOUTS
 from quantbench.report.terminal import cliffs_table
 from quantbench.store.typed import encode
 from quantbench.units import latency, percent
@@ -72,7 +70,7 @@ def rows_line(profile: Profile) -> str:
 
 def _parts(table: Table) -> list[tuple[str, str, str, Table]]:
     """Splits a table by its non-integer keys, such as dtype, into (kind, other keys, provider, rows)."""
-    names = [name for name in LAYOUTS[table.kind].keys if LAYOUTS[table.kind].columns[name] != INTEGER]
+    names = [name for name in LAYOUTS[table.kind].keys if LAYOUTS[table.kind].columns[name] is not int]
     keys = list(zip(*(table[name].tolist() for name in names), strict=True))
     found = []
     for key in sorted(set(keys), key=str):
@@ -83,7 +81,7 @@ def _parts(table: Table) -> list[tuple[str, str, str, Table]]:
 
 
 def _ranges(rows: Table) -> str:
-    names = [name for name in LAYOUTS[rows.kind].keys if LAYOUTS[rows.kind].columns[name] == INTEGER]
+    names = [name for name in LAYOUTS[rows.kind].keys if LAYOUTS[rows.kind].columns[name] is int]
     spans = []
     for name in names:
         low, high = rows[name].min(), rows[name].max()
@@ -110,10 +108,10 @@ def model_lines(profile: Profile) -> list[str]:
         if isinstance(held, dict) and "median_pct" in held:
             found[-1] += f"; median error {held['median_pct']:.1f} % on held-out rows"
     if len(profile.tables["gemm"]):
-        trust = profile.trust("gemm")
-        if trust is not None:
+        error = profile.gemm_error
+        if error is not None:
             found.append(
-                f"interpolation between measured products: 90 % within ±{percent(exp(trust) - 1)} (leave-one-out)"
+                f"interpolation between measured products: 90 % within ±{percent(exp(error) - 1)} (leave-one-out)"
             )
     found += [other.note for other in (models.softmax, models.attention) if other is not None]
     return found or ["no models: times are known for measured shapes only"]
@@ -145,4 +143,33 @@ def profile_to_json(profile: Profile) -> dict[str, Any]:
         "models": model_lines(profile),
         "cliffs": encode(profile.cliffs),
         "findings": encode(profile.findings),
+    }
+
+
+def error_summary(errors: FloatArray) -> dict[str, float]:
+    """Returns the median, 95th percentile and maximum of |error|, as ratios; zeros if there are no places."""
+    if not len(errors):
+        return {"median": 0.0, "p95": 0.0, "max": 0.0}
+    middle, p95, largest = np.percentile(errors, [50, 95, 100]).tolist()
+    return {"median": middle, "p95": p95, "max": largest}
+
+
+def spot_line(spot: Spot) -> str:
+    off = f"{percent(abs(spot.error))} too {'low' if spot.error < 0 else 'high'}"
+    said = f"{latency(spot.interpolated_us)} between m = {spot.low} and {spot.high}"
+    return f"m = {spot.m}, n = {spot.n}, k = {spot.k}: {said}, expected {latency(spot.expected_us)}: {off}"
+
+
+def blindspots_to_json(found: Blindspots, bound: float, most_spots: int) -> dict[str, Any]:
+    """Returns the blind spots as a JSON object, with the `most_spots` worst spots."""
+    return {
+        "dtype": found.dtype,
+        "rows": found.num_rows,
+        "places": len(found.before),
+        "bound": bound,
+        "before": error_summary(found.before),
+        "after": error_summary(found.after),
+        "add": [{"m": m, "n": n, "k": k} for m, n, k in found.add],
+        "spots": [{**encode(spot), "error": spot.error} for spot in found.spots[:most_spots]],
+        "note": found.note,
     }

@@ -1,25 +1,25 @@
 """Stores and queries the profile of one GPU: measured tables, fitted models, cliffs and rule findings.
-
-Entry point: `Profile`. Used by users' Python code and by the commands `profile`, `plan` and `advise`. Names are
-imported on first use, so that importing a light module of this package stays fast.
-"""
+Names are imported on first use, so that importing a light module of this package stays fast."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quantbench.latency.estimate import Estimate
-    from quantbench.profile.answers import Estimates
+    from quantbench.profile.answers import ProfileEstimates
     from quantbench.profile.models import Models
     from quantbench.profile.profile import Profile
     from quantbench.profile.table import Table
 
-__all__ = ["Estimate", "Estimates", "Models", "Profile", "Table"]
+__all__ = ["Estimate", "Models", "Profile", "ProfileEstimates", "Table"]
 
 _MODULES = {
-    "Estimate": "latency.estimate", "Estimates": "profile.answers", "Models": "profile.models",
-    "Profile": "profile.profile", "Table": "profile.table",
-}  # fmt: skip
+    "Estimate": "latency.estimate",
+    "Models": "profile.models",
+    "Profile": "profile.profile",
+    "ProfileEstimates": "profile.answers",
+    "Table": "profile.table",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,4 @@
-"""Builds a profile from the records of runs: one row per workload and provider, fitted models, cliffs, findings.
-
-Entry point: `build`, used by `Profile.from_runs` (`profile.profile`). `tools.shelf` calls the functions for single
-parts: `cliffs_of`, `findings_of`, `source_of`, `software_of`.
-"""
+"""Builds the parts of a profile from the records of runs: a row per workload and provider, models, cliffs, findings."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quantbench import __version__
 from quantbench.analysis.check import Check, check_run
@@ -19,14 +15,10 @@ from quantbench.analysis.verdict import Verdict
 from quantbench.errors import InputError
 from quantbench.measurement import GRADES
 from quantbench.profile.fit import models_of
-from quantbench.profile.parts import KnownCliff, Provenance, RunSource
+from quantbench.profile.schema import KnownCliff, Provenance, RunSource
 from quantbench.profile.table import LAYOUTS, Table
 from quantbench.store.folder import Run
 from quantbench.store.record import ORIGINS, Measured, Record
-
-if TYPE_CHECKING:
-    from quantbench.profile.profile import Profile
-
 
 _WHO = "profile export"
 
@@ -126,15 +118,15 @@ _MOST_EVIDENCE = 50
 _MOST_CLIFFS = 300
 
 
-def cliffs_of(checks: Iterable[Check], *, most: int = _MOST_CLIFFS) -> tuple[tuple[KnownCliff, ...], int]:
-    """Keeps the `most` largest single-curve cliffs, and every cliff common to a family of curves.
+def cliffs_of(checks: Iterable[Check], *, keep: int = _MOST_CLIFFS) -> tuple[tuple[KnownCliff, ...], int]:
+    """Keeps the `keep` largest single-curve cliffs, and every cliff common to a family of curves.
 
     Returns (cliffs, largest first; total found). A table of tens of thousands of rows has thousands of cliffs.
     """
-    own: list[KnownCliff] = []
+    single: list[KnownCliff] = []
     common: list[KnownCliff] = []
     for check in checks:
-        own += [
+        single += [
             KnownCliff(
                 **_edge(cliff), cause=cliff.cause.kind, why=cliff.cause.words, evidence=cliff.cause.evidence,
                 held=dict(cliff.held), before=cliff.before.workload, after=cliff.after.workload,
@@ -152,8 +144,8 @@ def cliffs_of(checks: Iterable[Check], *, most: int = _MOST_CLIFFS) -> tuple[tup
         held = tuple(sorted(cliff.held.items()))
         return -cliff.ratio, cliff.axis, cliff.at, cliff.op, cliff.provider, cliff.variant, held
 
-    kept = sorted(own, key=rank)[:most]
-    return tuple(sorted(kept + common, key=rank)), len(own) + len(common)
+    kept = sorted(single, key=rank)[:keep]
+    return tuple(sorted(kept + common, key=rank)), len(single) + len(common)
 
 
 def _edge(cliff: Cliff | CommonCliff) -> dict[str, Any]:
@@ -170,8 +162,8 @@ def findings_of(checks: Iterable[Check]) -> tuple[Verdict, ...]:
     return tuple(best.values())
 
 
-def build(made: type[Profile], runs: Sequence[Run], *, fit: bool, seed: int) -> Profile:
-    """Implements `Profile.from_runs`."""
+def parts_of(runs: Sequence[Run], *, fit: bool, seed: int) -> dict[str, Any]:
+    """Returns the fields of the profile of runs; see `Profile.from_runs`."""
     check_alike(runs)
     ordered = sorted(runs, key=lambda run: run.info.run_id)
     tables, num_rows = tables_of(ordered)
@@ -181,15 +173,15 @@ def build(made: type[Profile], runs: Sequence[Run], *, fit: bool, seed: int) -> 
     checks = [check_run(run) for run in ordered]  # separately: cliffs compare points of one run only
     cliffs, num_cliffs = cliffs_of(checks)
     device = ordered[0].info.device
-    return made(
-        device=device,
-        software=software_of(ordered),
-        provenance=Provenance(__version__, sources, num_cliffs),
-        tables=tables,
-        models=models_of(device, tables, fit=fit, seed=seed),
-        cliffs=cliffs,
-        findings=findings_of(checks),
-    )
+    return {
+        "device": device,
+        "software": software_of(ordered),
+        "provenance": Provenance(__version__, sources, num_cliffs),
+        "tables": tables,
+        "models": models_of(device, tables, fit=fit, seed=seed),
+        "cliffs": cliffs,
+        "findings": findings_of(checks),
+    }
 
 
 def source_of(run: Run, *, rows: int) -> RunSource:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.device.registry import known
+from quantbench.device.registry import known as known_devices
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.attention import FEWEST_ROWS as FEWEST_ATTENTION_ROWS
 from quantbench.latency.attention import AttentionModel
@@ -57,7 +57,7 @@ def _most_of(table: Table, *columns: str) -> Table:
     """Keeps the rows with the most frequent value of each column in turn."""
     for name in columns:
         if len(table):
-            table = table.where(table[name] == table.most(name))
+            table = table.where(table[name] == table.most_frequent(name))
     return table
 
 
@@ -80,7 +80,7 @@ def _product(device: DeviceSpec, table: Table, dtype: str, library: str, fit: bo
 
 
 def _unfitted(device: DeviceSpec, dtype: str) -> GemmModel:
-    return GemmModel.best(device.name if device in known() else device, dtype=dtype)
+    return GemmModel.best(device.name if device in known_devices() else device, dtype=dtype)
 
 
 def _softmax(device: DeviceSpec, table: Table, fit: bool) -> tuple[SoftmaxModel, bool]:

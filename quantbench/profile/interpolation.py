@@ -1,21 +1,14 @@
-"""Interpolates times between measured shapes with a model that knows the tile and wave edges.
-
-Entry points: `Surface`, whose `many` returns the times of many shapes; `Base`, the model below a surface; the types
-`Sizes`, `Predicted` and `FloatArray`; the sources of a time, `MEASURED`, `INTERPOLATED` and `MODELLED`, with their
-names `SOURCES`. Used by `sources`, which builds surfaces, and `answers`.
-
-A measured shape returns its own row (found by `RowIndex`). Otherwise the model's time is multiplied by the ratio of
-measured to modelled time, which is smooth across edges: interpolated between the two nearest measured shapes on a line
-(`Lines`: some sizes grow in proportion, the others stay fixed), else the median ratio of all rows. Leave-one-out errors
-set the fraction of the ratio that is applied and the width of the interval (`Surface.trust`).
-"""
+"""Interpolates times between measured shapes with a model that knows the tile and wave edges. The model's time is
+multiplied by the ratio of measured to modelled time, which is smooth across edges: interpolated between the two nearest
+measured shapes on a line (some sizes grow in proportion, the others stay fixed), else its median over all rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import log
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,95 +19,60 @@ IntArray = npt.NDArray[np.int64]
 Sizes = tuple[IntArray, ...]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
-IntpArray = npt.NDArray[np.intp]
+Array = npt.NDArray[Any]
 
 #: sources of a time, and their codes: indices in SOURCES
 SOURCES = ("measured", "interpolated", "modelled")
 MEASURED, INTERPOLATED, MODELLED = range(3)
 
-# Odd multipliers of well-mixed bits: the golden ratio, and a constant of MurmurHash3's 64-bit finaliser.
-_STEP = np.uint64(0x9E3779B97F4A7C15)
-_MIX = np.uint64(0xFF51AFD7ED558CCD)
-_SHIFT = np.uint64(32)
 
-
-def hashed(sizes: Sizes) -> npt.NDArray[np.uint64]:
-    """Returns a 64-bit hash of each row of sizes, (rows,)."""
-    total = np.zeros(sizes[0].shape, dtype=np.uint64)
-    for size in sizes:
-        total += size.astype(np.uint64)
-        total *= _STEP
-        total ^= total >> _SHIFT
-        total *= _MIX
-    return np.asarray(total, dtype=np.uint64)
-
-
-@dataclass(frozen=True)
 class RowIndex:
-    """Hash index of rows by their sizes. sizes: one (rows,) array per size, all rows different.
+    """Index of rows by their sizes. sizes: one (rows,) array per size, all rows different.
 
     >>> index = RowIndex((np.array([1, 2, 2]), np.array([5, 5, 6])))
     >>> index.find((np.array([2, 2]), np.array([6, 7])))
     array([ 2, -1])
     """
 
-    sizes: Sizes
+    def __init__(self, sizes: Sizes) -> None:
+        self._rows = {key: row for row, key in enumerate(_keys(sizes))}
 
-    def find(self, asked: Sizes) -> IntpArray:
+    def find(self, sizes: Sizes) -> IntArray:
         """Returns the index of the row with exactly these sizes, or -1, (shapes,)."""
-        if not len(self.sizes[0]):
-            return np.full(asked[0].shape, -1, dtype=np.intp)
-        hashes, order = self._sorted
-        row = order[np.minimum(np.searchsorted(hashes, hashed(asked)), len(order) - 1)]
-        same = np.logical_and.reduce([have[row] == want for have, want in zip(self.sizes, asked, strict=True)])
-        return np.where(same, row, -1)
+        return np.array([self._rows.get(key, -1) for key in _keys(sizes)], dtype=np.int64)
 
-    @cached_property
-    def _sorted(self) -> tuple[npt.NDArray[np.uint64], IntpArray]:
-        """Hashes in ascending order, and the row of each. Different rows do not collide in 64 bits in practice."""
-        hashes = hashed(self.sizes)
-        order = np.argsort(hashes)
-        return hashes[order], order
+
+def _keys(sizes: Sizes) -> Iterator[tuple[int, ...]]:
+    return zip(*(size.tolist() for size in sizes), strict=True)
 
 
 #: largest ratio between two measured shapes to interpolate between
 WIDEST_GAP = 2.0
 
 
-@dataclass(frozen=True)
 class _Family:
-    """Lines of several rows along which the sizes at `moving` grow in proportion while the others stay fixed.
+    """Lines of rows along which the sizes at `moving` grow in proportion while the others stay fixed.
 
-    lines: index of lines by identifier.
-    first: (lines + 1,) row offsets.
-    rows: (rows,) index of each row in the order of lines and positions.
-    scale: (rows,) position on the line, ascending.
-    value: (rows,) interpolated quantity.
+    rows: (rows,) index of each row, in the order of lines and positions.
+    scale, value: (rows,) position on the line, ascending, and interpolated quantity, in that order.
+    first, ends: (lines,) where the rows of each line begin and end.
     """
 
-    moving: tuple[int, ...]
-    lines: RowIndex
-    first: IntpArray
-    rows: IntpArray
-    scale: FloatArray
-    value: FloatArray
-
-    @classmethod
-    def of(cls, sizes: Sizes, value: FloatArray, moving: tuple[int, ...]) -> _Family | None:
-        """Sorts the rows by line and position; None if every line has only one row."""
+    def __init__(self, sizes: Sizes, value: FloatArray, moving: tuple[int, ...]) -> None:
         names, scale = line_of(sizes, moving)
-        order = np.lexsort([scale, *reversed(names)])
-        new = np.ones(len(order), dtype=bool)
-        new[1:] = np.logical_or.reduce([name[order][1:] != name[order][:-1] for name in names])
-        lengths = np.diff(np.flatnonzero(np.append(new, True)))
-        if not (lengths > 1).any():
-            return None
-        rows = order[np.repeat(lengths > 1, lengths)]
-        first = np.concatenate([[0], np.cumsum(lengths[lengths > 1])])
-        index = RowIndex(tuple(name[rows[first[:-1]]] for name in names))
-        return cls(moving, index, first, rows, scale[rows].astype(np.float64), value[rows])
+        self.moving = moving
+        self.rows = np.lexsort([scale, *reversed(names)])
+        self.scale = scale[self.rows].astype(np.float64)
+        self.value = value[self.rows]
+        new = np.logical_or.reduce([np.diff(name[self.rows], prepend=0) != 0 for name in names])
+        self.first = np.flatnonzero(new)
+        self.ends = np.append(self.first[1:], len(new))
+        self._lines = RowIndex(tuple(name[self.rows[self.first]] for name in names))
+        # Positions restart on each line; adding a multiple of the line's index makes them ascend over all lines.
+        self._span = float(scale.max()) + 1.0
+        self._ascending = self.scale + self._span * (np.cumsum(new) - 1)
 
-    def between(self, low: IntpArray, at: FloatArray, high: IntpArray) -> tuple[FloatArray, BoolArray]:
+    def between(self, low: IntArray, at: Array, high: IntArray) -> tuple[FloatArray, BoolArray]:
         """Returns (value at positions `at` between the rows low and high, True if these are near), (shapes,) each."""
         near = self.scale[high] <= WIDEST_GAP * self.scale[low]
         share = np.log(at / self.scale[low]) / np.log(self.scale[high] / self.scale[low])
@@ -123,38 +81,18 @@ class _Family:
     def bracket(self, sizes: Sizes) -> tuple[BoolArray, FloatArray]:
         """Returns (True if a shape lies between two rows, interpolated value), (shapes,) each."""
         names, scale = line_of(sizes, self.moving)
-        line = self.lines.find(names)
+        line = self._lines.find(names)
+        above = np.searchsorted(self._ascending, line * self._span + scale)
+        at = np.flatnonzero((line >= 0) & (above > self.first[line]) & (above < self.ends[line]))
+        found = np.zeros(len(line), dtype=bool)
         value = np.zeros(len(line))
-        found = np.flatnonzero(line >= 0)
-        if not found.size:
-            return line >= 0, value
-        line, at = line[found], scale[found].astype(np.float64)
-        # Scales restart on each line; adding a multiple of the line's index makes them ascend over all lines.
-        above = np.searchsorted(self._shifted, line * self._span + at)
-        inside = (above > self.first[line]) & (above < self.first[line + 1])
-        known = np.zeros(len(value), dtype=bool)
-        found, above = found[inside], above[inside]
-        value[found], known[found] = self.between(above - 1, at[inside], above)
-        return known, value
-
-    @cached_property
-    def _span(self) -> float:
-        return float(self.scale.max()) + 1.0
-
-    @cached_property
-    def _shifted(self) -> FloatArray:
-        lines = np.repeat(np.arange(len(self.first) - 1), np.diff(self.first))
-        return np.asarray(self.scale + lines * self._span)
+        value[at], found[at] = self.between(above[at] - 1, scale[at], above[at])
+        return found, value
 
 
 def line_of(sizes: Sizes, moving: tuple[int, ...]) -> tuple[Sizes, IntArray]:
     """Returns (identifier of each shape's line, position on it); the position is the moving sizes' common divisor."""
-    if len(moving) == 1:
-        (at,) = moving
-        return tuple(size for i, size in enumerate(sizes) if i != at), sizes[at]
-    common = sizes[moving[0]]
-    for i in moving[1:]:
-        common = np.gcd(common, sizes[i])
+    common = np.gcd.reduce([sizes[i] for i in moving])
     return tuple(size // common if i in moving else size for i, size in enumerate(sizes)), common
 
 
@@ -171,37 +109,30 @@ class Lines:
     value: FloatArray
     families: tuple[tuple[int, ...], ...]
 
-    def between(self, asked: Sizes) -> tuple[BoolArray, FloatArray]:
+    def between(self, sizes: Sizes) -> tuple[BoolArray, FloatArray]:
         """Returns (True if a shape lies between two measured ones, interpolated value), (shapes,) each."""
-        known = np.zeros(len(asked[0]), dtype=bool)
-        value = np.zeros(len(known))
-        left = np.arange(len(known))
+        found = np.zeros(len(sizes[0]), dtype=bool)
+        value = np.zeros(len(found))
         for family in self._built:
-            found, of_family = family.bracket(tuple(size[left] for size in asked) if left.size < known.size else asked)
-            rows = left[found]
-            known[rows], value[rows] = True, of_family[found]
-            left = left[~found]
-            if not left.size:
-                break
-        return known, value
+            left = np.flatnonzero(~found)
+            found[left], value[left] = family.bracket(tuple(size[left] for size in sizes))
+        return found, value
 
     def left_out(self) -> tuple[BoolArray, FloatArray]:
         """Interpolates each row from its neighbours, without itself; returns arrays like `between`, (rows,) each."""
-        known, value = np.zeros(len(self.value), dtype=bool), np.zeros(len(self.value))
+        found = np.zeros(len(self.value), dtype=bool)
+        value = np.zeros(len(self.value))
         for family in self._built:
-            inner = np.ones(len(family.rows), dtype=bool)
-            inner[family.first[:-1]] = inner[family.first[1:] - 1] = False
+            inner = ~found[family.rows]
+            inner[family.first] = inner[family.ends - 1] = False
             at = np.flatnonzero(inner)
-            at = at[~known[family.rows[at]]]
-            of_family, near = family.between(at - 1, family.scale[at], at + 1)
-            rows = family.rows[at[near]]
-            known[rows], value[rows] = True, of_family[near]
-        return known, value
+            rows = family.rows[at]
+            value[rows], found[rows] = family.between(at - 1, family.scale[at], at + 1)
+        return found, value
 
     @cached_property
-    def _built(self) -> tuple[_Family, ...]:
-        made = (_Family.of(self.sizes, self.value, moving) for moving in self.families)
-        return tuple(family for family in made if family is not None)
+    def _built(self) -> list[_Family]:
+        return [_Family(self.sizes, self.value, moving) for moving in self.families if len(self.value)]
 
 
 _COVERED = 0.9
@@ -220,6 +151,8 @@ OUTSIDE_WIDER = 1.5
 
 #: latency in µs, half-widths of the 90 % interval in log time below and above, least possible µs; (shapes,) each
 Predicted = tuple[FloatArray, FloatArray, FloatArray, FloatArray]
+#: (latency_us, low_us, high_us, source code, outside), (shapes,) each
+Times = tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.int8], BoolArray]
 #: a model of all sizes: int64 sizes, (shapes,) each → prediction
 Base = Callable[[Sizes], Predicted]
 
@@ -249,27 +182,24 @@ class Surface:
     base: Base
     families: tuple[tuple[int, ...], ...]
 
-    def many(self, asked: Sizes) -> tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.int8], BoolArray]:
-        """Returns (latency_us, low_us, high_us, source code, outside), (shapes,) each. asked: int64 (shapes,) sizes."""
-        row = self.index.find(asked)
+    def many(self, sizes: Sizes) -> Times:
+        """Returns the times of shapes. sizes: int64 (shapes,) each."""
+        if not len(self.latency_us):
+            return self._unmeasured(sizes)
+        row = self.index.find(sizes)
         rest = np.flatnonzero(row < 0)
-        if not rest.size:
-            times = self.latency_us[row], self.low_us[row], self.high_us[row]
-            return (*times, np.zeros(len(row), dtype=np.int8), np.zeros(len(row), dtype=bool))
-        latency, low, high = (np.empty(len(row)) for _ in range(3))
-        code, outside = np.full(len(row), MEASURED, dtype=np.int8), np.zeros(len(row), dtype=bool)
-        known = np.flatnonzero(row >= 0)
-        if known.size:
-            of = row[known]
-            latency[known], low[known], high[known] = self.latency_us[of], self.low_us[of], self.high_us[of]
-            asked = tuple(size[rest] for size in asked)
-        latency[rest], low[rest], high[rest], code[rest], outside[rest] = self._unmeasured(asked)
+        code = np.full(len(row), MEASURED, dtype=np.int8)
+        outside = np.zeros(len(row), dtype=bool)
+        latency, low, high = self.latency_us[row], self.low_us[row], self.high_us[row]
+        if rest.size:
+            unmeasured = tuple(size[rest] for size in sizes)
+            latency[rest], low[rest], high[rest], code[rest], outside[rest] = self._unmeasured(unmeasured)
         return latency, low, high, code, outside
 
-    def _unmeasured(self, asked: Sizes) -> tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.int8], BoolArray]:
-        model_us, below, above, floor_us = self.base(asked)
-        between, ratio = self.lines.between(asked) if len(self.latency_us) else (np.zeros(len(model_us), bool), below)
-        spans = zip(asked, self.range, strict=True)
+    def _unmeasured(self, sizes: Sizes) -> Times:
+        model_us, below, above, floor_us = self.base(sizes)
+        between, ratio = self.lines.between(sizes)
+        spans = zip(sizes, self.range, strict=True)
         outside = np.logical_or.reduce([(size < low) | (size > high) for size, (low, high) in spans])
         shift = np.where(between, self.bias + self.trust.share * (ratio - self.bias), self.bias)
         wider = np.where(outside, OUTSIDE_WIDER, 1.0)
@@ -291,6 +221,8 @@ class Surface:
 
     @cached_property
     def _log_ratio(self) -> FloatArray:
+        if not len(self.latency_us):
+            return self.latency_us
         return np.asarray(np.log(self.latency_us / self.base(self.sizes)[0]))
 
     @cached_property
@@ -309,11 +241,12 @@ class Surface:
         """Calibration from leave-one-out errors of the rows."""
         if not len(self.latency_us):
             return Trust(1.0, log(2.0))
-        known, ratio = self.lines.left_out()
-        if known.sum() < _FEWEST_LEFT_OUT:
+        inner, ratio = self.lines.left_out()
+        if inner.sum() < _FEWEST_LEFT_OUT:
             _, below, above, _ = self.base(self.sizes)
             return Trust(1.0, max(_LEAST_HALF_WIDTH, float(np.median(np.maximum(below, above)))))
-        predicted, true = ratio[known] - self.bias, self._log_ratio[known] - self.bias
+        predicted = ratio[inner] - self.bias
+        true = self._log_ratio[inner] - self.bias
         squares = float((predicted**2).sum())
         share = min(1.0, max(0.0, float((predicted * true).sum()) / squares)) if squares > 0 else 1.0
         error = np.abs(true - share * predicted)

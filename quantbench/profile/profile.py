@@ -1,17 +1,14 @@
-"""Builds, saves, loads and queries the profile of one GPU: measured tables, fitted models, cliffs and verdicts.
-
-Entry point: `Profile`, which implements the protocol `OpTimes`. Used by users' Python code, by the commands `profile`,
-`plan` and `advise`, by `explore`, by the other modules of this package and by `tools`.
-"""
+"""Builds, saves, loads and queries the profile of one GPU: measured tables, fitted models, cliffs and verdicts."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,18 +17,20 @@ from quantbench.analysis.verdict import Verdict
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.estimate import Estimate
+from quantbench.latency.op_times import CORRELATION, OpEstimate, ShapeEstimate, total
 from quantbench.profile import file
-from quantbench.profile.answers import Asker, Estimates, Experts, LayerEstimate, ask_collective, layer_of
+from quantbench.profile.answers import Experts, ProfileEstimates, Shapes, collective_estimates
 from quantbench.profile.models import Models, models_from_json, models_to_json
-from quantbench.profile.parts import KnownCliff, Provenance
-from quantbench.profile.schema import PROFILE_VERSION
+from quantbench.profile.schema import PROFILE_FORMAT, PROFILE_VERSION, KnownCliff, ProfileFile, Provenance
 from quantbench.profile.table import LAYOUTS, Table, check_table
-from quantbench.store.typed import decode, encode
+from quantbench.store.folder import Run
 from quantbench.workload import MoE, TransformerShape
 from quantbench.workload.kinds import Compute
 
-if TYPE_CHECKING:
-    from quantbench.store.folder import Run
+#: one size, or an array of sizes
+Size = npt.ArrayLike
+#: an Estimate for plain numbers, ProfileEstimates for arrays
+Answer = Estimate | ProfileEstimates
 
 
 @dataclass(frozen=True)
@@ -67,16 +66,19 @@ class Profile:
         fit: fit models to the rows; if False, use shipped models. Raises InputError for runs of different devices, for
         simulated and measured runs together, and for runs with cold and with hot caches.
         """
-        from quantbench.profile.build import build
+        from quantbench.profile.build import parts_of  # the analysis of runs takes longer to import than all else
 
-        return build(cls, runs, fit=fit, seed=seed)
+        return cls(**parts_of(runs, fit=fit, seed=seed))
 
     def save(self, path: str | Path) -> None:
-        """Writes a JSON file, and a Parquet file beside it for each large table."""
-        encoded = {name: encode(getattr(self, name)) for name in ("device", "software", "provenance")}
-        encoded |= {"models": models_to_json(self.models), "cliffs": encode(self.cliffs)}
-        parts = {"version": PROFILE_VERSION, **encoded, "findings": encode(self.findings)}
-        file.write_document(Path(path), parts, dict(self.tables))
+        """Writes a JSON file, and a Parquet file beside it for each large table. Raises InputError for a number that is
+        not finite, StoreError if the files cannot be written."""
+        models = models_to_json(self.models)
+        content = ProfileFile(
+            PROFILE_FORMAT, PROFILE_VERSION, "", self.device, self.software, self.provenance, models, self.cliffs,
+            self.findings, tables={},
+        )  # fmt: skip
+        file.write_document(Path(path), content, self.tables)
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
@@ -85,67 +87,76 @@ class Profile:
         Raises StoreError if the file cannot be read or was changed, InputError if its content is invalid.
         """
         where = Path(path)
-        parts, tables = file.read_document(where / "profile.json" if os.path.isdir(where) else where)
         try:
-            device = decode(DeviceSpec, parts["device"], whole=True)
-            models = models_from_json(parts["models"], device)
-            return decode(cls, {**parts, "device": device, "models": models, "tables": tables}, whole=True)
+            found, tables = file.read_document(where / "profile.json" if os.path.isdir(where) else where)
+            models = models_from_json(found.models, found.device)
+            return cls(found.device, found.software, found.provenance, tables, models, found.cliffs, found.findings)
         except InputError as error:
             raise InputError(f"profile {path}: {error.operation}", error.value, error.expected) from None
 
     @cached_property
-    def _asker(self) -> Asker:
-        return Asker(self)
+    def _shapes(self) -> Shapes:
+        return Shapes(self.device, self.tables, self.models)
+
+    @cached_property
+    def _experts(self) -> Experts:
+        return Experts(self.device, self.tables["moe"])
+
+    @cached_property
+    def _sources(self) -> Counter[str]:
+        """Number of workloads that `estimates` answered, by source."""
+        return Counter()
 
     def gemm(
         self,
-        m: npt.ArrayLike,
-        n: npt.ArrayLike,
-        k: npt.ArrayLike,
+        m: Size,
+        n: Size,
+        k: Size,
         *,
         dtype: str | None = None,
         layout: str | None = None,
-        batch: npt.ArrayLike = 1,
+        batch: Size = 1,
         provider: str | None = None,
-    ) -> Estimate | Estimates:
-        """Returns the time of m×k times k×n: an Estimate for plain numbers, Estimates for arrays, which broadcast.
+    ) -> Answer:
+        """Returns the time of m×k times k×n: an Estimate for plain numbers, for arrays, which broadcast,
+        ProfileEstimates.
 
         dtype, layout, provider: None selects the one with the most rows. If a dtype or layout was not measured, the
         closest one is used, with a note. Raises InputError for invalid sizes, UnsupportedError for a dtype that the
         device does not support.
         """
-        return self._asker.ask("gemm", (dtype, layout, provider), (m, n, k, batch))
+        return self._shapes.estimate("gemm", (dtype, layout, provider), (m, n, k, batch))
 
     def softmax(
         self,
-        batch: npt.ArrayLike,
-        rows: npt.ArrayLike,
-        cols: npt.ArrayLike,
+        batch: Size,
+        rows: Size,
+        cols: Size,
         *,
         dtype: str | None = None,
         mask: str = "causal",
         direction: str = "forward",
         provider: str | None = None,
-    ) -> Estimate | Estimates:
+    ) -> Answer:
         """Returns the time of softmax over the last dimension of (batch, rows, cols); batch: heads / TP × MBS."""
         if mask == "causal" and np.any(np.asarray(rows) != np.asarray(cols)):
             raise InputError("profile.softmax", "mask = 'causal' with rows unlike cols", "rows equal to cols")
-        return self._asker.ask("softmax", (dtype, mask, direction, provider), (batch, rows, cols))
+        return self._shapes.estimate("softmax", (dtype, mask, direction, provider), (batch, rows, cols))
 
     def attention(
         self,
-        batch: npt.ArrayLike,
-        heads: npt.ArrayLike,
-        seq_q: npt.ArrayLike,
-        seq_k: npt.ArrayLike,
-        head_dim: npt.ArrayLike,
-        kv_heads: npt.ArrayLike = 0,
+        batch: Size,
+        heads: Size,
+        seq_q: Size,
+        seq_k: Size,
+        head_dim: Size,
+        kv_heads: Size = 0,
         *,
         dtype: str | None = None,
         causal: bool = True,
         direction: str = "forward",
         provider: str | None = None,
-    ) -> Estimate | Estimates:
+    ) -> Answer:
         """Returns the time of fused attention. kv_heads: 0 means as many as heads."""
         if causal and np.any(np.asarray(seq_q) != np.asarray(seq_k)):
             raise InputError("profile.attention", "causal with seq_q unlike seq_k", "seq_q equal to seq_k")
@@ -155,24 +166,24 @@ class Profile:
         if np.any(np.asarray(heads) % np.maximum(kv, 1) != 0):
             raise InputError("profile.attention", f"kv_heads = {kv} of {heads!s} heads"[:100], "a divisor of heads")
         sizes = (batch, heads, kv, seq_q, seq_k, head_dim)
-        return self._asker.ask("attention", (dtype, causal, direction, provider), sizes)
+        return self._shapes.estimate("attention", (dtype, causal, direction, provider), sizes)
 
     def collective(
         self,
         op: str,
-        message_bytes: npt.ArrayLike,
+        message_bytes: Size,
         num_gpus: int,
         *,
         num_nodes: int = 1,
         dtype: str | None = None,
         provider: str | None = None,
-    ) -> Estimate | Estimates:
+    ) -> Answer:
         """Returns the time of a collective between num_gpus GPUs, spread evenly over num_nodes nodes.
 
         message_bytes: as in `workload.Collective` (nccl-tests' `size`). Only message sizes are interpolated. Raises
         UnsupportedError for an op or a number of GPUs or nodes that was not measured, InputError for invalid sizes.
         """
-        return ask_collective(self.tables["collective"], op, message_bytes, num_gpus, num_nodes, dtype, provider)
+        return collective_estimates(self.tables["collective"], op, message_bytes, num_gpus, num_nodes, dtype, provider)
 
     def moe(self, works: Sequence[MoE], *, provider: str | None = None) -> list[Estimate]:
         """Returns the time of the experts of each layer on its busiest GPU: a measured row, or a model of the rows.
@@ -180,39 +191,39 @@ class Profile:
         provider: None selects the one with the most rows of the layer's dtype. Raises UnsupportedError if it measured
         none of them.
         """
-        return self._experts.ask(works, provider)
+        found = self._experts.estimates(works, provider)
+        return [found[work] for work in works]
 
-    @cached_property
-    def _experts(self) -> Experts:
-        return Experts(self.device, self.tables["moe"])
-
-    def layer(self, shape: TransformerShape, *, backward: bool = True) -> LayerEstimate:
+    def layer(self, shape: TransformerShape, *, backward: bool = True) -> ShapeEstimate:
         """Returns the time of one layer for one micro-batch on one GPU: GEMMs, softmax and attention, excluding logits,
         norms, activations and communication."""
         ops = [replace(op, count=1) for op in shape.ops(backward=backward) if op.name != "logits"]
-        return layer_of(ops, self.estimates([op.workload for op in ops]))
+        found = self.estimates([op.workload for op in ops])
+        return total([OpEstimate(op, one) for op, one in zip(ops, found, strict=True)], CORRELATION)
 
-    def trust(self, kind: str) -> float | None:
-        """Returns the half-width of log time of the 90 % interval of interpolated times of `kind`, from leave-one-out
-        errors; None if nothing was measured. Uses the most frequent dtype (softmax, attention: causal, forward)."""
-        return self._asker.trust(kind)
+    @property
+    def gemm_error(self) -> float | None:
+        """Half-width of log time of the 90 % interval of GEMMs interpolated between measured ones of the most frequent
+        format, from leave-one-out errors; None if none was measured."""
+        surface = self._shapes.chosen("gemm", (None, None, None)).surface
+        return surface.trust.half_width if len(surface.latency_us) else None
 
     def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
         """Estimates each workload, in order (implements `latency.op_times.OpTimes`)."""
-        experts = [work for work in dict.fromkeys(workloads) if isinstance(work, MoE)]
-        known = dict(zip(experts, self.moe(experts), strict=True)) if experts else {}
-        rest = iter(self._asker.works([work for work in workloads if not isinstance(work, MoE)]))
-        self._asker.sources.update(one.source for one in known.values())
-        return [known[work] if isinstance(work, MoE) else next(rest) for work in workloads]
+        layers = [work for work in workloads if isinstance(work, MoE)]
+        found: dict[Any, Estimate] = dict(self._experts.estimates(layers))
+        found |= self._shapes.estimates([work for work in workloads if not isinstance(work, MoE)])
+        self._sources.update(one.source for one in found.values())
+        return [found[work] for work in workloads]
 
     @property
     def note(self) -> str:
         """Number of rows in the profile, and number of estimates so far from each source."""
-        counted = ", ".join(f"{count} {source}" for source, count in self._asker.sources.most_common())
+        counted = ", ".join(f"{count} {source}" for source, count in self._sources.most_common())
         rows = ", ".join(f"{len(table):,} {kind}" for kind, table in self.tables.items() if len(table))
-        held = f"profile of {self.device.name}: {rows or 'no'} rows"
-        asked = f"of what was asked {counted}" if counted else ""
-        return "; ".join(filter(None, (held, self.provenance.note, asked)))
+        content = f"profile of {self.device.name}: {rows or 'no'} rows"
+        answered = f"of what was asked {counted}" if counted else ""
+        return "; ".join(filter(None, (content, self.provenance.note, answered)))
 
     @property
     def common_error(self) -> float:

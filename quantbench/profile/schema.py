@@ -1,104 +1,140 @@
-"""Builds the JSON Schema of a profile file from the dataclasses and table layouts.
-
-Entry points: `schema`, `PROFILE_FORMAT`, `PROFILE_VERSION`. Used by `file` and `profile.profile`; `python -m
-quantbench.profile.schema` prints the schema.
-"""
+"""Defines what a profile's JSON file holds. `python -m quantbench.profile.schema` prints its JSON Schema, which is
+generated from these types; reading decodes a file to them."""
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from quantbench.analysis.verdict import VERDICTS, Verdict
-from quantbench.device.spec import DEVICE_KINDS, DeviceSpec
-from quantbench.profile.parts import KnownCliff, Provenance, RunSource, StoredFile
-from quantbench.profile.table import FLAG, INTEGER, LAYOUTS, NUMBER, ROW_GRADES, TEXT, TableLayout
-from quantbench.store.record import ORIGINS
+from quantbench.analysis.verdict import Verdict
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError
 from quantbench.store.typed import Json, json_schema
+from quantbench.workload import Workload
 
 PROFILE_FORMAT = "quantbench-profile"
 PROFILE_VERSION = 2
 
-_TEXT: Json = {"type": "string"}
-_COUNT: Json = {"type": "integer", "minimum": 0}
-_POSITIVE: Json = {"type": "number", "exclusiveMinimum": 0}
-_SHA256: Json = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
-_OBJECT: Json = {"type": "object"}
-_OPTIONAL_RATIO: Json = {"anyOf": [_POSITIVE, {"type": "null"}]}
-_OPTIONAL_WORKLOAD: Json = {"anyOf": [_OBJECT, {"type": "null"}]}
-# Checks of the classes beyond the types of their fields.
-_LIMITS: dict[tuple[type, str], Json] = {
-    (DeviceSpec, "kind"): {"enum": list(DEVICE_KINDS)},
-    (DeviceSpec, "peak_tflops"): {"additionalProperties": _POSITIVE},
-    (RunSource, "keys_sha256"): _SHA256 | {"description": "Of all record keys of the run, one a line."},
-    (KnownCliff, "before"): _OPTIONAL_WORKLOAD,
-    (KnownCliff, "after"): _OPTIONAL_WORKLOAD,
-    **{(KnownCliff, name): _POSITIVE for name in ("ratio", "low", "high")},
-    (Verdict, "verdict"): {"enum": list(VERDICTS)},
-    **{(Verdict, name): _OPTIONAL_RATIO for name in ("effect", "low", "high", "predicted")},
-    (StoredFile, "file"): {"pattern": r"^[^/\\]+\.parquet$", "description": "Name of a file beside this one."},
-    (StoredFile, "num_rows"): _COUNT,
-    (StoredFile, "sha256"): _SHA256 | {"description": "Of that file."},
-}  # fmt: skip
-_COLUMNS: dict[str, Json] = {INTEGER: _COUNT, NUMBER: _POSITIVE, FLAG: {"type": "boolean"}, TEXT: _TEXT}
-_NAMED_COLUMNS: dict[str, Json] = {"grade": {"enum": list(ROW_GRADES)}, "origin": {"enum": list(ORIGINS)}}
+
+@dataclass(frozen=True)
+class RunSource:
+    """Run from which a profile was built.
+
+    origin: measured, imported or simulated.
+    cache: cold, hot or unknown.
+    rows: number of profile rows taken from it.
+    keys_sha256: digest of all record keys in order.
+    """
+
+    run_id: str
+    origin: str
+    source: str
+    cache: str
+    records: int
+    rows: int
+    keys_sha256: str
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Origin of a profile.
+
+    quantbench: version that built it.
+    num_cliffs: number of cliffs found, of which the profile keeps the largest.
+    """
+
+    quantbench: str
+    runs: tuple[RunSource, ...] = ()
+    num_cliffs: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class KnownCliff:
+    """Cliff in measured times: from size `at` to `next` of `axis`, the time jumps by `ratio` beyond the trend.
+
+    low, high: 95 % interval of ratio.
+    cause: kind of the cause.
+    evidence: as in `analysis.cliffs.Cause`; "" for a family.
+    num_curves: 1 for a cliff of one curve; else the number of curves in the family, and ratio is their median.
+    held, before, after, keys: fixed sizes, workloads on both sides and their record keys; empty for a family.
+    """
+
+    axis: str
+    at: int
+    next: int
+    ratio: float
+    low: float
+    high: float
+    op: str
+    provider: str
+    variant: str
+    cause: str
+    why: str = ""
+    evidence: str = ""
+    num_curves: int = 1
+    held: Mapping[str, int] = field(default_factory=dict)
+    before: Workload | None = None
+    after: Workload | None = None
+    keys: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        who = f"cliff after {self.axis} = {self.at}"
+        if not 0 < self.low <= self.ratio <= self.high < float("inf"):
+            raise InputError(who, f"ratio {self.low!r} to {self.high!r} around {self.ratio!r}", "finite, in order")
+        if not 0 < self.at < self.next:
+            raise InputError(who, f"next = {self.next!r}", "a larger size")
+
+
+@dataclass(frozen=True)
+class InlineTable:
+    """Small table: a list of values for each row."""
+
+    columns: tuple[str, ...]
+    rows: tuple[list[Any], ...]
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """Parquet file of a large table, beside the profile's JSON. sha256: digest of that file."""
+
+    columns: tuple[str, ...]
+    file: str
+    num_rows: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class ProfileFile:
+    """Content of a profile's JSON file.
+
+    sha256: digest of the file without this field, as JSON with sorted names, no spaces and ASCII escapes.
+    software: versions by name.
+    models: by kind; what stands in them is for quantbench alone.
+    tables: by kind (`table.LAYOUTS`), times in microseconds.
+    """
+
+    format: str
+    version: int
+    sha256: str
+    device: DeviceSpec
+    software: Mapping[str, str]
+    provenance: Provenance
+    models: Mapping[str, tuple[dict[str, Any], ...]]
+    cliffs: tuple[KnownCliff, ...]
+    findings: tuple[Verdict, ...]
+    tables: Mapping[str, InlineTable | StoredFile]
 
 
 def schema() -> Json:
-    body = _object({
-        "format": {"const": PROFILE_FORMAT},
-        "version": {"const": PROFILE_VERSION},
-        "sha256": _SHA256 | {
-            "description": "Of this object without this field, as JSON with sorted names, no spaces and ASCII escapes."
-        },
-        "device": _whole(DeviceSpec),
-        "software": {"type": "object", "description": "Versions by name.", "additionalProperties": _TEXT},
-        "provenance": _whole(Provenance),
-        "models": _models(),
-        "cliffs": _list(_whole(KnownCliff)),
-        "findings": _list(_whole(Verdict)),
-        "tables": _object({kind: _table(layout) for kind, layout in LAYOUTS.items()}),
-    })  # fmt: skip
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"{PROFILE_FORMAT}-{PROFILE_VERSION}",
         "title": f"A profile of one GPU, version {PROFILE_VERSION}",
-        "description": "Times in microseconds. A table of more rows stands in a Parquet file beside this one.",
     }
+    body = json_schema(ProfileFile)
+    body["properties"] |= {"format": {"const": PROFILE_FORMAT}, "version": {"const": PROFILE_VERSION}}
     return head | body
-
-
-def _object(properties: Json) -> Json:
-    return {"type": "object", "additionalProperties": False, "required": list(properties), "properties": properties}
-
-
-def _list(items: Json) -> Json:
-    return {"type": "array", "items": items}
-
-
-def _whole(kind: type) -> Json:
-    """Returns the schema of a dataclass of which every field must be present."""
-    return _object(json_schema(kind, _LIMITS)["properties"])
-
-
-def _table(layout: TableLayout) -> Json:
-    columns: Json = {"const": list(layout.names)}
-    values = [_NAMED_COLUMNS.get(name, _COLUMNS[kind]) for name, kind in layout.columns.items()]
-    row = {"type": "array", "prefixItems": values, "minItems": len(values), "maxItems": len(values)}
-    beside = _whole(StoredFile)
-    return {
-        "oneOf": [
-            _object({"columns": columns, "rows": _list(row)}),
-            _object(beside["properties"] | {"columns": columns}),
-        ]
-    }
-
-
-def _models() -> Json:
-    """Names the fields of the models; what stands in them is for quantbench alone."""
-    fields = {
-        "gemm": "dtype library rows note provenance model",
-        "softmax": "format version device parameters half_width rows note fused",
-        "attention": "format version device dtype masks family parameters interval below above learner note provenance",
-    }
-    return _object({kind: _list(_OBJECT | {"required": names.split()}) for kind, names in fields.items()})
 
 
 if __name__ == "__main__":

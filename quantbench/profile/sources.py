@@ -1,17 +1,13 @@
-"""Selects the rows and the model of a profile that answer a query.
-
-Entry points: `choose_gemm` and `choose_vector` (softmax and attention), which return a `Chosen`; `by_provider`,
-`roofline_parts`; the names of columns `SIZES` and `ALIKE`. Used by `answers`.
-
-Without an exact match, the closest dtype or layout is used, with a wider interval and a note.
-"""
+"""Selects the rows and the model of a profile that answer a query. Without an exact match the closest dtype or layout
+is used, with a wider interval and a note."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import log
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,20 +23,15 @@ from quantbench.latency.libraries import library_of
 from quantbench.latency.model_times import TWINS, best_gemm_model
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.profile.interpolation import Base, FloatArray, Predicted, Sizes, Surface
-from quantbench.profile.table import flops, min_bytes
+from quantbench.profile.models import Models
+from quantbench.profile.table import Table
 from quantbench.workload import Softmax
-from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES
-from quantbench.workload.ops import DIRECTIONS, MASKS
-from quantbench.workload.ops import LAYOUTS as GEMM_LAYOUTS
-
-if TYPE_CHECKING:
-    from quantbench.profile.profile import Profile
-    from quantbench.profile.table import Table
-
+from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES, VECTOR_DTYPES
+from quantbench.workload.ops import DIRECTIONS, LAYOUTS, MASKS
 
 BoolArray = npt.NDArray[np.bool_]
-#: the query's values of table columns that are not sizes, as (column, value)
-Fixed = tuple[tuple[str, str | bool], ...]
+#: the query's values of table columns that are not sizes, by column
+Fixed = Mapping[str, str | bool]
 
 #: table columns that hold the sizes of a workload, by kind
 SIZES = {
@@ -54,11 +45,13 @@ _FAMILIES: dict[str, tuple[tuple[int, ...], ...]] = {
     "softmax": ((0,), (1, 2), (1,), (2,)),
     "attention": ((3, 4), (0,), (1, 2), (5,), (4,), (3,), (1,), (2,)),
 }
-# Extra half-widths in log time: for a layout or twin dtype that was not measured (cuBLAS's layouts differ by up to 15 %
-# if operands exceed L2), and for an estimate from the spec sheet.
-ALIKE, _ROOFLINE = log(1.15), log(2.0)
+#: extra half-width in log time for a layout or twin dtype that was not measured (cuBLAS's layouts differ by up to 15 %
+#: if operands exceed L2)
+ALIKE = log(1.15)
+# Half-width in log time of an estimate from the spec sheet, the time of a small kernel, and the share of the peaks.
+_ROOFLINE = log(2.0)
 _SMALL_KERNEL_US = {"cuda": 3.0, "cpu": 2.0}
-_REACHED = 0.75  # assumed share of the peaks
+_REACHED = 0.75
 
 
 def roofline_parts(device: DeviceSpec, kind: str, sizes: Sizes, fixed: Fixed) -> tuple[FloatArray, FloatArray]:
@@ -66,15 +59,35 @@ def roofline_parts(device: DeviceSpec, kind: str, sizes: Sizes, fixed: Fixed) ->
 
     The time of the arithmetic is 0 for softmax, and if the peak is unknown.
     """
-    rows = len(sizes[0])
-    columns: dict[str, npt.NDArray[Any]] = dict(zip(SIZES[kind], sizes, strict=True))
-    columns |= {name: np.broadcast_to(np.array(value), (rows,)) for name, value in fixed}
-    memory_us = min_bytes(kind, columns) / (device.memory_gb_per_s * 1e3)
-    peak = None if kind == "softmax" or not rows else device.peak(str(dict(fixed)["dtype"]))
-    return memory_us, np.zeros(rows) if peak is None else flops(kind, columns) / (peak * 1e6)
+    dtype = str(fixed["dtype"])
+    flops = np.zeros(len(sizes[0]))
+    if kind == "gemm":
+        m, n, k, batch = (size.astype(np.float64) for size in sizes)
+        of = DTYPES[dtype]
+        moved = batch * (np.round(m * k * of.a_bytes + k * n * of.b_bytes) + m * n * DTYPES[of.output].element_bytes)
+        flops = 2.0 * m * n * k * batch
+    elif kind == "attention":
+        shapes = _attention_shapes(sizes, fixed)
+        moved = shapes.min_bytes
+        flops = shapes.flops
+    else:
+        batch, rows, cols = (size.astype(np.float64) for size in sizes)
+        live = rows * (rows + 1) / 2 if fixed["mask"] == "causal" else rows * cols
+        reads = 1.0 if fixed["direction"] == "forward" else 2.0
+        moved = DTYPES[dtype].element_bytes * batch * (reads * live + rows * cols)
+    peak = device.peak(dtype)
+    memory_us = moved / (device.memory_gb_per_s * 1e3)
+    return memory_us, np.zeros(len(flops)) if peak is None else flops / (peak * 1e6)
 
 
-def _product(sizes: Sizes, *, model: GemmModel, layout: str, wider: float = 0.0) -> Predicted:
+def _attention_shapes(sizes: Sizes, fixed: Fixed) -> AttentionShapes:
+    batch, heads, kv_heads, seq_q, seq_k, head_dim = sizes
+    masks = np.full(len(batch), fixed["causal"])
+    backward = np.full(len(batch), fixed["direction"] == "backward")
+    return AttentionShapes(batch, heads, kv_heads, seq_q, seq_k, head_dim, masks, backward, str(fixed["dtype"]))
+
+
+def _product(model: GemmModel, layout: str, wider: float, sizes: Sizes) -> Predicted:
     """Predicts GEMMs with a model. wider: extra half-width, log time."""
     # Longer sides are answered from their rows alone (`answers`).
     m, n, k, batch = (np.minimum(size, LARGEST_SIDE) for size in sizes)
@@ -84,34 +97,47 @@ def _product(sizes: Sizes, *, model: GemmModel, layout: str, wider: float = 0.0)
     return found.latency_us, half, half, floor_us
 
 
-def _roofline(sizes: Sizes, *, device: DeviceSpec, kind: str, fixed: Fixed) -> Predicted:
+def _roofline(device: DeviceSpec, kind: str, fixed: Fixed, sizes: Sizes) -> Predicted:
     """Predicts any kind from the device's spec sheet alone."""
     memory_us, compute_us = roofline_parts(device, kind, sizes, fixed)
     half = np.full(len(memory_us), _ROOFLINE)
     return np.maximum(memory_us, compute_us) / _REACHED + _SMALL_KERNEL_US[device.torch_kind], half, half, compute_us
 
 
-def _softmax(sizes: Sizes, *, model: SoftmaxModel, fused: bool, dtype: str, mask: str, direction: str) -> Predicted:
-    works = [
-        Softmax(batch, rows, cols, dtype=dtype, mask=mask, direction=direction)
-        for batch, rows, cols in zip(*(size.tolist() for size in sizes), strict=True)
-    ]
+def _softmax(model: SoftmaxModel, fused: bool, fixed: Fixed, sizes: Sizes) -> Predicted:
+    format_of = {name: fixed[name] for name in ("dtype", "mask", "direction")}
+    rows = zip(*(size.tolist() for size in sizes), strict=True)
+    works = [Softmax(*row, **format_of) for row in rows]  # type: ignore[arg-type]
     return _with_halves(model.predict(works, fused=fused), np.zeros(len(works)))
 
 
-def _attention(sizes: Sizes, *, model: AttentionModel, dtype: str, causal: bool, direction: str) -> Predicted:
-    rows = len(sizes[0])
-    batch, heads, kv_heads, seq_q, seq_k, head_dim = sizes
-    masks, backward = np.full(rows, causal), np.full(rows, direction == "backward")
-    shapes = AttentionShapes(batch, heads, kv_heads, seq_q, seq_k, head_dim, masks, backward, dtype)
-    peak = model.device.peak(dtype)
-    floor_us = shapes.flops / (peak * 1e6) if peak else np.zeros(rows)
+def _attention(model: AttentionModel, fixed: Fixed, sizes: Sizes) -> Predicted:
+    shapes = _attention_shapes(sizes, fixed)
+    peak = model.device.peak(shapes.dtype)
+    floor_us = shapes.flops / (peak * 1e6) if peak else np.zeros(len(shapes))
     return _with_halves(model.predict(shapes), floor_us)
 
 
 def _with_halves(found: Estimates, floor_us: FloatArray) -> Predicted:
     middle = found.latency_us
     return middle, np.log(middle / found.low_us), np.log(found.high_us / middle), floor_us
+
+
+def _product_base(device: DeviceSpec, models: Models, dtype: str, library: str, layout: str) -> tuple[Base, str]:
+    """Returns (a model of GEMMs of `dtype`, of `library` if the profile has one, its note); for a CPU, its spec sheet.
+
+    Raises UnsupportedError for a dtype that the device does not support.
+    """
+    if device.kind == "cpu":
+        note = f"no model of products on {device.name}: from its spec sheet, good to a factor of two"
+        return partial(_roofline, device, "gemm", {"dtype": dtype}), note
+    if device.peak(dtype) is None:
+        raise UnsupportedError("profile.gemm", f"{device.name} has no peak for {dtype}", f"one of {device.dtypes}")
+    fitted = models.product(dtype, library) or models.product(dtype)
+    if fitted is not None:
+        return partial(_product, fitted, layout, 0.0), fitted.note
+    model, note = best_gemm_model(device, dtype, library, models.product)
+    return partial(_product, model, layout, ALIKE if model.dtype != dtype else 0.0), note
 
 
 @dataclass(frozen=True)
@@ -140,95 +166,77 @@ class Chosen:
         return f"{count}outside the measured range ({', '.join(f'{n} {low} to {high}' for n, (low, high) in spans)})"
 
 
-def choose_gemm(profile: Profile, dtype: str | None, layout: str | None, provider: str | None) -> Chosen:
-    """Selects rows and model for GEMMs of a dtype and layout; None selects the one with the most rows."""
-    table = profile.tables["gemm"]
-    modelled = profile.models.gemm[0].dtype if profile.models.gemm else "bf16"
-    asked = table.most("dtype") or modelled if dtype is None else dtype
-    require_choice("profile.gemm", "dtype", asked, GEMM_DTYPES)
-    if layout is not None:
-        require_choice("profile.gemm", "layout", layout, GEMM_LAYOUTS)
-    rows, of, note, wider = _of_format(table, asked, np.ones(len(table), dtype=bool))
-    notes = [note] if note else []
-    kept, who = layout or "nt", ""
-    if rows.any():
-        kept = table.most("layout", rows) or "nt"
-        if layout is not None and layout != kept:
-            if (rows & (table["layout"] == layout)).any():
-                kept = layout
-            else:
-                notes.append(f"layout {layout} was not measured: taken to run as {kept}")
-                wider += ALIKE
-        rows, who = by_provider(table, rows & (table["layout"] == kept), provider)
-    elif provider is not None:
+def choose(device: DeviceSpec, table: Table, models: Models, of: Mapping[str, Any], provider: str | None) -> Chosen:
+    """Selects rows and model for a format; None selects the dtype, layout or provider with the most rows.
+
+    of: the query's dtype; of GEMMs, layout; of softmax and attention, mask or causal, and direction.
+    """
+    kind = table.kind
+    who = f"profile.{kind}"
+    dtype = of["dtype"] or table.most_frequent("dtype") or _usual_dtype(kind, models)
+    require_choice(who, "dtype", dtype, GEMM_DTYPES if kind == "gemm" else VECTOR_DTYPES)
+    for name, choices in (("layout", LAYOUTS), ("mask", MASKS), ("direction", DIRECTIONS)):
+        if of.get(name) is not None:
+            require_choice(who, name, of[name], choices)
+    rows = np.ones(len(table), dtype=bool)
+    for name in of.keys() & {"mask", "causal", "direction"}:
+        rows &= table[name] == of[name]
+    rows, row_dtype, notes = _of_format(table, dtype, rows)
+    layout = of.get("layout")
+    if kind == "gemm" and rows.any():
+        row_layout = table.most_frequent("layout", rows)
+        if layout is not None and (rows & (table["layout"] == layout)).any():
+            row_layout = layout
+        if layout not in (None, row_layout):
+            notes.append(f"layout {layout} was not measured: taken to run as {row_layout}")
+        rows &= table["layout"] == row_layout
+        layout = layout or row_layout
+    if kind == "gemm" and not rows.any() and provider is not None:
         who = library_of(provider)
-        libraries = sorted({model.library for model in profile.models.gemm})
+        libraries = sorted({model.library for model in models.gemm})
         if who not in libraries:
             expected = "one of " + (", ".join(libraries) or "none: it has neither rows nor models of products")
             raise InputError("profile.gemm", f"provider = {provider!r}", expected)
-    base, model_note = _product_base(profile, of, library_of(who) if who else "", layout or kept)
-    usual = profile.models.product(of)
-    fixed = (("dtype", asked), ("layout", layout or kept), ("provider", who or (usual.library if usual else "")))
-    return Chosen("gemm", _surface(table, rows, base), fixed, "; ".join(notes), wider, model_note)
-
-
-def _product_base(profile: Profile, dtype: str, library: str, layout: str) -> tuple[Base, str]:
-    """Returns (a model of GEMMs of `dtype`, of `library` if there is one, its note)."""
-    device, models = profile.device, profile.models
-    if device.kind == "cpu":
-        note = f"no model of products on {device.name}: from its spec sheet, good to a factor of two"
-        return partial(_roofline, device=device, kind="gemm", fixed=(("dtype", dtype),)), note
-    if device.peak(dtype) is None:
-        raise UnsupportedError("profile.gemm", f"{device.name} has no peak for {dtype}", f"one of {device.dtypes}")
-    own = models.product(dtype, library) or models.product(dtype)
-    if own is not None:
-        return partial(_product, model=own, layout=layout), own.note
-    model, note = best_gemm_model(device, dtype, library, models.product)
-    return partial(_product, model=model, layout=layout, wider=ALIKE if model.dtype != dtype else 0.0), note
-
-
-def choose_vector(
-    kind: str, profile: Profile, dtype: str | None, mask: str | bool, direction: str, provider: str | None
-) -> Chosen:
-    """Selects rows and model for softmax or attention; None selects the dtype or provider with the most rows.
-
-    mask: the mask of softmax; of attention, whether it is causal.
-    """
-    who, table, device = f"profile.{kind}", profile.tables[kind], profile.device
-    softmax, attention = profile.models.softmax, profile.models.attention
-    usual = attention.dtype if kind == "attention" and attention is not None else "bf16"
-    asked = table.most("dtype") or usual if dtype is None else dtype
-    require_choice(who, "dtype", asked, VECTOR_DTYPES)
-    require_choice(who, "direction", direction, DIRECTIONS)
-    if kind == "softmax":
-        require_choice(who, "mask", mask, MASKS)
-    column = "mask" if kind == "softmax" else "causal"
-    rows, of, note, wider = _of_format(table, asked, (table[column] == mask) & (table["direction"] == direction))
-    rows, name = by_provider(table, rows, provider)
-    fixed = (("dtype", asked), (column, mask), ("direction", direction), ("provider", name))
-    base: Base
-    if kind == "softmax" and softmax is not None:
-        fused, model_note = profile.models.softmax_fused, softmax.note
-        base = partial(_softmax, model=softmax, fused=fused, dtype=of, mask=str(mask), direction=direction)
-    elif kind == "attention" and attention is not None and device.peak(of) is not None:
-        model_note = attention.note
-        base = partial(_attention, model=attention, dtype=of, causal=bool(mask), direction=direction)
+        provider = who
     else:
-        base = partial(_roofline, device=device, kind=kind, fixed=fixed)
-        what = kind if kind == "softmax" else f"{of} {kind}"
-        model_note = f"no model of {what} on {device.name}: from its spec sheet"
-    return Chosen(kind, _surface(table, rows, base), fixed, note, wider, model_note)
+        rows, provider = by_provider(table, rows, provider)
+    fixed = {**of, "dtype": dtype, "provider": provider}
+    base: Base
+    if kind == "gemm":
+        layout = layout or "nt"
+        base, model_note = _product_base(device, models, row_dtype, library_of(provider) if provider else "", layout)
+        usual = models.product(row_dtype)
+        fixed |= {"layout": layout, "provider": provider or (usual.library if usual else "")}
+    else:
+        base, model_note = _vector_base(device, models, kind, fixed, row_dtype)
+    return Chosen(kind, _surface(table, rows, base), fixed, "; ".join(notes), ALIKE * len(notes), model_note)
 
 
-def _of_format(table: Table, asked: str, rows: BoolArray) -> tuple[BoolArray, str, str, float]:
-    """Returns (rows of the dtype or else of its twin, their dtype, note, extra half-width in log time)."""
-    for of in (asked, TWINS.get(asked, asked)):
+def _usual_dtype(kind: str, models: Models) -> str:
+    """Returns the dtype of a kind that the profile has no rows of."""
+    if kind == "gemm" and models.gemm:
+        return models.gemm[0].dtype
+    return models.attention.dtype if kind == "attention" and models.attention is not None else "bf16"
+
+
+def _vector_base(device: DeviceSpec, models: Models, kind: str, fixed: Fixed, row_dtype: str) -> tuple[Base, str]:
+    """Returns (a model of softmax or attention, its note)."""
+    of_rows = {**fixed, "dtype": row_dtype}
+    if kind == "softmax" and models.softmax is not None:
+        return partial(_softmax, models.softmax, models.softmax_fused, of_rows), models.softmax.note
+    if kind == "attention" and models.attention is not None and device.peak(row_dtype) is not None:
+        return partial(_attention, models.attention, of_rows), models.attention.note
+    what = kind if kind == "softmax" else f"{row_dtype} {kind}"
+    return partial(_roofline, device, kind, fixed), f"no model of {what} on {device.name}: from its spec sheet"
+
+
+def _of_format(table: Table, dtype: str, rows: BoolArray) -> tuple[BoolArray, str, list[str]]:
+    """Returns (rows of the dtype or else of its twin, their dtype, a note if it is the twin)."""
+    for of in (dtype, TWINS.get(dtype, dtype)):
         found = rows & (table["dtype"] == of)
         if found.any():
-            if of == asked:
-                return found, of, "", 0.0
-            return found, of, f"{asked} was not measured: taken to run as {of}", ALIKE
-    return np.zeros(len(table), dtype=bool), asked, "", 0.0
+            return found, of, [] if of == dtype else [f"{dtype} was not measured: taken to run as {of}"]
+    return np.zeros(len(table), dtype=bool), dtype, []
 
 
 def by_provider(table: Table, rows: BoolArray, provider: str | None) -> tuple[BoolArray, str]:
@@ -237,11 +245,11 @@ def by_provider(table: Table, rows: BoolArray, provider: str | None) -> tuple[Bo
     provider: a library stands for its provider with the most rows (vllm for vllm.flash_attn_fa3).
     """
     if provider is None:
-        usual = table.most("provider", rows)
+        usual = table.most_frequent("provider", rows)
         return (rows, "") if usual is None else (rows & (table["provider"] == usual), usual)
     if provider not in table["provider"][rows]:
         of_library = [library_of(name) == provider for name in table["provider"].tolist()]
-        provider = table.most("provider", rows & np.array(of_library, dtype=bool)) or provider
+        provider = table.most_frequent("provider", rows & np.array(of_library, dtype=bool)) or provider
     found = rows & (table["provider"] == provider)
     if not found.any():
         have = ", ".join(sorted(set(table["provider"][rows].tolist()))) or "none"
@@ -250,7 +258,6 @@ def by_provider(table: Table, rows: BoolArray, provider: str | None) -> tuple[Bo
 
 
 def _surface(table: Table, rows: BoolArray, base: Base) -> Surface:
-    kept = np.flatnonzero(rows)
-    sizes = tuple(table[name][kept] for name in SIZES[table.kind])
-    latency_us, low_us, high_us = (table[name][kept] for name in ("latency_us", "low_us", "high_us"))
+    sizes = tuple(table[name][rows] for name in SIZES[table.kind])
+    latency_us, low_us, high_us = (table[name][rows] for name in ("latency_us", "low_us", "high_us"))
     return Surface(sizes, latency_us, low_us, high_us, base, _FAMILIES[table.kind])

@@ -1,16 +1,11 @@
-"""Defines the tables of a profile (columns, rows sorted by unique keys) and checks their rows.
-
-Entry points: `Table`; `LAYOUTS`, the columns of each kind of table (`TableLayout`), whose types are `INTEGER`,
-`NUMBER`, `FLAG` and `TEXT`; `check_table`, which rejects invalid workloads and impossible times; `flops` and
-`min_bytes` of rows; `LARGEST`, `ROW_GRADES`. Used by the other modules of `profile` and by the command `profile`.
-
-Checks are vectorised: tens of thousands of rows take milliseconds.
-"""
+"""Defines the tables of a profile: columns of measured times, with rows sorted by unique keys. `check_table` refuses
+rows with an invalid workload or a time that the device cannot reach."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,29 +16,20 @@ from quantbench.errors import InputError
 from quantbench.measurement import GRADES
 from quantbench.store.record import ORIGINS
 from quantbench.workload import Attention, Collective, Gemm, MoE, Softmax, Workload
-from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES, VECTOR_DTYPES
-from quantbench.workload.moe import require_distribution
-from quantbench.workload.ops import COLLECTIVE_DTYPES, COLLECTIVE_OPS, DIRECTIONS, LARGEST_MESSAGE_BYTES, MASKS
-from quantbench.workload.ops import LAYOUTS as GEMM_LAYOUTS
 
 Array = npt.NDArray[Any]
-FloatArray = npt.NDArray[np.float64]
-Columns = Mapping[str, Array]
-
-#: largest size in a workload
-LARGEST = 2**31 - 1
-
-INTEGER, TEXT, NUMBER, FLAG = "integer", "text", "number", "flag"
 
 
 class TableLayout(NamedTuple):
     """Columns of one kind of table.
 
-    columns: kind (integer, text, number or flag) by name, which ends in the unit, if any; in order.
+    workload: class whose fields are the key columns without the provider.
+    columns: type of the values (int, float, bool or str) by name, which ends in the unit, if any; in order.
     keys: the columns that identify a row, in sort order.
     """
 
-    columns: Mapping[str, str]
+    workload: type[Workload]
+    columns: Mapping[str, type]
     keys: tuple[str, ...]
 
     @property
@@ -53,26 +39,27 @@ class TableLayout(NamedTuple):
 
 # Columns that are not integers. low_us, high_us: 95 % interval of the median, both equal to latency_us for a single
 # sample. grade: A to D. origin: measured, imported or simulated. kernel: "" if unknown.
-_KINDS = {
-    **dict.fromkeys(("latency_us", "low_us", "high_us"), NUMBER),
-    **dict.fromkeys(("dtype", "layout", "provider", "mask", "direction", "op", "kernel", "grade", "origin"), TEXT),
-    "distribution": TEXT,
-    **dict.fromkeys(("causal", "gated"), FLAG),
+_TYPES: dict[str, type] = {
+    **dict.fromkeys(("latency_us", "low_us", "high_us"), float),
+    **dict.fromkeys(("dtype", "layout", "provider", "mask", "direction", "distribution"), str),
+    **dict.fromkeys(("op", "kernel", "grade", "origin"), str),
+    **dict.fromkeys(("causal", "gated"), bool),
 }
 
 
-def _layout(keys: str, more: str = "") -> TableLayout:
-    names = f"{keys} {more} latency_us low_us high_us grade origin".split()
-    return TableLayout({name: _KINDS.get(name, INTEGER) for name in names}, tuple(keys.split()))
+def _layout(workload: type[Workload], keys: str, more: str = "") -> TableLayout:
+    names = f"{keys} provider {more} latency_us low_us high_us grade origin".split()
+    types = {name: _TYPES.get(name, int) for name in names}
+    return TableLayout(workload, types, (*keys.split(), "provider"))
 
 
 LAYOUTS: dict[str, TableLayout] = {
     # block_m, block_n, split_k: 0 if unknown.
-    "gemm": _layout("m n k batch dtype layout provider", "kernel block_m block_n split_k"),
-    "softmax": _layout("batch rows cols dtype mask direction provider"),
-    "attention": _layout("batch heads kv_heads seq_q seq_k head_dim dtype causal direction provider"),
-    "moe": _layout("tokens hidden expert_ffn num_experts top_k dtype tp ep gated distribution provider"),
-    "collective": _layout("op message_bytes num_gpus dtype num_nodes provider"),
+    "gemm": _layout(Gemm, "m n k batch dtype layout", "kernel block_m block_n split_k"),
+    "softmax": _layout(Softmax, "batch rows cols dtype mask direction"),
+    "attention": _layout(Attention, "batch heads kv_heads seq_q seq_k head_dim dtype causal direction"),
+    "moe": _layout(MoE, "tokens hidden expert_ffn num_experts top_k dtype tp ep gated distribution"),
+    "collective": _layout(Collective, "op message_bytes num_gpus dtype num_nodes"),
 }
 
 
@@ -83,11 +70,7 @@ def layout_of(kind: str) -> TableLayout:
     return LAYOUTS[kind]
 
 
-#: grades that a row may have
-ROW_GRADES = tuple(letter for letter in GRADES if letter != "rejected")
-_WORKLOADS: dict[str, type[Workload]] = {
-    "gemm": Gemm, "softmax": Softmax, "attention": Attention, "moe": MoE, "collective": Collective,
-}  # fmt: skip
+_ROW_GRADES = tuple(letter for letter in GRADES if letter != "rejected")
 
 
 @dataclass(frozen=True)
@@ -142,7 +125,7 @@ class Table:
     def where(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Table:
         return Table(self.kind, {name: values[rows] for name, values in self.columns.items()})
 
-    def most(self, column: str, rows: npt.NDArray[np.bool_] | None = None) -> str | None:
+    def most_frequent(self, column: str, rows: npt.NDArray[np.bool_] | None = None) -> str | None:
         """Returns the most frequent text in a column, the alphabetically first in a tie; None if there are no rows."""
         values = self.columns[column] if rows is None else self.columns[column][rows]
         if not len(values):
@@ -158,30 +141,38 @@ class Table:
 
     def workloads(self) -> list[Workload]:
         """Returns the workload of every row. Raises InputError for an invalid one."""
-        made = _WORKLOADS[self.kind]
-        keys = [name for name in LAYOUTS[self.kind].keys if name != "provider"]
-        lists = [self.columns[name].tolist() for name in keys]
-        return [made(**dict(zip(keys, row, strict=True))) for row in zip(*lists, strict=True)]
+        of, _, keys = LAYOUTS[self.kind]
+        made = []
+        for row, (*values, provider) in enumerate(zip(*(self.columns[name].tolist() for name in keys), strict=True)):
+            try:
+                made.append(of(**dict(zip(keys, values, strict=False))))
+            except InputError as error:
+                raise InputError(f"profile table {self.kind}", f"row {row}: {error.value}", error.expected) from None
+            if not provider:
+                raise InputError(f"profile table {self.kind}", f"row {row}: provider ''", "a provider")
+        return made
 
 
 def _typed(who: str, layout: TableLayout, columns: Mapping[str, Sequence[Any] | Array]) -> dict[str, Array]:
     """Copies the columns to arrays of their declared types. Raises InputError for values of other types."""
-    typed = {name: _column(who, name, kind, columns[name]) for name, kind in layout.columns.items()}
+    typed = {name: _column(who, name, of, columns[name]) for name, of in layout.columns.items()}
     if len({len(values) for values in typed.values()}) > 1:
         raise InputError(who, "columns of different lengths", "one value per row in each")
     return typed
 
 
-def _column(who: str, name: str, kind: str, values: Sequence[Any] | Array) -> Array:
+# Kinds of numpy arrays that hold values of a type.
+_ARRAYS = {int: "iu", float: "fiu", bool: "b", str: "U"}
+
+
+def _column(who: str, name: str, of: type, values: Sequence[Any] | Array) -> Array:
     array = np.asarray(values)
-    dtype, wanted = {
-        INTEGER: (np.int64, "iu"), NUMBER: (np.float64, "fiu"), FLAG: (np.bool_, "b"), TEXT: (np.str_, "U"),
-    }[kind]  # fmt: skip
-    if array.ndim != 1 or (array.size and array.dtype.kind not in wanted):
-        raise InputError(who, f"{name} of {array.ndim} dimensions and type {array.dtype}", f"a list of {kind} values")
-    if kind == INTEGER and array.size and (array.min() < 0 or array.max() >= 2**62):
+    if array.ndim != 1 or (array.size and array.dtype.kind not in _ARRAYS[of]):
+        shown = f"{name} of {array.ndim} dimensions and type {array.dtype}"
+        raise InputError(who, shown, f"a list of {of.__name__} values")
+    if of is int and array.size and (array.min() < 0 or array.max() >= 2**62):
         raise InputError(who, f"{name} from {array.min()} to {array.max()}", "integers from 0 to 2**62")
-    return np.array(array, dtype=dtype)
+    return np.array(array, dtype=of)
 
 
 def _check_intervals(who: str, typed: Mapping[str, Array]) -> None:
@@ -192,7 +183,7 @@ def _check_intervals(who: str, typed: Mapping[str, Array]) -> None:
         row = int(np.flatnonzero(bad)[0])
         shown = f"row {row}: {low[row]:g} to {high[row]:g} around {middle[row]:g} µs"
         raise InputError(who, shown, "finite times above 0 with low_us <= latency_us <= high_us")
-    for name, allowed in (("grade", ROW_GRADES), ("origin", ORIGINS)):
+    for name, allowed in (("grade", _ROW_GRADES), ("origin", ORIGINS)):
         odd = sorted(set(np.unique(typed[name]).tolist()) - set(allowed))
         if odd:
             raise InputError(who, f"{name} {odd[0]!r}"[:100], "one of " + ", ".join(allowed))
@@ -200,149 +191,36 @@ def _check_intervals(who: str, typed: Mapping[str, Array]) -> None:
 
 def _check_order(who: str, layout: TableLayout, typed: Mapping[str, Array]) -> None:
     """Raises InputError unless rows ascend strictly by their keys."""
-    rows = len(typed["latency_us"])
-    if rows < 2:
-        return
-    ascends, same = np.zeros(rows - 1, dtype=bool), np.ones(rows - 1, dtype=bool)
-    for name in layout.keys:
-        before, after = typed[name][:-1], typed[name][1:]
-        ascends |= same & (before < after)
-        same &= before == after
-    if not ascends.all():
-        row = int(np.flatnonzero(~ascends)[0])
-        shown = ", ".join(f"{name} {typed[name][row + 1]}" for name in layout.keys)
-        raise InputError(who, f"row {row + 1} ({shown}) out of order, or there twice", "rows sorted by key, each once")
-
-
-def _element_bytes(dtype: Array) -> npt.NDArray[np.int64]:
-    return _by_name(dtype, lambda name: DTYPES[name].element_bytes).astype(np.int64)
-
-
-def _by_name(names: Array, value: Callable[[str], float]) -> FloatArray:
-    found, inverse = np.unique(names, return_inverse=True)
-    return np.array([value(str(name)) for name in found], dtype=np.float64)[inverse.reshape(-1)]
-
-
-def flops(kind: str, columns: Columns) -> FloatArray:
-    """Returns `Workload.flops` for each row, (rows,); for experts, those of the mean rank, which are fewer."""
-    c = _numbers(columns)
-    if kind == "moe":
-        products = np.where(columns["gated"], 3.0, 2.0)
-        return 2.0 * products * c["tokens"] * c["top_k"] / c["ep"] * c["hidden"] * c["expert_ffn"] / c["tp"]
-    if kind == "gemm":
-        return 2.0 * c["m"] * c["n"] * c["k"] * c["batch"]
-    if kind == "attention":
-        pairs = np.where(columns["causal"], c["seq_q"] * (c["seq_q"] + 1) / 2, c["seq_q"] * c["seq_k"])
-        products = np.where(columns["direction"] == "forward", 2.0, 5.0)
-        return 2.0 * products * c["batch"] * c["heads"] * pairs * c["head_dim"]
-    if kind == "softmax":
-        per_element = np.where(columns["direction"] == "forward", 6.0, 5.0)
-        return per_element * _live_elements(columns, c)
-    return np.zeros(len(c["message_bytes"]))
-
-
-def min_bytes(kind: str, columns: Columns) -> FloatArray:
-    """Returns `Workload.min_bytes` for each row, (rows,), without softmax masks; for a collective, its message; for
-    experts, their rows alone, because the experts that have rows are not known."""
-    c = _numbers(columns)
-    if kind == "moe":
-        return 2.0 * c["tokens"] * c["top_k"] / c["ep"] * c["hidden"]
-    if kind == "collective":
-        return c["message_bytes"]
-    width = _element_bytes(columns["dtype"]).astype(np.float64)
-    if kind == "gemm":
-        a = _by_name(columns["dtype"], lambda name: DTYPES[name].a_bytes)
-        b = _by_name(columns["dtype"], lambda name: DTYPES[name].b_bytes)
-        out = _by_name(columns["dtype"], lambda name: DTYPES[DTYPES[name].output].element_bytes)
-        return c["batch"] * (np.round(c["m"] * c["k"] * a + c["k"] * c["n"] * b) + c["m"] * c["n"] * out)
-    if kind == "attention":
-        q = c["batch"] * c["heads"] * c["seq_q"] * c["head_dim"] * width
-        kv = 2.0 * c["batch"] * c["kv_heads"] * c["seq_k"] * c["head_dim"] * width
-        stats = 4.0 * c["batch"] * c["heads"] * c["seq_q"]
-        return np.where(columns["direction"] == "forward", 2.0 * q + kv + stats, 4.0 * q + 2.0 * kv + stats)
-    reads = np.where(columns["direction"] == "forward", 1.0, 2.0)
-    return width * (reads * _live_elements(columns, c) + c["batch"] * c["rows"] * c["cols"])
-
-
-def _numbers(columns: Columns) -> dict[str, FloatArray]:
-    return {name: values.astype(np.float64) for name, values in columns.items() if values.dtype.kind == "i"}
-
-
-def _live_elements(columns: Columns, c: dict[str, FloatArray]) -> FloatArray:
-    per_batch = np.where(columns["mask"] == "causal", c["rows"] * (c["rows"] + 1) / 2, c["rows"] * c["cols"])
-    return np.asarray(c["batch"] * per_batch)
+    keys = zip(*(typed[name].tolist() for name in layout.keys), strict=True)
+    for row, (before, after) in enumerate(pairwise(keys), start=1):
+        if before >= after:
+            shown = ", ".join(f"{name} {value}" for name, value in zip(layout.keys, after, strict=True))
+            raise InputError(who, f"row {row} ({shown}) out of order, or there twice", "rows sorted by key, each once")
 
 
 # An empty kernel takes about a microsecond.
 _SHORTEST_US = 0.05
 
-_CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
-    "gemm": {"dtype": GEMM_DTYPES, "layout": GEMM_LAYOUTS},
-    "softmax": {"dtype": VECTOR_DTYPES, "mask": MASKS, "direction": DIRECTIONS},
-    "attention": {"dtype": VECTOR_DTYPES, "direction": DIRECTIONS},
-    "moe": {"dtype": GEMM_DTYPES},
-    "collective": {"dtype": COLLECTIVE_DTYPES, "op": COLLECTIVE_OPS},
-}
-
 
 def check_table(table: Table, device: DeviceSpec) -> None:
-    """Raises InputError for the first row with an invalid workload or an impossible time."""
-    if not len(table):
-        return
-    _check_workloads(table)
-    _check_times(table, device)
+    """Raises InputError for the first row with an invalid workload or a time that the device cannot reach."""
+    for row, (work, us) in enumerate(zip(table.workloads(), table["latency_us"].tolist(), strict=True)):
+        expected = _impossible(work, us, device)
+        if expected:
+            shown = f"row {row} ({work})"[:160]
+            raise InputError(f"profile table {table.kind}", f"{shown}: latency_us {us}", expected)
 
 
-def _check_workloads(table: Table) -> None:
-    layout = LAYOUTS[table.kind]
-    for name in layout.keys:
-        if layout.columns[name] == INTEGER:
-            most = LARGEST_MESSAGE_BYTES if name == "message_bytes" else LARGEST
-            _refuse(table, (table[name] < 1) | (table[name] > most), f"{name} from 1 to {most}", name)
-        elif layout.columns[name] != FLAG and name in _CHOICES[table.kind]:
-            allowed = _CHOICES[table.kind][name]
-            _refuse(table, ~np.isin(table[name], allowed), f"{name} one of " + ", ".join(allowed), name)
-    _refuse(table, table["provider"] == "", "a provider", "provider")
-    if table.kind == "softmax":
-        _refuse(table, (table["mask"] == "causal") & (table["rows"] != table["cols"]), "rows equal to cols", "mask")
-    elif table.kind == "attention":
-        _refuse(table, table["heads"] % table["kv_heads"] != 0, "kv_heads a divisor of heads", "kv_heads")
-        _refuse(table, table["causal"] & (table["seq_q"] != table["seq_k"]), "seq_q equal to seq_k", "causal")
-    elif table.kind == "moe":
-        _refuse(table, table["top_k"] > table["num_experts"], "top_k of at most num_experts", "top_k")
-        _refuse(table, table["expert_ffn"] % table["tp"] != 0, "tp a divisor of expert_ffn", "tp")
-        _refuse(table, table["num_experts"] % table["ep"] != 0, "ep a divisor of num_experts", "ep")
-        for name in np.unique(table["distribution"]).tolist():
-            require_distribution(name, 1)
-    elif table.kind == "collective":
-        _refuse(table, table["num_gpus"] < 2, "num_gpus of at least 2", "num_gpus")
-        _refuse(table, table["num_gpus"] % table["num_nodes"] != 0, "num_nodes a divisor of num_gpus", "num_nodes")
-        width = _element_bytes(table["dtype"])
-        _refuse(table, table["message_bytes"] % width != 0, "message_bytes whole elements", "message_bytes")
-
-
-def _check_times(table: Table, device: DeviceSpec) -> None:
-    """Raises InputError for a time that the device cannot reach; imports check the unit by the roofline as well."""
-    times_us = table["latency_us"]
-    _refuse(table, times_us < _SHORTEST_US, f"at least {_SHORTEST_US} µs (is it in milliseconds?)", "latency_us")
-    if table.kind == "collective":
-        return
-    # The peak at the highest clock; infinite if unknown, and for softmax, which does not use tensor cores.
-    softmax = table.kind == "softmax"
-    peak = _by_name(table["dtype"], lambda name: np.inf if softmax else device.ceiling(name) or np.inf)
-    with np.errstate(invalid="ignore"):
-        beyond = flops(table.kind, table.columns) / times_us / 1e6 > peak * PEAK_MARGIN
-    _refuse(table, beyond, f"a time at the peak of {device.name} at the least (are they milliseconds?)", "latency_us")
-    gb_per_s = min_bytes(table.kind, table.columns) / times_us / 1e3
-    most = f"no more than {CACHE_OVER_MEMORY} times the memory's {device.memory_gb_per_s:g} GB/s"
-    _refuse(table, gb_per_s > CACHE_OVER_MEMORY * device.memory_gb_per_s, most, "latency_us")
-
-
-def _refuse(table: Table, bad: npt.NDArray[np.bool_], expected: str, column: str) -> None:
-    if bad.any():
-        row = int(np.flatnonzero(bad)[0])
-        value = table[column][row]
-        text = repr(str(value)) if isinstance(value, np.str_) else str(value)
-        keys = ", ".join(f"{name} {table[name][row]}" for name in LAYOUTS[table.kind].keys if name != "provider")
-        shown = f"row {row} ({keys})"[:160]
-        raise InputError(f"profile table {table.kind}", f"{shown}: {column} {text}"[:200], expected)
+def _impossible(work: Workload, us: float, device: DeviceSpec) -> str:
+    """Returns which time was expected, "" for a possible one; imports check the unit by the roofline as well."""
+    if us < _SHORTEST_US:
+        return f"at least {_SHORTEST_US} µs (is it in milliseconds?)"
+    if isinstance(work, Collective):
+        return ""
+    # The peak at the highest clock, which may be unknown; softmax does not use tensor cores.
+    peak = None if isinstance(work, Softmax) else device.ceiling(work.dtype)
+    if peak is not None and work.flops / us / 1e6 > peak * PEAK_MARGIN:
+        return f"a time at the peak of {device.name} at the least (are they milliseconds?)"
+    if work.min_bytes / us / 1e3 > CACHE_OVER_MEMORY * device.memory_gb_per_s:
+        return f"no more than {CACHE_OVER_MEMORY} times the memory's {device.memory_gb_per_s:g} GB/s"
+    return ""

@@ -17,7 +17,7 @@ from quantbench.units import percent
 
 if TYPE_CHECKING:
     from quantbench.analysis.cliffs import Cliff
-    from quantbench.profile.parts import KnownCliff
+    from quantbench.profile.schema import KnownCliff
     from quantbench.report.content import Section
 
 # Shares of peak below this fraction of the best one in their table are shown in red.

@@ -1,15 +1,4 @@
-"""Defines `Record`, one line of records.jsonl: a workload and the outcome of measuring it.
-
-Entry points: `Record`; its `Outcome`, one of `Measured`, `Skipped` and `Failed`; `Place`; `record_key`;
-`record_to_json` and `record_from_json`; the names `ORIGINS`, `ROLES`, `FAILURES` and `RECORD_VERSION`. Used by the
-other modules of `store`, by the commands, by `sweep`, `cluster`, `comm` and `importers`, which measure or import, and
-by `analysis`, `report` and `profile`, which read runs.
-
-History of the format:
-1  first version. `check` and `phases_s` came later; they are absent in older records, and if nothing was checked or
-   timed.
-2  measurement.floor_us; null if it is not known, as in version 1. `mean_clock` came later.
-"""
+"""Defines `Record`, one line of records.jsonl: a workload and the outcome of measuring it."""
 
 import hashlib
 import json
@@ -202,13 +191,12 @@ def record_to_json(record: Record) -> Json:
 
 
 def record_from_json(data: object) -> Record:
-    """Inverse of `record_to_json`, for all versions of the format. Raises InputError for any other input."""
+    """Inverse of `record_to_json`. Raises InputError for any other input."""
     if not isinstance(data, dict):
         raise InputError("record", repr(data)[:80], "a JSON object")
-    version = data.get("version")
-    if version not in range(1, RECORD_VERSION + 1):
-        expected = f"1 to {RECORD_VERSION} (a newer quantbench may have written it)"
-        raise InputError("record", f"version = {version!r}", expected)
+    if data.get("version") != RECORD_VERSION:
+        expected = f"{RECORD_VERSION} (another quantbench may have written it)"
+        raise InputError("record", f"version = {data.get('version')!r}", expected)
     same = ("run_id", "key", "provider", "origin", "role", "source", "places", "elapsed_s", "check")
     found = ((name, data.get(name)) for name in same)
     values = {name: intern(value) if isinstance(value, str) else value for name, value in found}  # records share texts

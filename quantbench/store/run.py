@@ -1,13 +1,4 @@
-"""Defines `RunInfo`, the contents of run.json: device, options, software versions and how the run ended.
-
-Entry points: `RunInfo`, `read_run_info`, `write_run_info`, `now_text`, `require_name`, `ENDINGS`, `RUN_FORMAT`,
-`RUN_VERSION`. Used by `folder`, `schema`, `sweep`, `cluster`, `importers`, `report.source`, tools and the commands
-`comm` and `sweep`.
-
-History of the format:
-1  first version.
-2  num_records.
-"""
+"""Defines `RunInfo`, the contents of run.json: device, options, software versions and how the run ended."""
 
 import json
 import os
@@ -99,8 +90,8 @@ def read_run_info(folder: Path) -> RunInfo:
     if not isinstance(data, dict) or data.pop("format", None) != RUN_FORMAT:
         raise StoreError("read run", str(path), f'a JSON object with format "{RUN_FORMAT}"')
     version = data.pop("version", None)
-    if version not in range(1, RUN_VERSION + 1):
-        raise StoreError("read run", f"{path} has version {version!r}", f"version 1 to {RUN_VERSION}")
+    if version != RUN_VERSION:
+        raise StoreError("read run", f"{path} has version {version!r}", f"version {RUN_VERSION}")
     try:
         info = decode(RunInfo, data)
         require_name(f"read run {folder}", info.run_id)

@@ -62,7 +62,7 @@ def schema(name: str) -> Json:
 
 
 def _run() -> Json:
-    head = {"format": {"const": RUN_FORMAT}, "version": {"enum": list(range(1, RUN_VERSION + 1))}}
+    head = {"format": {"const": RUN_FORMAT}, "version": {"const": RUN_VERSION}}
     return _document(f"quantbench-run-{RUN_VERSION}", f"run.json, version {RUN_VERSION}", head, _of(RunInfo))
 
 
@@ -73,7 +73,7 @@ def _record() -> Json:
     del properties["outcome"]
     needed = [name for name in properties if name not in (*outcomes, "launch", "check", "phases_s")]
     body |= {"properties": properties, "required": needed, "oneOf": [{"required": [name]} for name in outcomes]}
-    head = {"version": {"enum": list(range(1, RECORD_VERSION + 1))}}
+    head = {"version": {"const": RECORD_VERSION}}
     title = f"One line of records.jsonl, version {RECORD_VERSION}"
     return _document(f"quantbench-record-{RECORD_VERSION}", title, head, body)
 

@@ -1,7 +1,7 @@
 """Grades the quality of a measurement from A to D, or rejected, with reasons.
 
-Entry points: `grade`; `Drift` and `NO_CHECK`, which callers pass to it; `drift_of`; `INTERPRETED`. Used by
-`sweep.runner`, `comm.session` and `pytest_plugin` for each point, and by `analysis.check`.
+Entry points: `grade`; `Drift` and `NO_CHECK`, which callers pass to it; `drift_of`. Used by
+`sweep.runner`, `comm.session` and `pytest_plugin` for each point.
 
 Every reason has a weight; the letter follows from their sum: 0 is A, 1 is B, 2 and 3 are C, more is D. A rate above the
 hardware's peak and a time of Triton's interpreter are rejected.

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from quantbench.cli.app import app
 from quantbench.errors import InputError, StoreError
 from quantbench.launch import Tile
-from quantbench.store.record import Failed, Measured, Record, Skipped
+from quantbench.store.record import Failed, Record, Skipped
 from quantbench.workload import Gemm
 
 GPU = SimulatedGpu(108, Tile(128, 256))
@@ -55,25 +55,6 @@ def test_a_page_in_words(tmp_path: Path) -> None:
     assert re.search(r"\d+ rules not tested: hidden-128, hidden-sm-count, ", text)
     assert "; `quantbench check --experiment NAME` measures one" in text
     assert text.rstrip().endswith("simulated-108sm/simulated-run")
-
-
-def test_an_audit_lists_times_that_nothing_explains(tmp_path: Path) -> None:
-    def slower(record: Record, factor: float, **also: str) -> Record:
-        assert isinstance(record.outcome, Measured)
-        was = record.outcome.measurement
-        now = replace(was, samples_us=tuple(factor * us for us in was.samples_us), **also)
-        return replace(record, outcome=replace(record.outcome, measurement=now))
-
-    first, second, *rest = staircase()
-    folder = write_simulated(tmp_path, GPU, [slower(first, 9.0), slower(second, 1.0, mode="cpu"), *rest])
-    data = call_json(folder, "--audit")
-    assert (data["rows"], data["reasons"]) == (113, {"slower than larger products": 1, "another method": 1})
-    assert [one["n"] for one in data["unexplained"]] == [1024, 1088]
-    code, text = call(folder, "--audit")
-    assert code == 0
-    assert "113 GEMM times, 2 unexplained (1.8 %); 1 slower than larger products; 1 another method" in text
-    with pytest.raises(InputError, match=r"--audit without a run"):
-        call("--experiment", "k-8", "--audit")
 
 
 def test_a_run_that_was_killed_is_said_to_lack_points(tmp_path: Path) -> None:

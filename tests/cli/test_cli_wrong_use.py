@@ -132,7 +132,6 @@ EXPERTS = ("predict", "--gpu", "h100", "--model", "deepseek-v3")
         (("check", "--experiment", "k-8", "--results", "empty.csv"), "--results: empty.csv (File exists); expected"),
         (("check", "run", "--budget", "8m"), "check: --budget 8m with a run; expected --budget with --experiment"),
         (("check", "run", "--results", "x"), "check: --results x with a run; expected --results with --experiment"),
-        (("check", "run", "--audit", "--fail-above", "1.2"), "check: --audit with --fail-above 1.2; expected"),
         (("sweep", "--dim", "n=64", "--no-causal"), "sweep: --no-causal with --dim n; expected sizes of a plain"),
         (("sweep", "--dim", "n=64", "--dropout"), "sweep: --dropout with --dim n; expected sizes of a plain"),
         (("sweep", "--dim", "n=64", "--results", "empty.csv"), "--results: empty.csv (File exists); expected a folder"),

@@ -18,7 +18,6 @@ from quantbench import files
 from quantbench.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[2]
-PROFILE = str(ROOT / "results" / "a100-sxm4-80gb" / "profile.json")
 PRODUCT = ("-m", "64", "-n", "64", "--gpu", "a100-sxm4-80gb")
 PLAN = ("plan", "--gpus", "8", "--gbs", "64", "--gpu", "a100-sxm4-80gb")
 NOBODY = 65534
@@ -47,12 +46,8 @@ COMMANDS = {
     "profile export": ("profile", "export", "PATH"),
     "profile export --format": ("profile", "export", "PATH", "--format", "csv"),
     "profile show": ("profile", "show", "PATH"),
-    "profile validate": ("profile", "validate", "PATH"),
     "profile query": ("profile", "query", "PATH", "--gemm", "64,64,64"),
-    "profile blindspots": ("profile", "blindspots", "PATH", "--for", "aiconfigurator"),
-    "profile blindspots --docs": (
-        "profile", "blindspots", PROFILE, "--for", "aiconfigurator", "--held-out", "--docs", "PATH",
-    ),
+    "profile blindspots": ("profile", "blindspots", "PATH"),
     "import csv": ("import", "csv", "PATH", "--gpu", "a100", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype", "bf16"),
     "import vidur": ("import", "vidur", "PATH", "--gpu", "a100-sxm4-80gb"),
     "import neusight": ("import", "neusight", "PATH", "--gpu", "a100-pcie-40gb"),
@@ -246,7 +241,7 @@ def test_an_unpacked_file_has_an_end_too(tmp_path: Path) -> None:
 #: modules whose files come with the package or the system, or are made by the program itself
 OWN_FILES = (
     "files.py", "__init__.py", "cluster/ray_pool.py", "comm/isolation.py", "device/", "latency/",
-    "planner/", "profile/aiconfigurator_engine.py", "providers/identity.py", "report/content.py", "report/page.py",
+    "planner/", "providers/identity.py", "report/content.py", "report/page.py",
     "workload/presets.py",
 )  # fmt: skip
 #: methods of Path that wait for pipes, read devices, or raise for folders that may not be entered

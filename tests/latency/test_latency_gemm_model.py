@@ -290,6 +290,19 @@ def test_shipped_models_state_where_they_come_from_and_are_sane(slug: str) -> No
     assert len(model.ensemble.members) == 2
 
 
+def test_times_above_the_peak_are_left_out_of_a_fit() -> None:
+    m, n, k, measured = invented(80, seed=5)
+    row = int(np.argmax(measured))
+    impossible = measured.copy()
+    impossible[row] *= 1e-3
+    model = GemmModel.fit(A100, m, n, k, impossible, prior="none", effort=QUICK)
+    assert (model.rows, model.provenance["above_peak"]) == (79, 1)
+    kept = np.arange(80) != row
+    other = GemmModel.fit(A100, m[kept], n[kept], k[kept], measured[kept], prior="none", effort=QUICK)
+    assert (other.rows, "above_peak" in other.provenance) == (79, False)
+    assert other.predict(4096, 4096, 4096).latency_us == model.predict(4096, 4096, 4096).latency_us
+
+
 def test_workloads_are_answered_in_order() -> None:
     gemms = [Gemm(m=128, n=1024, k=1024), Gemm(m=64, n=1024, k=1024, batch=2), Gemm(m=4096, n=4096, k=64)]
     works = GemmModel.prior(A100).predict_gemms(gemms)

@@ -10,9 +10,7 @@ import pytest
 from quantbench.device import lookup
 from quantbench.errors import InputError, MeasurementError, StoreError, UnsupportedError
 from quantbench.latency.tables import GemmTable
-from quantbench.profile import aiconfigurator_engine
-from quantbench.profile.blindspots_report import write_between
-from tools.accuracy import formats
+from tools.accuracy import aiconfigurator_engine, formats
 from tools.accuracy import heuristics as heuristics_child
 from tools.accuracy.contests import (
     Answer,
@@ -29,6 +27,7 @@ from tools.accuracy.gemm import Absent, engine, heuristics
 from tools.accuracy.page import markdown
 from tools.accuracy.scoring import ErrorSummary, Line, Split, cells, over_seeds
 from tools.accuracy.tables import PackagedTable
+from tools.guide.markers import write_between
 
 A100 = lookup("a100-sxm4-80gb")
 

@@ -15,7 +15,7 @@ from known_profile import ATTENTIONS, COLLECTIVES, GEMMS, gemm_row, known_profil
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.importers import aiconfigurator as importer
 from quantbench.profile.exporters import export_profile
-from quantbench.profile.exporters.modelled import BETWEEN, MARK
+from quantbench.profile.exporters.modelled import AT_CLIFF, BETWEEN
 from quantbench.profile.exporters.options import ExportOptions
 
 pytest.importorskip("yaml", reason="needs PyYAML, which comes with quantbench[tables]")
@@ -123,7 +123,7 @@ def test_both_sides_of_every_known_cliff_are_rows(tmp_path: Path) -> None:
     assert rows[128, 4096, 4096] == 36.9375 / 1e3
     assert rows[129, 4096, 4096] == 63.3 / 1e3
     # The cliff of many curves stands at each (n, k) whose rows reach past it, between what was measured.
-    assert sources[1024, 4096, 4096] == sources[1025, 4096, 4096] == MARK
+    assert sources[1024, 4096, 4096] == sources[1025, 4096, 4096] == AT_CLIFF
     for m in (1024, 1025):
         assert rows[256, 4096, 4096] < rows[m, 4096, 4096] < rows[2048, 4096, 4096]
     assert not any(m in (1024, 1025) for m, n, k in rows if (n, k) != (4096, 4096))
@@ -150,7 +150,7 @@ def test_filled_tables_keep_straight_lines_near_the_model(tmp_path: Path) -> Non
 @pytest.fixture
 def few_sites(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nine (n, k) in the place of hundreds."""
-    monkeypatch.setattr("quantbench.profile.exporters.aiconfigurator.SITE_SIZES", (512, 4096, 10240))
+    monkeypatch.setattr("quantbench.profile.exporters.modelled.SITE_SIZES", (512, 4096, 10240))
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from quantbench.cli.app import app
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.interconnect import Link
-from quantbench.profile import Estimate, Estimates, Profile, Table
+from quantbench.profile import Estimate, Profile, ProfileEstimates, Table
 from quantbench.profile.table import layout_of
 from quantbench.workload import Collective
 
@@ -45,7 +45,7 @@ def profile(*parts: dict[str, list[object]]) -> Profile:
 SIZES = [2**power for power in range(10, 29, 2)]
 
 
-def one(found: Estimate | Estimates) -> Estimate:
+def one(found: Estimate | ProfileEstimates) -> Estimate:
     assert isinstance(found, Estimate)
     return found
 
@@ -61,14 +61,14 @@ def test_a_measured_message_is_its_row() -> None:
 def test_between_messages_the_interval_holds_what_is_true() -> None:
     asked = np.array([3 * 2**18, 2**21, 5 * 2**22])
     found = profile(table(SIZES)).collective("all_reduce", asked, 8)
-    assert isinstance(found, Estimates)
+    assert isinstance(found, ProfileEstimates)
     true = np.array([time_us(size) for size in asked])
     assert found.source.tolist() == ["interpolated"] * 3
     assert (found.low_us <= true).all()
     assert (true <= found.high_us).all()
     assert np.abs(found.latency_us / true - 1).max() < 0.1
     square = profile(table(SIZES)).collective("all_reduce", asked.reshape(3, 1), 8)
-    assert isinstance(square, Estimates)
+    assert isinstance(square, ProfileEstimates)
     assert square.latency_us.shape == (3, 1)
 
 

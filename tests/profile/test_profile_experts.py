@@ -12,7 +12,7 @@ from quantbench.latency.moe import MoEModel
 from quantbench.profile import Profile
 from quantbench.profile.exporters import aiconfigurator
 from quantbench.profile.exporters.options import Exported, ExportOptions
-from quantbench.profile.parts import Provenance
+from quantbench.profile.schema import Provenance
 from quantbench.profile.table import LAYOUTS, Table
 from quantbench.workload import MoE
 
@@ -52,7 +52,11 @@ def test_rows_are_kept_and_answered(tmp_path: Path) -> None:
 
 def test_impossible_rows_are_refused() -> None:
     columns = dict(profile().tables["moe"].columns)
-    for name, value, said in (("top_k", 9, "num_experts"), ("tp", 3, "divisor"), ("distribution", "zipf", "zipf")):
+    for name, value, said in (
+        ("top_k", 9, "num_experts"),
+        ("tp", 3, "divisible by tp"),
+        ("distribution", "zipf", "zipf"),
+    ):
         broken = columns[name].astype("U20") if name == "distribution" else columns[name].copy()
         broken[-1] = value
         with pytest.raises(InputError, match=said):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from quantbench.errors import InputError, QuantbenchError
-from quantbench.profile import Estimates, Profile
+from quantbench.profile import Profile, ProfileEstimates
 from quantbench.profile import file as profile_file
 from quantbench.profile.file import digest
 from quantbench.workload import TransformerShape
@@ -33,9 +33,9 @@ def small() -> Profile:
     return replace(whole, models=replace(whole.models, attention=replace(attention, learner=None)))
 
 
-def answers(profile: Profile) -> Estimates:
+def answers(profile: Profile) -> ProfileEstimates:
     found = profile.gemm(ASKED_M, ASKED_N, ASKED_K)
-    assert isinstance(found, Estimates)
+    assert isinstance(found, ProfileEstimates)
     return found
 
 

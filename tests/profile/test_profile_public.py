@@ -13,7 +13,7 @@ pytest.importorskip("aiconfigurator_core", reason="needs the extra `tables`")
 
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.tables import GemmTable
-from quantbench.profile import Estimates, Profile, Table
+from quantbench.profile import Profile, ProfileEstimates, Table
 from quantbench.profile.models import Models
 from tools.accuracy.tables import read_packaged
 
@@ -52,7 +52,7 @@ def profile() -> Profile:
 def test_between_powers_of_two_it_is_closer_than_straight_lines_and_its_interval_holds() -> None:
     table, rows, held = public()
     found = profile().gemm(table.m[held], table.n[held], table.k[held])
-    assert isinstance(found, Estimates)
+    assert isinstance(found, ProfileEstimates)
     between = found.source == "interpolated"
     assert between.mean() > 0.95
     true = table.latency_us[held]
@@ -76,6 +76,6 @@ def test_across_the_cliff_at_256_the_estimate_steps() -> None:
     at = [int(np.flatnonzero((table.m == m) & (table.n == 12288) & (table.k == 4096))[0]) for m in (256, 257)]
     true = table.latency_us[at[1]] / table.latency_us[at[0]]
     found = profile().gemm([255, 257], 12288, 4096)
-    assert isinstance(found, Estimates)
+    assert isinstance(found, ProfileEstimates)
     assert true > 1.8
     assert found.latency_us[1] / found.latency_us[0] > 1.4

@@ -1,6 +1,6 @@
 """How fast a profile answers, in CPU time of one core: run with --benchmark-only.
 
-What is asked: a million measured and 200,000 modelled shapes a second, a file read in under 0.3 s. A single shape is
+What is asked: a million measured and 80,000 modelled shapes a second, a file read in under 0.3 s. A single shape is
 answered as a batch of one.
 """
 

@@ -15,7 +15,8 @@ from quantbench.errors import InputError
 from quantbench.measurement import Grade
 from quantbench.profile import Profile, Table
 from quantbench.profile.build import tables_of
-from quantbench.profile.table import LAYOUTS, flops, min_bytes
+from quantbench.profile.sources import SIZES, roofline_parts
+from quantbench.profile.table import LAYOUTS
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Record, Skipped
 from quantbench.timing.grade import grade
@@ -42,11 +43,16 @@ def test_a_tables_rows_are_the_workloads_again(kind: str) -> None:
     assert list(found.columns) == list(LAYOUTS[kind].names)
 
 
-@pytest.mark.parametrize("kind", ["gemm", "softmax", "attention"])
-def test_arithmetic_and_bytes_are_those_of_the_workloads(kind: str) -> None:
-    found = table(kind, WORKS)
-    assert flops(kind, found.columns).tolist() == [work.flops for work in found.workloads()]
-    assert min_bytes(kind, found.columns).tolist() == [work.min_bytes for work in found.workloads()]
+@pytest.mark.parametrize("work", [work for work in WORKS if not isinstance(work, Collective)], ids=str)
+def test_the_roofline_s_arithmetic_and_bytes_are_those_of_the_workload(work: Gemm | Softmax | Attention) -> None:
+    device = made.A100
+    sizes = tuple(np.array([getattr(work, name)]) for name in SIZES[work.kind])
+    keys = set(LAYOUTS[work.kind].keys) - {*SIZES[work.kind], "provider"}
+    fixed = {name: getattr(work, name) for name in keys}
+    memory_us, compute_us = roofline_parts(device, work.kind, sizes, fixed)
+    assert memory_us == pytest.approx([work.min_bytes / (device.memory_gb_per_s * 1e3)], rel=1e-12)
+    peak = None if isinstance(work, Softmax) else device.peak(work.dtype)
+    assert compute_us == pytest.approx([0.0 if peak is None else work.flops / (peak * 1e6)], rel=1e-12)
 
 
 def test_launches_grades_and_origins_are_kept() -> None:

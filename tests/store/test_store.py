@@ -226,17 +226,6 @@ def test_a_line_that_is_missing_is_named_with_the_way_to_measure_it_again(tmp_pa
     assert read_run(writer.folder).warnings == ()
 
 
-def test_a_run_of_version_1_is_read(tmp_path: Path) -> None:
-    with RunWriter.create(tmp_path, INFO) as writer:
-        writer.append(record(8))
-    path = writer.folder / "run.json"
-    data = json.loads(path.read_text())
-    assert (data.pop("num_records"), data["version"]) == (None, 2)
-    path.write_text(json.dumps({**data, "version": 1}))
-    run = read_run(writer.folder)
-    assert (run.info, run.warnings) == (INFO, ())
-
-
 def test_a_run_behind_a_link_is_resumed_where_it_lies(tmp_path: Path) -> None:
     with RunWriter.create(tmp_path / "results", INFO) as writer:
         writer.append(record(8))
@@ -288,7 +277,7 @@ def test_a_broken_line_in_the_middle_is_refused_by_its_number(tmp_path: Path) ->
     ("field", "value"),
     [
         ("version", 3),
-        ("version", 0),
+        ("version", 1),
         ("key", None),
         ("origin", "dreamt"),
         ("places", 3),
@@ -378,8 +367,8 @@ def test_a_results_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None
         (None, r"expected a folder with run\.json in it$"),
         ("{", r"expected a readable JSON file$"),
         ("[]", r'expected a JSON object with format "quantbench-run"$'),
-        ('{"format": "quantbench-run", "version": 99}', r"has version 99; expected version 1 to 2$"),
-        ('{"format": "quantbench-run", "version": 1}', r"expected a run\.json as quantbench writes it$"),
+        ('{"format": "quantbench-run", "version": 1}', r"has version 1; expected version 2$"),
+        ('{"format": "quantbench-run", "version": 2}', r"expected a run\.json as quantbench writes it$"),
     ],
 )
 def test_a_foreign_run_json_is_refused_in_one_line(tmp_path: Path, text: str | None, message: str) -> None:

@@ -10,8 +10,8 @@ from quantbench.device import lookup
 from quantbench.errors import InputError
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.libraries import DEFAULT_TABLES, SYSTEMS, system_of
-from quantbench.profile.aiconfigurator_engine import engine as ask_engine
-from quantbench.profile.aiconfigurator_engine import engine_missing
+from tools.accuracy.aiconfigurator_engine import engine as ask_engine
+from tools.accuracy.aiconfigurator_engine import engine_missing
 from tools.accuracy.contests import (
     OUR_WEIGHT,
     Answer,

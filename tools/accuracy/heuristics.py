@@ -13,7 +13,7 @@ import time
 from importlib.metadata import version
 from importlib.util import find_spec
 
-from quantbench.profile.aiconfigurator_engine import ChildAnswer, IntArray, ask_child
+from tools.accuracy.aiconfigurator_engine import ChildAnswer, IntArray, ask_child
 
 #: device slug → name of the card in nvidia-matmul-heuristics
 HEURISTICS_GPUS = {

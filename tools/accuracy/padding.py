@@ -31,9 +31,9 @@ import numpy.typing as npt
 from quantbench.advice.pad import NOISE, Padding, compare
 from quantbench.alignment_rules import RULES
 from quantbench.device import lookup
+from quantbench.device.spec import PEAK_MARGIN
 from quantbench.latency.gemm.inputs import machine_of
 from quantbench.latency.gemm.model import GemmModel, shipped_model
-from quantbench.latency.gemm.table_audit import audit
 from quantbench.latency.gemm.training import TABLE_EFFORT
 from quantbench.latency.model_times import ModelTimes
 from quantbench.latency.tables import GemmTable
@@ -170,11 +170,15 @@ def decide(times: ModelTimes, table: GemmTable, both: IntArray) -> list[Padding]
 
 
 def _unexplained(contest: Contest, rows: IntArray) -> IntArray:
-    """Returns the rows that no hardware explains, as `quantbench check --audit` finds them."""
-    sizes = [x.astype(float) for x in (*contest.shapes(rows), np.ones(len(rows)))]
+    """Returns the rows above the peak, and those that two larger products contradict: they take half the time."""
+    m, n, k = contest.shapes(rows)
+    latency_us = contest.table.latency_us[rows]
     peak = machine_of(contest.device, contest.table.dtype).flop_per_us
-    found = audit(sizes, contest.table.latency_us[rows], peak, group=np.zeros(len(rows), dtype=np.intp))
-    return np.asarray(rows[[one.row for one in found]])
+    found = 2.0 * m * n * k > PEAK_MARGIN * peak * latency_us
+    for row in range(len(rows)):
+        larger = (m >= m[row]) & (n >= n[row]) & (k >= k[row]) & (latency_us <= latency_us[row] / 2)
+        found[row] |= (larger & ~found).sum() >= 2
+    return np.asarray(rows[found])
 
 
 def judge(gpu: str, library: str, dtype: str, rows: int, seed: int) -> dict[str, Regret]:
@@ -244,8 +248,9 @@ def regret_table(rows: int, seeds: Sequence[int]) -> str:
     text = table(head, lines)
     said = f"Fitted to {rows:,} rows of the other (n, k), {'seed' if len(seeds) == 1 else 'seeds'} "
     return (
-        f"{text}\n{said}{', '.join(map(str, seeds))}. tokens, widths, both: n and k up to {USUAL}, without the rows "
-        "that `quantbench check --audit` finds; all sizes: all rows, n and k up to 65536, where a few products of "
+        f"{text}\n{said}{', '.join(map(str, seeds))}. tokens, widths, both: n and k up to {USUAL}, without rows "
+        "above the peak and rows that two larger products contradict, as they take half the time; all sizes: "
+        "all rows, n and k up to 65536, where a few products of "
         f"milliseconds decide the sums. {small} of {len(TABLES)} tables lose at most {percent(_SMALL)} of both. "
         f"Measured again: {_second_measurements()}. `python -m tools.accuracy.padding` writes this.\n"
     )

@@ -17,7 +17,6 @@ from threadpoolctl import threadpool_limits  # comes with scikit-learn, which ne
 
 from quantbench.device.cpu import cpu_info
 from quantbench.latency.libraries import SYSTEMS
-from quantbench.profile.blindspots_report import write_between
 from tools.accuracy import formats
 from tools.accuracy.attention import AttentionTable, attention_lines, read_attention
 from tools.accuracy.contests import Step, run_contests
@@ -27,6 +26,7 @@ from tools.accuracy.published import published_table
 from tools.accuracy.scoring import COLUMNS, Line, cells
 from tools.accuracy.tables import SHIPPED_GPUS, PackagedTable, read_packaged
 from tools.guide.markers import table as markdown_table
+from tools.guide.markers import write_between
 
 _PROTOCOLS = {
     "sites": "held-out sites: half of the (n, k) pairs are the test, training rows come from the other half",

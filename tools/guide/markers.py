@@ -1,15 +1,14 @@
 """Replaces the text between the markers `<!-- name:begin -->` and `<!-- name:end -->` of a Markdown page.
-
-Entry points: `fill`, `kept`, and `table`, which formats a Markdown table. Used by `tools.guide`,
-`tools.accuracy`, `tools.advice_examples` and `tools.planner_accuracy`. Markers may be within a line or around several.
-"""
+Markers may be within a line or around several."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from quantbench.errors import StoreError
+from quantbench.files import read_text, reason
 
 _PLACE = re.compile(r"(<!-- (?P<name>[\w.-]+):begin -->)(?P<old>.*?)(<!-- (?P=name):end -->)", re.S)
 
@@ -45,6 +44,20 @@ def kept(text: str, name: str) -> str:
     if found is None:
         raise StoreError("guide", f"no place for {name}", "its markers in the page")
     return found.lstrip("\n")
+
+
+def write_between(path: Path, name: str, text: str) -> None:
+    """Replaces what the file `path` has between the markers of `name`. Raises StoreError if it lacks them."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    try:
+        page = read_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError("docs", f"{path} ({reason(error)})", f"a file with {begin} in it") from None
+    head, begun, rest = page.partition(begin)
+    _, ended, tail = rest.partition(end)
+    if not begun or not ended:
+        raise StoreError("docs", f"{path} without one {begin} and one {end} after it", "both, in this order")
+    path.write_text(f"{head}{begin}\n{text}{end}{tail}", encoding="utf-8")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, words: int = 1, numeric: bool = True) -> str:

@@ -8,7 +8,6 @@ True
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -20,7 +19,7 @@ import numpy.typing as npt
 
 from quantbench.device.registry import known as known_devices
 from quantbench.device.registry import lookup
-from quantbench.device.spec import DeviceSpec
+from quantbench.device.spec import PEAK_MARGIN, DeviceSpec
 from quantbench.errors import InputError, QuantbenchError, StoreError, require_choice
 from quantbench.files import read_bytes, reason, write_file
 from quantbench.latency.estimate import Estimate, Estimates, IntervalCalibration, measured_times, name_bound
@@ -30,7 +29,6 @@ from quantbench.latency.gemm.cost_model import Machine, Menu, runs_in_waves
 from quantbench.latency.gemm.ensemble import Ensemble
 from quantbench.latency.gemm.inputs import k_as_stored, layout_indices, machine_of, whole_sizes
 from quantbench.latency.gemm.member import Member, TrainingRows
-from quantbench.latency.gemm.table_audit import Unexplained, audit
 from quantbench.latency.gemm.training import (
     FEWEST_FOR_TREES,
     FEWEST_ROWS,
@@ -105,7 +103,7 @@ class GemmModel:
             model (its parameters and its residual) or a sequence of models (their parameters).
         seed: the same rows and seed give the same model.
 
-        Rows that no hardware explains (`table_audit`) are set aside; `provenance` counts them by reason.
+        Rows above the device's peak are left out; `provenance` has their number.
         Returns the prior, with a note, for fewer than 20 rows. Raises InputError for invalid sizes or times,
         UnsupportedError for a dtype that the device lacks.
         """
@@ -120,8 +118,8 @@ class GemmModel:
         rows = TrainingRows(sizes[0], sizes[1], sizes[2], sizes[3], layouts, np.log(times))
         if not rows.layouts:
             rows = replace(rows, k=k_as_stored(machine, sizes, layouts), layout=np.full(len(rows), -1.0))
-        aside = audit(sizes, times, machine.flop_per_us, group=layouts.astype(np.intp))
-        rows = rows.take(np.setdiff1d(np.arange(len(rows)), [one.row for one in aside]))
+        possible = 2.0 * np.prod(sizes, axis=0) <= PEAK_MARGIN * machine.flop_per_us * times
+        rows = rows.take(np.flatnonzero(possible))
         start, blind, reference = _start(spec, dtype, prior, library)
         if len(rows) < FEWEST_ROWS:
             bare = _unfitted(spec, dtype, machine, start, blind, library)
@@ -131,7 +129,7 @@ class GemmModel:
         note = ""
         if len(rows) < FEWEST_FOR_TREES:
             note = f"{len(rows)} rows: the cost model was fitted, no trees were grown ({FEWEST_FOR_TREES} are needed)"
-        told = {} if not aside else {"set_aside": _set_aside(aside)}
+        told = {} if possible.all() else {"above_peak": int((~possible).sum())}
         return cls(spec, dtype, ensemble, interval, len(rows), start.source, note, told, library=library)
 
     @classmethod
@@ -318,10 +316,6 @@ def shipped_model(slug: str, dtype: str, library: str = "") -> GemmModel | None:
 @cache
 def _loaded(file: Path) -> GemmModel | None:
     return GemmModel.load(file) if file.is_file() else None
-
-
-def _set_aside(rows: Sequence[Unexplained]) -> dict[str, Any]:
-    return {"reasons": dict(Counter(one.reason for one in rows)), "worst": rows[0].words}
 
 
 def _device(device: DeviceSpec | str) -> DeviceSpec:

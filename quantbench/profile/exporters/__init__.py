@@ -1,8 +1,5 @@
-"""Exports a profile to the formats of planners and simulators.
-
-Entry points: `export_profile`, `FORMATS`. Used by the command `profile`. Each format is a module of this package,
-imported when it is asked for.
-"""
+"""Exports a profile to the formats of planners and simulators. Each format is a module of this package,
+imported when it is asked for."""
 
 from __future__ import annotations
 
@@ -10,13 +7,10 @@ import os
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from quantbench.errors import InputError, StoreError, require_choice
 from quantbench.profile.exporters.options import WHO, Exported, ExportOptions
-
-if TYPE_CHECKING:
-    from quantbench.profile.profile import Profile
+from quantbench.profile.profile import Profile
 
 _ROWS = ("provider", "dtype", "layout")
 #: format → (module of this package, function, options that it reads)
@@ -48,7 +42,9 @@ def export_profile(profile: Profile, name: str, folder: Path, options: ExportOpt
         raise InputError(WHO, f"--provider {options.provider}: no row has this provider", expected)
     for one in fields(options):
         if one.name not in reads and getattr(options, one.name) != one.default:
-            known = ", ".join(f"--{_TYPED.get(word, word)}" for word in reads) or "none: it has all rows"
-            raise InputError(WHO, f"--{_TYPED.get(one.name, one.name)} with --format {name}", f"its options: {known}")
+            options_read = ", ".join(f"--{_TYPED.get(word, word)}" for word in reads) or "none: it has all rows"
+            raise InputError(
+                WHO, f"--{_TYPED.get(one.name, one.name)} with --format {name}", f"its options: {options_read}"
+            )
     getattr(import_module(f"{__name__}.{module}"), function)(profile, options, out)
     return out

@@ -1,11 +1,6 @@
 """Exports an aiconfigurator systems folder: YAML files, and Parquet tables of GEMMs, attention, experts and NCCL.
-
-Entry point: `export`, called by the package's `export_profile`.
-
 Layout and columns are those of aiconfigurator-core 0.12.0 (`perf_database.get_database` with `systems_paths`); times
-are in milliseconds. A GEMM or attention table is modelled if nothing was measured for it. aiconfigurator interpolates
-linearly in m, so modelled GEMM rows are added on both sides of every known cliff.
-"""
+are in milliseconds. aiconfigurator interpolates linearly in m, so modelled rows are added on both sides of cliffs."""
 
 from __future__ import annotations
 
@@ -17,12 +12,11 @@ from quantbench.errors import InputError, UnsupportedError, require_choice
 from quantbench.importers.aiconfigurator import COLLECTIVES, TABLES
 from quantbench.latency.libraries import system_of
 from quantbench.profile.exporters.modelled import (
-    SITE_SIZES,
     GemmRow,
     GemmTimes,
-    attention_us,
+    attention_times,
     known_cliff_rows,
-    model_sites,
+    model_rows,
     rows_between,
 )
 from quantbench.profile.exporters.options import (
@@ -120,11 +114,11 @@ def _gemm_rows(profile: Profile, options: ExportOptions, out: Exported) -> Colum
     if options.dtype == "fp16":
         names["fp16"] = "bfloat16"
         out.notes.append("fp16 stands in the tables as bfloat16, aiconfigurator's only 16-bit format")
-    known = np.isin(table["dtype"], list(names))
-    for dtype in sorted(set(table["dtype"][~known].tolist())):
+    named = np.isin(table["dtype"], list(names))
+    for dtype in sorted(set(table["dtype"][~named].tolist())):
         hint = " (--dtype fp16 writes it as its bfloat16)" if dtype == "fp16" else ""
         out.leave_out(f"{dtype}: no such matrix product there{hint}", int((table["dtype"] == dtype).sum()))
-    table = table.where(known)
+    table = table.where(named)
     rows: list[GemmRow]
     if len(table):
         rows = [
@@ -140,8 +134,7 @@ def _gemm_rows(profile: Profile, options: ExportOptions, out: Exported) -> Colum
         if dtype not in names:
             return {"latency": []}
         times = GemmTimes(profile, dtype)
-        pairs = [(n, k) for n in SITE_SIZES for k in SITE_SIZES]
-        rows = [(*row, dtype, "quantbench_model") for row in model_sites(times, pairs, options.bound)]
+        rows = model_rows(times, dtype, options.bound)
         out.notes.append(times.note)
     m, n, k, us, dtypes, sources = zip(*rows, strict=True)
     return {
@@ -158,20 +151,17 @@ def _attention_rows(profile: Profile, options: ExportOptions, out: Exported, op:
     table = attentions(profile, options, selected := out if prompts else Exported())
     names = {**_ATTENTION_DTYPES, **({"fp16": "bfloat16"} if options.dtype == "fp16" else {})}
     decodes = (table["seq_q"] == 1) & ~table["causal"]
-    known = np.isin(table["dtype"], list(names))
-    selected.leave_out("attention of a dtype that aiconfigurator has no name for", int((~known).sum()))
-    several = int((known & ~decodes & ~table["causal"]).sum())
+    named = np.isin(table["dtype"], list(names))
+    selected.leave_out("attention of a dtype that aiconfigurator has no name for", int((~named).sum()))
+    several = int((named & ~decodes & ~table["causal"]).sum())
     selected.leave_out("attention to several keys that is not causal: no place for it there", several)
-    table = table.where(known & (table["causal"] if prompts else decodes))
-    works: list[Any] = table.workloads()
-    times_us, sources = table["latency_us"].tolist(), table["provider"].tolist()
-    if not works:
-        dtype = dtype_of(profile, options)
+    table = table.where(named & (table["causal"] if prompts else decodes))
+    dtype = dtype_of(profile, options)
+    if not len(table):
         if dtype not in names:
             return {"latency": []}
-        works = _model_attention(dtype, prompts=prompts)
         out.notes.append(f"{op.replace('_', ' ')} was not measured: modelled")
-        times_us, sources = attention_us(profile, works).tolist(), ["quantbench_model"] * len(works)
+    works, times_us, sources = attention_times(profile, table, _model_attention(dtype, prompts=prompts))
     count, dtypes = len(works), [names[work.dtype] for work in works]
     return {
         "op_name": [op] * count,
@@ -191,21 +181,21 @@ def _attention_rows(profile: Profile, options: ExportOptions, out: Exported, op:
 
 
 def _model_attention(dtype: str, *, prompts: bool) -> list[Attention]:
-    most = _MOST_MODEL_TOKENS if prompts else _MOST_CACHED_TOKENS
+    most_tokens = _MOST_MODEL_TOKENS if prompts else _MOST_CACHED_TOKENS
     return [
         Attention(batch, heads, seq if prompts else 1, seq, head_dim, kv_heads, dtype, causal=prompts)
         for heads, kv_heads in _MODEL_HEADS
         for head_dim in _MODEL_HEAD_DIMS
         for batch in _MODEL_BATCHES
         for seq in _MODEL_SEQS
-        if batch * seq <= most
+        if batch * seq <= most_tokens
     ]
 
 
 def _moe_rows(table: Table, out: Exported) -> Columns:
-    known = np.isin(table["dtype"], list(_MOE_DTYPES))
-    out.leave_out("experts of a dtype that aiconfigurator has no name for", int((~known).sum()))
-    rows = table.where(known)
+    named = np.isin(table["dtype"], list(_MOE_DTYPES))
+    out.leave_out("experts of a dtype that aiconfigurator has no name for", int((~named).sum()))
+    rows = table.where(named)
     names = {
         "num_tokens": "tokens", "hidden_size": "hidden", "inter_size": "expert_ffn", "topk": "top_k",
         "num_experts": "num_experts", "moe_tp_size": "tp", "moe_ep_size": "ep", "distribution": "distribution",
@@ -223,11 +213,11 @@ def _nccl_rows(profile: Profile, out: Exported) -> Columns:
     table = collectives(profile, out)
     names = {ours: theirs for theirs, ours in COLLECTIVES.items()}
     inside = np.array(table["num_nodes"] == 1, dtype=np.bool_)
-    known = np.isin(table["op"], list(names)) & np.isin(table["dtype"], list(_NCCL_DTYPES))
+    named = np.isin(table["op"], list(names)) & np.isin(table["dtype"], list(_NCCL_DTYPES))
     out.leave_out("a collective between nodes: no place for it there", int((~inside).sum()))
-    out.leave_out("a collective or dtype that aiconfigurator has no name for", int((inside & ~known).sum()))
+    out.leave_out("a collective or dtype that aiconfigurator has no name for", int((inside & ~named).sum()))
     found: dict[tuple[Any, ...], float] = {}
-    for row in table.where(inside & known).rows():
+    for row in table.where(inside & named).rows():
         elements = row["message_bytes"] // DTYPES[row["dtype"]].element_bytes
         key = (names[row["op"]], _NCCL_DTYPES[row["dtype"]], row["num_gpus"], elements)
         if key in found:  # aiconfigurator calls both bf16 and fp16 "half"

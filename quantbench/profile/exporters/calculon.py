@@ -1,11 +1,6 @@
-"""Exports a Calculon system file (JSON): peaks, and efficiency by work size, from measured rows.
-
-Entry point: `export`, called by the package's `export_profile`.
-
-Format: calculon/{processor,memory,network,system}.py of https://github.com/calculon-ai/calculon (commits f50f3a4,
-b2fe815, 71f6435, 345f893). Calculon uses the efficiency of the first listed size that is not larger than the work's, in
-GFLOP for arithmetic and 1e6 bytes for memory. (PyPI's `calculon` is another project.)
-"""
+"""Exports a Calculon system file (JSON): peaks, and efficiency by work size, from measured rows. Format:
+calculon/{processor,memory,network,system}.py of https://github.com/calculon-ai/calculon (commits f50f3a4, b2fe815,
+71f6435, 345f893), which uses the efficiency of the first listed size, in GFLOP or 1e6 bytes, not above the work's."""
 
 from __future__ import annotations
 

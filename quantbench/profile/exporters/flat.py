@@ -1,7 +1,4 @@
-"""Exports the profile's tables as CSV or Parquet files, one per kind, with unchanged columns and units.
-
-Entry points: `export_csv` and `export_parquet`, called by the package's `export_profile`.
-"""
+"""Exports the profile's tables as CSV or Parquet files, one per kind, with unchanged columns and units."""
 
 from __future__ import annotations
 

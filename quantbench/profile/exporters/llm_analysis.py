@@ -1,7 +1,4 @@
-"""Exports to llm-analysis 0.2.2: a GPUConfig as JSON, and measured rates as arguments of `LLMAnalysis`.
-
-Entry point: `export`, called by the package's `export_profile`.
-"""
+"""Exports to llm-analysis 0.2.2: a GPUConfig as JSON, and measured rates as arguments of `LLMAnalysis`."""
 
 from __future__ import annotations
 

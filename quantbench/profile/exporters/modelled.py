@@ -1,13 +1,11 @@
-"""Predicts rows of a planner's table: shapes that were not measured, and both sides of known cliffs.
-
-Entry points: `GemmTimes` and `attention_us` predict times; `model_sites` of `SITE_SIZES`, `known_cliff_rows` and
-`rows_between` select shapes (`GemmRow`), the last two because a planner that interpolates linearly needs rows at
-cliffs. Used by the exporters `aiconfigurator` and `vidur`, and by `rates`.
-"""
+"""Predicts the rows of a planner's table that were not measured. A planner that interpolates linearly also needs rows
+on both sides of cliffs and edges."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,19 +13,10 @@ import numpy.typing as npt
 from quantbench.errors import UnsupportedError
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.model_times import best_gemm_model
-from quantbench.profile.blindspots import (
-    FloatArray,
-    IntArray,
-    Site,
-    choose,
-    places_between,
-    sites_between,
-    sorted_table,
-    through_rows,
-)
 from quantbench.profile.exporters.options import Exported
-from quantbench.profile.parts import KnownCliff
+from quantbench.profile.linear_interpolation import FloatArray, IntArray, Site, places_between, through_rows
 from quantbench.profile.profile import Profile
+from quantbench.profile.schema import KnownCliff
 from quantbench.profile.table import Table
 from quantbench.workload import Attention, Gemm
 
@@ -37,7 +26,9 @@ SITE_SIZES = (32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 2560, 3072, 3584, 40
 #: m of a modelled table, before rows at edges are added
 M_GRID = tuple(2**power for power in range(16))
 #: kernel_source of modelled rows
-MARK, BETWEEN = "quantbench_model_at_cliff", "quantbench_model_between"
+MODEL = "quantbench_model"
+AT_CLIFF = "quantbench_model_at_cliff"
+BETWEEN = "quantbench_model_between"
 
 #: m, n, k, µs, dtype, kernel_source
 GemmRow = tuple[int, int, int, float, str, str]
@@ -53,91 +44,102 @@ class GemmTimes:
         self.note = f"products that were not measured are modelled ({fitted})"
 
     def latency_us(self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike) -> FloatArray:
-        """Returns predicted times, µs, (rows,)."""
-        return self._model.predict(m, n, k).latency_us
+        """Returns predicted times of linear layers (layout nt), µs, (rows,)."""
+        return self._model.predict(m, n, k, layout="nt").latency_us
 
     def through(self, m: IntArray, n: int, k: int, rows: Table) -> FloatArray:
         """Returns µs at sizes m (places,) of one (n, k): measured if in `rows` (the table's rows of this (n, k)), else
-        predicted and scaled to match the rows (`blindspots.through_rows`)."""
+        predicted and scaled to match the rows (`linear_interpolation.through_rows`)."""
         if not len(rows):
             return self.latency_us(m, n, k)
         every = np.union1d(m, rows["m"]).astype(np.int64)
         moved = through_rows(every, self.latency_us(every, n, k), np.isin(every, rows["m"]), rows["latency_us"])
         return np.asarray(moved[np.isin(every, m)], dtype=np.float64)
 
+    def site(self, n: int, k: int, grid: IntArray, rows: Table) -> Site:
+        """Returns the sizes `grid` of one (n, k), as the table to interpolate in, and both sides of the edges between
+        them. rows: measured rows of this (n, k)."""
+        m = places_between(grid)
+        return Site(n, k, m, self.through(m, n, k, rows), np.isin(m, grid))
 
-def model_sites(times: GemmTimes, pairs: Sequence[tuple[int, int]], bound: float) -> list[tuple[int, int, int, float]]:
-    """Returns rows (m, n, k, µs) for each (n, k): M_GRID, and edges until linear interpolation is within `bound`."""
-    m = places_between(np.array(M_GRID, dtype=np.int64))
-    n, k = np.array(pairs).T
-    expected = times.latency_us(*(part.ravel() for part in np.broadcast_arrays(m[None, :], n[:, None], k[:, None])))
-    in_grid = np.isin(m, M_GRID)
-    sites = [Site(*pair, m, us, in_grid) for pair, us in zip(pairs, expected.reshape(len(pairs), len(m)), strict=True)]
-    rows = []
-    for site, added in zip(sites, choose(sites, bound, "max").added, strict=True):
-        kept = in_grid | added
-        rows += [
-            (x, site.n, site.k, us) for x, us in zip(m[kept].tolist(), site.expected_us[kept].tolist(), strict=True)
-        ]
-    return rows
+    def sites_between(self, table: Table) -> list[Site]:
+        """Returns a site for each (n, k) of which `table` (products of one format and provider) has several rows."""
+        pairs, pair = np.unique(np.stack([table["n"], table["k"]]), axis=1, return_inverse=True)
+        sites = []
+        for i, (n, k) in enumerate(pairs.T.tolist()):
+            rows = table.where(pair.reshape(-1) == i)
+            if len(rows) > 1:
+                sites.append(self.site(n, k, rows["m"], rows))
+        return sites
 
 
-def attention_us(profile: Profile, works: Sequence[Attention]) -> FloatArray:
-    """Returns predicted attention times, µs, (works,), from the profile's model or the best one for its device."""
+def model_rows(times: GemmTimes, dtype: str, bound: float) -> list[GemmRow]:
+    """Returns rows at M_GRID for each (n, k) of SITE_SIZES, and at edges until linear interpolation is
+    within `bound`."""
+    nothing = Table.empty("gemm")
+    grid = np.array(M_GRID, dtype=np.int64)
+    sites = [times.site(n, k, grid, nothing) for n in SITE_SIZES for k in SITE_SIZES]
+    return [row for site in sites for row in _rows(site, site.in_table | site.rows_to_add(bound), dtype, MODEL)]
+
+
+def _rows(site: Site, kept: npt.NDArray[np.bool_], dtype: str, source: str) -> Iterator[GemmRow]:
+    for m, us in zip(site.m[kept].tolist(), site.expected_us[kept].tolist(), strict=True):
+        yield m, site.n, site.k, us, dtype, source
+
+
+def attention_times(
+    profile: Profile, table: Table, modelled: list[Attention]
+) -> tuple[list[Any], list[float], list[str]]:
+    """Returns (shapes, times in µs, their sources): the table's rows, or `modelled` shapes if it has none, by the
+    profile's model or the best one for its device."""
+    if len(table):
+        return table.workloads(), table["latency_us"].tolist(), table["provider"].tolist()
     model = profile.models.attention or AttentionModel.best(profile.device)
-    return np.asarray(model.predict(works).latency_us, dtype=np.float64)
+    return modelled, model.predict(modelled).latency_us.tolist(), [MODEL] * len(modelled)
 
 
 def known_cliff_rows(profile: Profile, table: Table, out: Exported) -> list[GemmRow]:
     """Predicts the rows on both sides of known cliffs that `table` (GEMMs of one provider and layout) lacks."""
-    wanted = _cliff_sides(profile.cliffs, table)
     found: list[GemmRow] = []
-    for dtype in sorted({key[3] for key in wanted}):
+    for dtype in np.unique(table["dtype"]).tolist():
+        rows = table.where(table["dtype"] == dtype)
+        wanted = _cliff_sides(profile.cliffs, rows)
         try:
             times = GemmTimes(profile, dtype)
         except UnsupportedError as error:
             out.notes.append(f"both sides of cliffs that were not measured are left out: {error}")
             continue
-        for n, k in sorted({key[1:3] for key in wanted if key[3] == dtype}):
-            site = table.where((table["n"] == n) & (table["k"] == k) & (table["dtype"] == dtype))
-            m = np.array(sorted(key[0] for key in wanted if key[1:] == (n, k, dtype)), dtype=np.int64)
-            times_us = times.through(m, n, k, site)
-            found += [(x, n, k, us, dtype, MARK) for x, us in zip(m.tolist(), times_us.tolist(), strict=True)]
+        for n, k in sorted(wanted):
+            site = rows.where((rows["n"] == n) & (rows["k"] == k))
+            m = np.setdiff1d(list(wanted[n, k]), site["m"])
+            times_us = times.through(m, n, k, site).tolist() if len(m) else []
+            found += [(x, n, k, us, dtype, AT_CLIFF) for x, us in zip(m.tolist(), times_us, strict=True)]
     if found:
-        out.notes.append(f"{len(found):,} rows on both sides of known cliffs are modelled (kernel_source {MARK})")
+        out.notes.append(f"{len(found):,} rows on both sides of known cliffs are modelled (kernel_source {AT_CLIFF})")
     return found
 
 
-def _cliff_sides(cliffs: Sequence[KnownCliff], table: Table) -> set[tuple[int, int, int, str]]:
-    """Returns (m, n, k, dtype) on both sides of the cliffs of the table's provider, layout and dtypes, if not in it.
+def _cliff_sides(cliffs: Sequence[KnownCliff], rows: Table) -> dict[tuple[int, int], set[int]]:
+    """Returns m on both sides of the cliffs of the rows' provider, dtype and layout, by (n, k).
 
     A single-curve cliff contributes its two measured workloads. A family's cliff along m contributes both sides at
     every (n, k) with rows on both sides.
     """
-    have: set[tuple[int, int, int, str]] = set()
-    # (provider, variant of a cliff) → (n, k, dtype) → smallest and largest m
-    reach: dict[tuple[str, str], dict[tuple[int, int, str], tuple[int, int]]] = {}
-    for row in table.rows():
-        m, site = row["m"], (row["n"], row["k"], row["dtype"])
-        have.add((m, *site))
-        sites = reach.setdefault((row["provider"], f"gemm {row['dtype']} {row['layout']}"), {})
-        low, high = sites.get(site, (m, m))
-        sites[site] = (min(low, m), max(high, m))
-
-    def sides(cliff: KnownCliff) -> Iterator[tuple[int, int, int, str]]:
-        sites = reach.get((cliff.provider, cliff.variant))
-        if sites is None:
-            return
+    measured = defaultdict(list)
+    for m, n, k in zip(*(rows[name].tolist() for name in "mnk"), strict=True):
+        measured[n, k].append(m)
+    of = [str(rows[name][0]) for name in ("provider", "dtype", "layout")]
+    wanted = defaultdict(set)
+    for cliff in cliffs:
+        if [cliff.provider, cliff.variant] != [of[0], f"gemm {of[1]} {of[2]}"]:
+            continue
         for work in (cliff.before, cliff.after):
             if isinstance(work, Gemm) and work.batch == 1:
-                yield work.m, work.n, work.k, work.dtype
-        if cliff.before is None and cliff.axis == "m":
-            for site, (low, high) in sites.items():
-                if low <= cliff.at and cliff.next <= high:
-                    yield cliff.at, *site
-                    yield cliff.next, *site
-
-    return {key for cliff in cliffs for key in sides(cliff)} - have
+                wanted[work.n, work.k].add(work.m)
+        for pair, sizes in measured.items():
+            if cliff.before is None and cliff.axis == "m" and sizes[0] <= cliff.at and cliff.next <= sizes[-1]:
+                wanted[pair] |= {cliff.at, cliff.next}
+    return wanted
 
 
 def rows_between(
@@ -147,14 +149,9 @@ def rows_between(
 
     have: (m, n, k, dtype) of rows that exist already."""
     found: list[GemmRow] = []
-    for dtype in sorted(set(table["dtype"].tolist())):
-        own = table.where(table["dtype"] == dtype)
-        measured = sorted_table(own["m"], own["n"], own["k"], own["latency_us"])
-        sites = sites_between(measured, GemmTimes(profile, dtype).latency_us)
-        for site, added in zip(sites, choose(sites, bound, "max").added, strict=True):
-            rows = zip(site.m[added].tolist(), site.expected_us[added].tolist(), strict=True)
-            found += [
-                (m, site.n, site.k, us, dtype, BETWEEN) for m, us in rows if (m, site.n, site.k, dtype) not in have
-            ]
+    for dtype in np.unique(table["dtype"]).tolist():
+        for site in GemmTimes(profile, dtype).sites_between(table.where(table["dtype"] == dtype)):
+            rows = _rows(site, site.rows_to_add(bound), dtype, BETWEEN)
+            found += [row for row in rows if (*row[:3], dtype) not in have]
     out.notes.append(f"{len(found):,} rows between measured ones are modelled (kernel_source {BETWEEN})")
     return found

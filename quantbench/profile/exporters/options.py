@@ -1,9 +1,4 @@
-"""Defines the options and result of an export, and selects the rows to export: one time per shape.
-
-Entry points: `ExportOptions` and `Exported`; `products`, `attentions` and `collectives`, which select rows of one
-provider; `dtype_of`; `require_gpu`; `csv_text`; `WHO`, the operation that errors name. Used by the other modules of
-this package, by `blindspots_report` and by the command `profile`.
-"""
+"""Defines the options and result of an export, and selects the rows to export: one time per shape."""
 
 from __future__ import annotations
 
@@ -13,18 +8,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from quantbench.errors import InputError, UnsupportedError
+from quantbench.errors import InputError, UnsupportedError, require_choice
 from quantbench.files import write_file
+from quantbench.profile.profile import Profile
+from quantbench.profile.table import Table
 from quantbench.workload.dtypes import GEMM_DTYPES
 from quantbench.workload.ops import LAYOUTS
-
-if TYPE_CHECKING:
-    from quantbench.profile.profile import Profile
-    from quantbench.profile.table import Table
 
 WHO = "profile export"
 # Planners expect linear layers, which have layout nt; other layouts are exported only if there are no nt rows.
@@ -55,10 +48,9 @@ class ExportOptions:
     bound: float = 0.05
 
     def __post_init__(self) -> None:
-        if self.dtype not in ("", *GEMM_DTYPES):
-            raise InputError(WHO, f"--dtype {self.dtype}", "one of " + ", ".join(GEMM_DTYPES))
-        if self.layout not in ("", *LAYOUTS):
-            raise InputError(WHO, f"--layout {self.layout}", "one of " + ", ".join(LAYOUTS))
+        for option, value, choices in (("--dtype", self.dtype, GEMM_DTYPES), ("--layout", self.layout, LAYOUTS)):
+            if value:
+                require_choice(WHO, option, value, choices)
         if not 0.001 <= self.bound <= 0.5:
             raise InputError(WHO, f"--bound {self.bound!r}", "an error from 0.001 to 0.5, as in 0.05")
         for name in (self.backend, self.version):
@@ -146,7 +138,7 @@ def dtype_of(profile: Profile, options: ExportOptions) -> str:
     if options.dtype:
         return options.dtype
     for kind in ("gemm", "attention", "softmax"):
-        found = profile.tables[kind].most("dtype")
+        found = profile.tables[kind].most_frequent("dtype")
         if found is not None:
             return found
     return "fp16" if profile.device.peak("bf16") is None else "bf16"
@@ -163,7 +155,7 @@ def _of_provider(table: Table, provider: str, out: Exported) -> Table:
         return table
     names = sorted(set(table["provider"].tolist()))
     # The provider option may name a provider of GEMMs that has no attention rows.
-    wanted = provider if provider in names else table.most("provider")
+    wanted = provider if provider in names else table.most_frequent("provider")
     others = ", ".join(name for name in names if name != wanted)
     if others:
         out.notes.append(f"{table.kind}: the figures are {wanted}'s; there are others by {others}")

@@ -1,8 +1,4 @@
-"""Derives a GPU's achieved TFLOP/s, memory GB/s and link rates, which simple planners take as input.
-
-Entry points: `achieved`, `link_rates` (`LinkRates`), `curve` (efficiency by work size). Used by the exporters
-`aiconfigurator`, `calculon`, `llm_analysis` and `vidur`.
-"""
+"""Derives a GPU's achieved TFLOP/s, memory GB/s and link rates, which simple planners take as input."""
 
 from __future__ import annotations
 
@@ -15,9 +11,9 @@ import numpy.typing as npt
 
 from quantbench.errors import UnsupportedError
 from quantbench.latency.interconnect import NODE_LATENCY_S, host_link, reference_cluster, stated_link
-from quantbench.profile.blindspots import FloatArray
 from quantbench.profile.exporters.modelled import GemmTimes
 from quantbench.profile.exporters.options import WHO, Exported, ExportOptions, collectives, dtype_of, products
+from quantbench.profile.linear_interpolation import FloatArray
 from quantbench.profile.profile import Profile
 from quantbench.workload import Collective, Gemm, Workload
 
@@ -73,14 +69,12 @@ def achieved(profile: Profile, options: ExportOptions, out: Exported) -> Achieve
         raise UnsupportedError(WHO, f"{device.name} has no peak for {dtype}", "another --dtype")
     ridge = peak * 1e3 / device.memory_gb_per_s  # FLOP per byte at which arithmetic and memory take equally long
 
-    def bound_by_arithmetic(works: Works) -> Works:
-        found: Works = works[(works.flops > ridge * works.moved_bytes) & (works.latency_us >= _LEAST_US)]
-        return found
+    def bound_by_arithmetic(works: Works) -> Any:
+        return works[(works.flops > ridge * works.moved_bytes) & (works.latency_us >= _LEAST_US)]
 
-    def bound_by_memory(works: Works) -> Works:
+    def bound_by_memory(works: Works) -> Any:
         large = works.moved_bytes > 4 * device.l2_bytes  # smaller work may be served from the cache
-        found: Works = works[(works.flops < 0.5 * ridge * works.moved_bytes) & large]
-        return found
+        return works[(works.flops < 0.5 * ridge * works.moved_bytes) & large]
 
     table = products(profile, ExportOptions(options.provider, options.layout, dtype), out)
     softmax = profile.tables["softmax"]

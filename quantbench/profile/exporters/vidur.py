@@ -1,15 +1,6 @@
-"""Exports a profile as Vidur's profiling files, with times in milliseconds.
-
-Entry point: `export`, called by the package's `export_profile`.
-
-The files come in two layouts: CSV files as in Vidur's source tree, and .csv.xz files with a config.json as its PyPI
-release 0.0.26 downloads them. Vidur's random forests need a time of each operation in every row: GEMMs measured, else
-predicted and scaled to match measured rows; other operations from their bytes and the bandwidth. Rows are at powers of
-two, at every measured size, and on both sides of edges that linear interpolation would smooth over.
-
-Source of names and vocabulary sizes: vidur/config/{model,device_sku,node_sku}_config.py of Vidur 0.0.26, and
-data/profiling/ of its source tree.
-"""
+"""Exports a profile as Vidur's profiling files, with times in milliseconds: as CSV for its source tree, and compressed
+with a config.json as its PyPI release 0.0.26 downloads them. Vidur's random forests need a time of each operation in
+every row: measured GEMMs, predicted ones scaled to match them, and other operations from their bytes."""
 
 from __future__ import annotations
 
@@ -23,8 +14,7 @@ import numpy as np
 from quantbench.errors import InputError
 from quantbench.importers.vidur import GEMM_OPS
 from quantbench.latency.softmax import SoftmaxModel
-from quantbench.profile.blindspots import Site, choose, places_between
-from quantbench.profile.exporters.modelled import GemmTimes, attention_us
+from quantbench.profile.exporters.modelled import GemmTimes, attention_times
 from quantbench.profile.exporters.options import (
     WHO,
     Exported,
@@ -44,6 +34,8 @@ from quantbench.workload.presets import preset
 
 Rows = list[dict[str, Any]]
 
+# Names and sizes: vidur/config/{model,device_sku,node_sku}_config.py of Vidur 0.0.26, and data/profiling/
+# of its source tree.
 #: preset → (name in the release, folder in the source tree, vocab_size, max_model_len)
 MODELS = {
     "llama-2-7b": ("meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-7b-hf", 32768, 4096),
@@ -74,9 +66,9 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     if slug not in _SKUS:
         out.notes.append(f"Vidur 0.0.26 has no SKU for {slug}: the files say {device_sku}")
     dtype = dtype_of(profile, options)
-    own = replace(options, dtype=dtype)
-    mlp = _mlp_rows(profile, products(profile, own, out), model, own, out)
-    attention = _attention_rows(profile, attentions(profile, own, out), model, own, out)
+    options = replace(options, dtype=dtype)
+    mlp = _mlp_rows(profile, products(profile, options, out), model, options, out)
+    attention = _attention_rows(profile, attentions(profile, options, out), model, options, out)
     for name, rows in (("mlp", mlp), ("attention", attention)):
         where = ("data", "profiling", "compute", device_sku, *model.source_name.split("/"))
         _write_csv(rows, name, where, "compute", out)
@@ -102,14 +94,12 @@ def _mlp_rows(profile: Profile, table: Table, model: VidurModel, options: Export
             op: (work.n, work.k, table.where((table["n"] == work.n) & (table["k"] == work.k)))
             for op, work in model.products(1, tp).items()
         }
-        grid = np.unique(np.concatenate([np.array(_TOKENS), *(own["m"] for _, _, own in sites.values())]))
+        grid = np.unique(np.concatenate([np.array(_TOKENS), *(timed["m"] for _, _, timed in sites.values())]))
         grid = grid[grid <= model.max_model_len]
-        places = places_between(grid)
-        in_grid = np.isin(places, grid)
-        gaps = [Site(*site[:2], places, times.through(places, *site), in_grid) for site in sites.values()]
-        tokens = places[in_grid | np.logical_or.reduce(choose(gaps, options.bound, "max").added)]
+        gaps = [times.site(n, k, grid, timed) for n, k, timed in sites.values()]
+        tokens = gaps[0].m[np.logical_or.reduce([gaps[0].in_table, *(gap.rows_to_add(options.bound) for gap in gaps)])]
         columns = {op: times.through(tokens, *site) for op, site in sites.items()}
-        found = sum(int(np.isin(tokens, own["m"]).sum()) for _, _, own in sites.values())
+        found = sum(int(np.isin(tokens, timed["m"]).sum()) for _, _, timed in sites.values())
         measured, modelled = measured + found, modelled + len(tokens) * len(sites) - found
         for i, count in enumerate(tokens.tolist()):
             us = {op: float(values[i]) for op, values in columns.items()}
@@ -127,19 +117,19 @@ def _attention_rows(profile: Profile, table: Table, model: VidurModel, options: 
     taken = 0
     for tp in options.tensor_parallel:
         heads, kv_heads = model.heads(tp)
-        own = table.where(
+        of_model = table.where(
             (table["heads"] == heads) & (table["kv_heads"] == kv_heads) & (table["head_dim"] == model.shape.head_dim)
         )
         for prefill in (True, False):
-            wanted = own["causal"] & (own["batch"] == 1) if prefill else ~own["causal"] & (own["seq_q"] == 1)
-            phase = own.where(wanted)
+            wanted = of_model["causal"] & (of_model["batch"] == 1)
+            if not prefill:
+                wanted = ~of_model["causal"] & (of_model["seq_q"] == 1)
+            phase = of_model.where(wanted)
             taken += len(phase)
-            works: list[Any] = phase.workloads()
-            times_us, providers = phase["latency_us"].tolist(), phase["provider"].tolist()
-            if not works:
-                works = _model_attention(model, tp, options.dtype, prefill=prefill)
+            if not len(phase):
                 out.notes.append(f"attention of {'prompts' if prefill else 'decoding'} at TP {tp} is modelled")
-                times_us, providers = attention_us(profile, works).tolist(), ["quantbench_model"] * len(works)
+            shapes = _model_attention(model, tp, options.dtype, prefill=prefill)
+            works, times_us, providers = attention_times(profile, phase, shapes)
             rows += [
                 {
                     **_statistics({"attn_prefill" if prefill else "attn_decode": us}),

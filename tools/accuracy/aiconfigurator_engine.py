@@ -1,11 +1,6 @@
-"""Runs aiconfigurator's engine in a child process, with selected rows as its only table.
-
-Entry points: `engine_missing`, `engine`; `ask_child`, which returns a `ChildAnswer`, for other predictors; the type
-`IntArray`. Used by `blindspots_report` and by `tools.accuracy`.
-
-The child isolates the engine's imports, memory leaks and crashes. It is this module, run as `python -m
-quantbench.profile.aiconfigurator_engine`: it reads a JSON object from standard input and writes one to standard output.
-"""
+"""Runs aiconfigurator's engine in a child process, with selected rows as its only table. The child,
+which is this module, isolates the engine's imports, memory leaks and crashes; it reads and writes JSON
+objects on its standard streams."""
 
 from __future__ import annotations
 
@@ -60,7 +55,7 @@ def engine(table: Mapping[str, str], rows: Mapping[str, Any], m: IntArray, n: In
     m, n, k: (rows,) GEMM sizes.
     """
     shapes = [m.tolist(), n.tolist(), k.tolist()]
-    return ask_child("quantbench.profile.aiconfigurator_engine", {**table, "rows": dict(rows), "shapes": shapes})
+    return ask_child("tools.accuracy.aiconfigurator_engine", {**table, "rows": dict(rows), "shapes": shapes})
 
 
 def ask_child(module: str, request: Mapping[str, Any]) -> ChildAnswer:

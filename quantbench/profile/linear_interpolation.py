@@ -1,0 +1,121 @@
+"""Finds where a planner's linear interpolation in m between the rows of a table of products is wrong, and the fewest
+rows that mend it. The time jumps at a tile or wave edge, so a line across the edge is wrong on both sides of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+#: most edges considered between two neighbouring rows; each adds a place on both sides
+_EDGES_PER_GAP = 32
+#: smallest tile height; every wave edge is also a tile edge
+_SMALLEST_BLOCK_M = 16
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Site:
+    """Sizes m of one (n, k) in a table, with their expected times. A "place" is one such size.
+
+    m: (places,) sizes, ascending.
+    expected_us: (places,) expected times; measured if in_table, else predicted.
+    in_table: (places,) True if the table has a row of this size, as of the first and the last.
+    """
+
+    n: int
+    k: int
+    m: IntArray
+    expected_us: FloatArray
+    in_table: BoolArray
+
+    def errors(self, added: BoolArray | None = None) -> FloatArray:
+        """Returns interpolated / expected - 1, (places,). added: places that are rows as well."""
+        rows = self.in_table if added is None else self.in_table | added
+        return interpolated_us(self.m, self.m[rows], self.expected_us[rows]) / self.expected_us - 1.0
+
+    def rows_to_add(self, bound: float) -> BoolArray:
+        """Returns the fewest places, (places,), that keep linear interpolation within `bound`, a ratio such as 0.05,
+        of the expected time at every place."""
+        added = np.zeros(len(self.m), dtype=np.bool_)
+        wrong = np.abs(self.errors()) > bound
+        for low, high in pairwise(np.flatnonzero(self.in_table).tolist()):
+            gap = slice(low, high + 1)
+            if wrong[gap].any():
+                chain = fewest_between(self.m[gap], self.expected_us[gap], bound)
+                added[[low + i for i in chain]] = True
+        return added
+
+
+def interpolated_us(m: IntArray, rows_m: IntArray, rows_us: FloatArray) -> FloatArray:
+    """Returns the planner's times at sizes m (places,) of one (n, k), from rows ascending in m; nan outside the rows.
+
+    >>> interpolated_us(np.array([3]), np.array([2, 4]), np.array([10.0, 20.0]))
+    array([15.])
+    """
+    out = np.interp(m, rows_m, rows_us, left=np.nan, right=np.nan)
+    return np.asarray(out, dtype=np.float64)
+
+
+def places_between(rows_m: IntArray) -> IntArray:
+    """Returns the row sizes m of one (n, k) and both sides of every tile edge between them, ascending.
+
+    At most 32 edges between two rows: only every second, fourth, … edge if there are more.
+    """
+    found = [rows_m]
+    for low, high in pairwise(rows_m):
+        step = _SMALLEST_BLOCK_M
+        while (high - low) > _EDGES_PER_GAP * step:
+            step *= 2
+        edges = np.arange(-(-low // step) * step, high, step)
+        both = np.concatenate([edges, edges + 1])
+        found.append(both[(both > low) & (both < high)])
+    return np.unique(np.concatenate(found)).astype(np.int64)
+
+
+def through_rows(m: IntArray, model_us: FloatArray, in_table: BoolArray, rows_us: FloatArray) -> FloatArray:
+    """Scales a model's times (places,) to match the measured times at the table's rows (rows,). Between rows, the log
+    ratio of measured to modelled time is interpolated linearly over log m."""
+    ratio = np.log(rows_us / model_us[in_table])
+    moved = model_us * np.exp(np.interp(np.log(m), np.log(m[in_table]), ratio))
+    moved[in_table] = rows_us
+    return np.asarray(moved, dtype=np.float64)
+
+
+def fewest_between(m: IntArray, expected_us: FloatArray, bound: float) -> list[int]:
+    """Returns ascending indices of the fewest places that, with the first and the last, keep linear interpolation
+    within `bound` of the expected time at every place (a shortest path).
+
+    >>> fewest_between(np.array([1, 2, 3, 4]), np.array([1.0, 1.0, 2.0, 2.0]), 0.05)
+    [1, 2]
+    """
+    places = len(m)
+    x, y = m.astype(np.float64), expected_us
+    steps = np.full(places, places)
+    steps[0] = 0
+    came_from = np.full(places, -1)
+    for i in range(places - 1):
+        # A line from i to j is within the bound if its slope is in the interval that each place between them allows.
+        dx = x[i + 1 :] - x[i]
+        slope = (y[i + 1 :] - y[i]) / dx
+        lowest = np.maximum.accumulate(((1 - bound) * y[i + 1 :] - y[i]) / dx)
+        highest = np.minimum.accumulate(((1 + bound) * y[i + 1 :] - y[i]) / dx)
+        good = np.ones(len(dx), dtype=np.bool_)
+        slack = _ROUNDING * np.abs(slope[1:])
+        good[1:] = (slope[1:] >= lowest[:-1] - slack) & (slope[1:] <= highest[:-1] + slack)
+        reached = np.flatnonzero(good) + i + 1
+        nearer = reached[steps[i] + 1 < steps[reached]]
+        steps[nearer] = steps[i] + 1
+        came_from[nearer] = i
+    chain = []
+    place = int(came_from[-1])
+    while place > 0:
+        chain.append(place)
+        place = int(came_from[place])
+    return chain[::-1]

@@ -1,0 +1,106 @@
+"""The experiment behind the table of docs/exporting.md: chosen rows against random ones on held-out rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from known_profile import gemm_row, known_profile, table
+from test_blindspots import POWERS, stair_rows, staircase_us
+
+from quantbench.errors import InputError
+from quantbench.profile.linear_interpolation import interpolated_us
+from tools.accuracy import held_out_lines
+from tools.accuracy.aiconfigurator_engine import engine, engine_missing
+from tools.accuracy.held_out_lines import Products, held_out, measured_products, straight_lines
+
+
+@pytest.mark.slow
+def test_lines_are_the_engine_s_own() -> None:
+    missing = engine_missing()
+    if missing is not None:
+        pytest.skip(missing)
+    rows_m = np.array([1, 2, 128, 129, 1000, 4096])
+    rows_us = np.array([26.5, 26.25, 37.0, 40.5, 201.0, 549.0])
+    asked = np.array([1, 2, 3, 64, 127, 128, 129, 130, 999, 1001, 2500, 4095, 4096])
+    four = np.full(len(asked), 4096)
+    rows = {"m": rows_m.tolist(), "n": [4096] * 6, "k": [4096] * 6, "latency_ms": (rows_us / 1e3).tolist()}
+    where = {"system": "a100_sxm", "backend": "vllm", "version": "quantbench"}
+    answer = engine(where, rows, asked, four, four)
+    assert interpolated_us(asked, rows_m, rows_us) == pytest.approx(answer.latency_us, rel=1e-9)
+
+
+def measured(noise: float) -> Products:
+    profile = known_profile({"gemm": table("gemm", [gemm_row(*row) for row in stair_rows()])})
+    found, dtype = measured_products(profile)
+    assert dtype == "bf16"
+    factor = np.exp(np.random.default_rng(1).normal(0.0, noise, len(found.m)))
+    return replace(found, latency_us=found.latency_us * factor)
+
+
+def p95(line: list[str], column: int) -> float:
+    return float(line[column].split(" / ")[1])
+
+
+def test_chosen_rows_beat_random_ones_on_rows_that_neither_has() -> None:
+    exact = measured(0.0)
+    head, thin, at_random, chosen, modelled = held_out(measured(0.01), exact.latency_us, straight_lines)
+    assert head[2].startswith("rows in none of the tables (")
+    assert int(thin[1]) < int(at_random[1]) == int(chosen[1]) == int(modelled[1])
+    for column in (2, 4):
+        assert p95(chosen, column) < 0.5 * p95(at_random, column)
+    # Here the model knows all but the noise, so that its rows do as well as measured ones.
+    assert p95(modelled, 2) < 0.5 * p95(at_random, 2)
+
+
+def test_held_out_times_are_not_looked_at_when_rows_are_chosen() -> None:
+    """Times of rows off the grid do not change which rows are taken."""
+    one = measured(0.0)
+    other_us = one.latency_us.copy()
+    other_us[~one.thin] *= np.random.default_rng(0).uniform(0.3, 3.0, int((~one.thin).sum()))
+    taken: list[list[int]] = []
+
+    def remember(rows: Products, queries: Products) -> np.ndarray:
+        taken.append(rows.m.tolist())
+        return straight_lines(rows, queries)
+
+    for products in (one, replace(one, latency_us=other_us)):
+        held_out(products, one.latency_us, remember)
+    half = len(taken) // 2
+    assert taken[:half] == taken[half:]
+
+
+def test_a_table_of_powers_of_two_alone_cannot_be_held_out() -> None:
+    thin = measured(0.0).where(measured(0.0).thin)
+    with pytest.raises(InputError, match=r"rows on powers of two in m; expected some on and some off"):
+        held_out(thin, thin.latency_us, straight_lines)
+
+
+def test_the_experiment_is_written_between_the_markers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stairs:
+        """In the place of a fitted model, which takes seconds."""
+
+        rows = 123
+        latency_us = staircase_us(np.array([1]), 1, 1)
+
+        def predict(self, m: np.ndarray, n: np.ndarray, k: np.ndarray) -> Stairs:
+            times = [staircase_us(np.array([a]), b, c)[0] for a, b, c in zip(m, n, k, strict=True)]
+            self.latency_us = np.array(times)
+            return self
+
+    monkeypatch.setattr(held_out_lines, "thin_model", lambda *_: Stairs())
+    monkeypatch.setattr(held_out_lines, "engine_missing", lambda: "not asked here")
+    profile = known_profile({"gemm": table("gemm", [gemm_row(*row) for row in stair_rows()])})
+    profile.save(tmp_path / "profile.json")
+    page = tmp_path / "exporting.md"
+    page.write_text("before\n<!-- blindspots:begin -->\nold\n<!-- blindspots:end -->\nafter\n")
+    held_out_lines.main(tmp_path / "profile.json", page)
+    text = page.read_text()
+    assert text.startswith("before\n<!-- blindspots:begin -->\n| rows of the table | rows |")
+    assert text.endswith("<!-- blindspots:end -->\nafter\n")
+    assert "old" not in text
+    assert f"| powers of two in m | {8 * len(POWERS)} |" in text
+    assert "rows chosen |" in text
+    assert "- Interpolated by straight lines in m" in text

@@ -1,0 +1,194 @@
+"""Tests on measured rows how much better a planner interpolates after `profile blindspots` chose rows to
+add. Of a measured table only the rows at powers of two in m are seen; others are added at random, or as
+a model of the seen rows chooses them: `python -m tools.accuracy.held_out_lines RUN docs/exporting.md`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from threadpoolctl import threadpool_limits  # comes with scikit-learn, which needs it
+
+from quantbench.cli.profile import profile_of
+from quantbench.errors import InputError
+from quantbench.latency.gemm.model import GemmModel
+from quantbench.latency.libraries import system_of
+from quantbench.profile.exporters.options import Exported, ExportOptions, dtype_of, products
+from quantbench.profile.linear_interpolation import Site, interpolated_us, through_rows
+from quantbench.profile.profile import Profile
+from quantbench.units import percent
+from tools.accuracy.aiconfigurator_engine import engine, engine_missing
+from tools.guide.markers import table as markdown_table
+from tools.guide.markers import write_between
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+BOUND = 0.05
+_WHO = "held-out lines"
+_MODEL_ROWS = 1000
+_FEWEST_MODEL_ROWS = 20
+_SEEDS = (0, 1, 2)
+# Cliff as defined in docs/accuracy.md: a rise of more than 10 % from m to m + 1, in GEMMs at least this large.
+_CLIFF = 1.10
+_LARGE_M = 128
+_LARGE_NK = 1024
+_HEAD = (
+    "rows of the table", "rows", "rows in none of the tables", "of them m ≥ 128 and n, k ≥ 1024",
+    "both sides of measured cliffs",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Products:
+    """Measured products. m, n, k, latency_us: (rows,) each, sorted by n, k, m, each shape once."""
+
+    m: IntArray
+    n: IntArray
+    k: IntArray
+    latency_us: FloatArray
+
+    def where(self, rows: BoolArray | IntArray) -> Products:
+        return Products(self.m[rows], self.n[rows], self.k[rows], self.latency_us[rows])
+
+    @property
+    def thin(self) -> BoolArray:
+        """Rows at powers of two in m, (rows,)."""
+        return np.asarray((self.m & (self.m - 1)) == 0, dtype=np.bool_)
+
+    def sites(self) -> list[IntArray]:
+        """Returns the row indices of each (n, k)."""
+        ends = np.flatnonzero((np.diff(self.n) != 0) | (np.diff(self.k) != 0)) + 1
+        return [part.astype(np.int64) for part in np.split(np.arange(len(self.m)), ends)]
+
+
+#: function from the rows of a table and queries to the planner's µs of the queries
+Consumer = Callable[[Products, Products], FloatArray]
+
+
+def straight_lines(rows: Products, queries: Products) -> FloatArray:
+    """Returns linear interpolation in m at each (n, k), (queries,); nan if no row has the (n, k)."""
+    out = np.full(len(queries.m), np.nan)
+    for site in rows.sites():
+        asked = (queries.n == rows.n[site[0]]) & (queries.k == rows.k[site[0]])
+        out[asked] = interpolated_us(queries.m[asked], rows.m[site], rows.latency_us[site])
+    return out
+
+
+def consumer_of(device: str, dtype: str) -> tuple[Consumer, str]:
+    """Returns (aiconfigurator's engine, or `straight_lines` if it is not installed or lacks the device or dtype;
+    a description). The engine clamps times to the roofline of its system, so another system's data cannot stand in."""
+    system = system_of(device)
+    if engine_missing() is not None or system == device or dtype not in ("bf16", "fp16"):
+        return straight_lines, "straight lines in m at each (n, k), as aiconfigurator's engine draws them"
+
+    def ask(rows: Products, queries: Products) -> FloatArray:
+        given = {name: getattr(rows, name).tolist() for name in "mnk"}
+        given["latency_ms"] = (rows.latency_us / 1e3).tolist()
+        where = {"system": system, "backend": "vllm", "version": "quantbench"}
+        return engine(where, given, queries.m, queries.n, queries.k).latency_us
+
+    return ask, f"aiconfigurator-core {version('aiconfigurator-core')}, asked through its own engine"
+
+
+def held_out(table: Products, expected_us: FloatArray, consumer: Consumer, bound: float = BOUND) -> list[list[str]]:
+    """Returns the rows of the page's table: one for each compared table of products.
+
+    expected_us: (rows,) times of all rows by a model of the rows at powers of two.
+    """
+    thin = table.thin
+    if thin.sum() < _FEWEST_MODEL_ROWS or thin.all():
+        raise InputError(_WHO, f"{int(thin.sum())} of {len(thin)} rows on powers of two in m", "some on and some off")
+    inside = np.zeros(len(thin), dtype=np.bool_)  # between the first and the last thin row of their (n, k)
+    chosen = thin.copy()
+    modelled_us = table.latency_us.copy()
+    for rows in table.sites():
+        seen = np.flatnonzero(thin[rows])
+        if len(seen) < 2:
+            continue
+        rows = rows[seen[0] : seen[-1] + 1]
+        inside[rows] = True
+        m = table.m[rows]
+        moved = through_rows(m, expected_us[rows], thin[rows], table.latency_us[rows][thin[rows]])
+        site = Site(int(table.n[rows[0]]), int(table.k[rows[0]]), m, moved, thin[rows])
+        added = rows[site.rows_to_add(bound)]
+        chosen[added] = True
+        modelled_us[added] = moved[np.isin(rows, added)]
+    extra = int(chosen.sum() - thin.sum())
+    drawn = [thin.copy() for _ in _SEEDS]
+    for random, seed in zip(drawn, _SEEDS, strict=True):
+        random[np.random.default_rng(seed).choice(np.flatnonzero(inside & ~thin), extra, replace=False)] = True
+
+    unseen = ~np.logical_or.reduce([thin, chosen, *drawn]) & inside
+    large = (table.m >= _LARGE_M) & (table.n >= _LARGE_NK) & (table.k >= _LARGE_NK)
+    same_site = (np.diff(table.n) == 0) & (np.diff(table.k) == 0)
+    steps = same_site & (np.diff(table.m) == 1) & (table.latency_us[1:] > _CLIFF * table.latency_us[:-1])
+    at_cliffs = (np.append(False, steps) | np.append(steps, False)) & large & ~thin & inside
+
+    def line(name: str, rows_of: Sequence[BoolArray], times_us: FloatArray = table.latency_us) -> list[str]:
+        """Returns the mean errors of tables with these rows and times."""
+        timed = Products(table.m, table.n, table.k, times_us)
+        errors = [np.abs(consumer(timed.where(rows), table) / table.latency_us - 1.0) for rows in rows_of]
+        cells = [
+            " / ".join(f"{100 * np.mean([np.percentile(e[part], q) for e in errors]):.1f}" for q in (50, 95))
+            if part.any() else "–"
+            for part in (unseen, unseen & large, at_cliffs)
+        ]  # fmt: skip
+        return [name, f"{int(rows_of[0].sum()):,}", *cells]
+
+    name = f"and {extra:,} rows"
+    counts = (f"{column} ({int(part.sum()):,})" for column, part in zip(
+        _HEAD[2:], (unseen, unseen & large, at_cliffs), strict=True))  # fmt: skip
+    return [
+        [*_HEAD[:2], *counts],
+        line("powers of two in m", [thin]),
+        line(f"{name} at random", drawn),
+        line(f"{name} chosen", [chosen]),
+        line(f"{name} chosen, modelled, not measured", [chosen], modelled_us),
+    ]
+
+
+def measured_products(profile: Profile) -> tuple[Products, str]:
+    """Returns (the products of a profile's most frequent dtype, that dtype)."""
+    dtype = dtype_of(profile, ExportOptions())
+    table = products(profile, ExportOptions(dtype=dtype), Exported())
+    order = np.lexsort((table["m"], table["k"], table["n"]))
+    return Products(*(table[name][order] for name in ("m", "n", "k", "latency_us"))), dtype
+
+
+def thin_model(profile: Profile, table: Products, dtype: str) -> GemmModel:
+    """Fits a model to the rows at powers of two, with a prior that excludes this GPU's family."""
+    thin = np.flatnonzero(table.thin)
+    if len(thin) > _MODEL_ROWS:
+        thin = thin[np.sort(np.random.default_rng(0).choice(len(thin), _MODEL_ROWS, replace=False))]
+    seen = table.where(thin)
+    return GemmModel.fit(profile.device, seen.m, seen.n, seen.k, seen.latency_us, dtype=dtype, prior="family-out")
+
+
+def main(run: Path, page: Path) -> None:
+    """Writes the experiment's table on a run between the markers `blindspots` of a page."""
+    profile = profile_of([run], fit=False)
+    table, dtype = measured_products(profile)
+    consumer, who = consumer_of(profile.device.name, dtype)
+    model = thin_model(profile, table, dtype)
+    head, *rows = held_out(table, model.predict(table.m, table.n, table.k).latency_us, consumer)
+    fitted = f"model fitted to {model.rows:,} rows of the powers of two, started from other GPU families"
+    origins = "; ".join(run.source or run.run_id for run in profile.provenance.runs)
+    notes = (
+        f"Interpolated by {who}",
+        f"Bound for the expected error: {percent(BOUND)}; {fitted}",
+        f"{profile.device.name}: {len(table.m):,} products of {dtype} from {origins}",
+    )
+    write_between(page, "blindspots", markdown_table(head, rows) + "\n" + "".join(f"- {note}.\n" for note in notes))
+
+
+if __name__ == "__main__":
+    with threadpool_limits(1):
+        main(*map(Path, sys.argv[1:]))
