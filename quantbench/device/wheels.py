@@ -6,7 +6,15 @@ bare Python.
 
 from __future__ import annotations
 
+import argparse
+import ctypes
+import re
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 Capability = tuple[int, int]
 
@@ -105,6 +113,47 @@ def choose(driver: str | None, capability: Capability | None) -> Choice:
     return Choice("", (), None, reason, f"update NVIDIA's driver to {needed} or newer")
 
 
+def machine(
+    load: Callable[[str], Any] = ctypes.CDLL, proc: Path = Path("/proc/driver/nvidia/version")
+) -> tuple[str | None, Capability | None]:
+    """Returns NVIDIA's driver version and the highest compute capability, None where unknown.
+
+    load: loads NVML by its file name. proc: where the driver's module states its version, for
+    containers without NVML.
+    """
+    try:
+        nvml = load("libnvidia-ml.so.1")
+    except OSError:
+        nvml = None
+    if nvml is not None and nvml.nvmlInit_v2() == 0:
+        return _ask_nvml(nvml)
+    if not proc.is_file():
+        return None, None
+    version = re.search(r"\s(\d+\.[\d.]+)\s", proc.read_text(encoding="utf-8"))
+    return (version[1] if version else None), None
+
+
+def _ask_nvml(nvml: Any) -> tuple[str | None, Capability | None]:
+    """Returns driver and capability as `machine` does; (None, None) if NVML knows no card."""
+    count = ctypes.c_uint()
+    if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0 or count.value == 0:
+        return None, None
+    version = ctypes.create_string_buffer(80)
+    nvml.nvmlSystemGetDriverVersion(version, len(version))
+    capabilities = []
+    for index in range(count.value):
+        card = ctypes.c_void_p()
+        major = ctypes.c_int()
+        minor = ctypes.c_int()
+        answer = nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(card))
+        if answer != 0:  # this user may not open the card
+            continue
+        numbers = (ctypes.byref(major), ctypes.byref(minor))
+        if nvml.nvmlDeviceGetCudaComputeCapability(card, *numbers) == 0:
+            capabilities.append((major.value, minor.value))
+    return version.value.decode(), max(capabilities, default=None)
+
+
 def install_line(driver: str | None, capability: Capability | None) -> str:
     """Returns the command that mends an environment whose torch does not fit; see `choose`."""
     return choose(driver, capability).command
@@ -120,6 +169,52 @@ def _chosen(name: str, requirements: tuple[str, ...], index: str | None, reason:
     return Choice(name, requirements, index, reason, command)
 
 
+def by_name(name: str) -> Choice:
+    """Returns the line of this name, whatever the machine is."""
+    reason = f"the line {name} was asked for"
+    for wheels in TABLE:
+        if wheels.name == name:
+            return _chosen(name, wheels.requirements, None, reason)
+    return _chosen("cpu", CPU_REQUIREMENTS, CPU_INDEX, reason)
+
+
+def install(choice: Choice, arguments: list[str], python: str = sys.executable) -> None:
+    """Installs the chosen torch and triton together with pip's further `arguments`.
+
+    Raises CalledProcessError if pip fails; without the choice's index pip takes what it finds.
+    """
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    if choice.index is not None:
+        torch = choice.requirements[0]
+        # One retry: a machine without this index should learn it in seconds.
+        alone = ["--no-deps", "--retries", "1", "--index-url", choice.index, torch]
+        tried = subprocess.run([*pip, *alone], stderr=subprocess.PIPE, text=True)
+        if tried.returncode:
+            why = tried.stderr.strip().splitlines()[-1]
+            print(f"{choice.index} gave no torch ({why}): installing the one that pip finds")
+    subprocess.run([*pip, *choice.requirements, *arguments], check=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description="Installs the torch and triton that fit this machine.",
+        epilog="Further arguments go to pip install.",
+    )
+    names = ["cpu", *dict.fromkeys(wheels.name for wheels in TABLE)]
+    parser.add_argument("--line", choices=names, help="take this line of the table")
+    options, further = parser.parse_known_args(arguments)
+    choice = by_name(options.line) if options.line else choose(*machine())
+    if not choice.name:
+        print(f"{choice.reason}: {choice.command}", file=sys.stderr)
+        return 1
+    print(f"{choice.reason}: installing {', '.join(choice.requirements)}", flush=True)
+    try:
+        install(choice, further)
+    except subprocess.CalledProcessError as error:
+        return error.returncode
+    return 0
+
+
 def _serves(wheels: Wheels, capability: Capability | None) -> bool:
     return capability is None or wheels.lowest <= capability < wheels.end
 
@@ -128,3 +223,7 @@ def _card(capability: Capability | None) -> str:
     if capability is None:
         return "a card of unknown compute capability"
     return f"a card of compute capability {capability[0]}.{capability[1]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
