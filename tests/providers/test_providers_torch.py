@@ -330,6 +330,8 @@ def test_a_refusal_without_words() -> None:
 @pytest.mark.parametrize("variant", ["flash", "cudnn", "efficient"])
 def test_torchs_own_tests_are_called_as_they_want(variant: str) -> None:
     # On CPU tensors every CUDA backend says no, whatever its version; what counts is that the call is understood.
+    if variant == "cudnn" and torch.version.cuda and not torch.cuda.is_available():
+        pytest.skip("torch's CUDA build asks the driver for cuDNN, and there is none")
     heads = choose_heads("x", torch_attention.BACKENDS[variant][1], GROUPED, torch.device("cpu"))
     assert heads[1] is not None
 
