@@ -29,10 +29,11 @@ check: install
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
-# All tests, a file at a time in each of so many processes.
+# All tests, or those in TESTS, a file at a time in each of so many processes.
 PROCESSES ?= 2
+TESTS ?=
 test: install
-	$(BIN)/python -m pytest --benchmark-skip -n $(PROCESSES) --dist loadfile
+	$(BIN)/python -m pytest --benchmark-skip -n $(PROCESSES) --dist loadfile $(TESTS)
 
 # The tests to run while working: all but those marked slow.
 quick: install
