@@ -190,8 +190,9 @@ def install(choice: Choice, arguments: list[str], python: str = sys.executable) 
         alone = ["--no-deps", "--retries", "1", "--index-url", choice.index, torch]
         tried = subprocess.run([*pip, *alone], stderr=subprocess.PIPE, text=True)
         if tried.returncode:
-            why = tried.stderr.strip().splitlines()[-1]
-            print(f"{choice.index} gave no torch ({why}): installing the one that pip finds")
+            why = tried.stderr.strip().rpartition("\n")[2]
+            said = f"{choice.index} gave no torch ({why}): installing the one that pip finds"
+            print(said, flush=True)
     subprocess.run([*pip, *choice.requirements, *arguments], check=True)
 
 
@@ -205,7 +206,8 @@ def main(arguments: list[str] | None = None) -> int:
     options, further = parser.parse_known_args(arguments)
     choice = by_name(options.line) if options.line else choose(*machine())
     if not choice.name:
-        print(f"{choice.reason}: {choice.command}", file=sys.stderr)
+        instead = "or for the CPU alone: make install WHEELS=cpu"
+        print(f"{choice.reason}: {choice.command}, {instead}", file=sys.stderr)
         return 1
     print(f"{choice.reason}: installing {', '.join(choice.requirements)}", flush=True)
     try:
