@@ -7,7 +7,7 @@ tensors: `require_like`, `require_contiguous`, `result`, `widest`; of the GPU an
 `HAS_TENSOR_DESCRIPTOR`, `MAX_REGISTERS`, `TMA_ALIGN_BYTES`, `TORCH_DTYPES`. Used by `gemm`, `softmax`, `attention`,
 `providers.triton_kernels` and `sweep.compiling`.
 
-All checks of the triton version belong here. triton 3.2 (torch 2.6) to 3.7 (torch 2.13) are supported.
+All checks of the triton version belong here. triton 3.2 (torch 2.6) to 3.9 (torch 2.15) are supported.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ TMA_ALIGN_BYTES = 16
 
 #: Registers per thread, every compute capability. Source: CUDA C++ Programming Guide 13.0
 MAX_REGISTERS = 255
+#: Options of every launch. a·b + c is one instruction: triton's default up to 3.9, and no longer from 3.10 on.
+OPTIONS = {"enable_fp_fusion": True}
 _FIRST_GOOD_TRITON = {"stream_k": (3, 5), "attention": (3, 4), "attention backward": (3, 6)}
 _VOLTA_NAMES = {(7, 0): "V100 (sm_70)", (7, 5): "T4 (sm_75)"}
 _AUTOTUNE_WARMUP_MS, _AUTOTUNE_MS = 20, 80
@@ -170,14 +172,14 @@ def _collect(kernels: dict[str, Callable[[], object]], kernel: Any, arguments: M
     """Add what compiles `kernel` for these arguments, unless it is there."""
 
     def not_now(*, key: object, repr: str, **_: object) -> bool:
-        kernels.setdefault(f"{repr} {key}", partial(kernel.warmup, grid=(1, 1, 1), **arguments))
+        kernels.setdefault(f"{repr} {key}", partial(kernel.warmup, grid=(1, 1, 1), **arguments, **OPTIONS))
         return True
 
     hooks, name = _cache_hook()
     before = getattr(hooks, name)
     setattr(hooks, name, not_now)
     try:
-        kernel.warmup(grid=(1, 1, 1), **arguments)
+        kernel.warmup(grid=(1, 1, 1), **arguments, **OPTIONS)
     finally:
         setattr(hooks, name, before)
 
@@ -314,7 +316,7 @@ def describe(
     if INTERPRETER or _collected is not None:
         return Launch(kernel.fn.__name__, tile=tile)
     with torch.cuda.device(device):
-        compiled = kernel.warmup(grid=(1, 1, 1), **arguments)
+        compiled = kernel.warmup(grid=(1, 1, 1), **arguments, **OPTIONS)
         try:
             compiled._init_handles()  # loads the binary, which is when triton learns its registers
         except OutOfResources as error:
@@ -333,7 +335,7 @@ def describe(
 def enqueue(kernel: Any, grid: tuple[int, int, int], arguments: Mapping[str, Any], described: Launch) -> Step:
     """Builds the step that launches a described kernel on a grid."""
     launcher = kernel[grid]
-    return Step(replace(described, grid=grid), lambda: launcher(**arguments))
+    return Step(replace(described, grid=grid), lambda: launcher(**arguments, **OPTIONS))
 
 
 _Choice = TypeVar("_Choice")

@@ -27,7 +27,7 @@ from quantbench.kernels.attention.menu import Setting
 from quantbench.kernels.attention.operands import Checked
 from quantbench.kernels.gemm import host as gemm
 from quantbench.kernels.gemm.config import Config, Operands
-from quantbench.kernels.launching import INTERPRETER, TORCH_DTYPES, TRITON, widest
+from quantbench.kernels.launching import INTERPRETER, OPTIONS, TORCH_DTYPES, TRITON, widest
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -103,7 +103,7 @@ def compile_kernel(fn: Any, arguments: Mapping[str, Any], arch: int) -> KernelRe
     if missing:
         expected = ", ".join([*fn.arg_names, "num_warps", "num_stages"])
         raise InputError(f"compile {fn.__name__}", f"no value for {missing[0]!r}", f"the parameters {expected}")
-    options = {name: value for name, value in arguments.items() if name not in fn.arg_names}
+    options = {name: value for name, value in arguments.items() if name not in fn.arg_names} | OPTIONS
     target = GPUTarget("cuda", arch, WARP_THREADS)
     compiled = triton.compile(_source(fn, arguments), target=target, options=options)
     usage, opcodes = _inspect(compiled.asm["cubin"])

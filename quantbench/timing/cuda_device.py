@@ -23,6 +23,8 @@ from quantbench.timing.rotation import COLD_L2_MULTIPLE, Run
 # NVML takes milliseconds to read a whole state, and no disturbance of timings is shorter than this.
 _STATE_PERIOD_S = 0.02
 
+# triton 3.9 warns where nothing is said of fused products, though the probes have none.
+_ONE_WARP = {"num_warps": 1, "enable_fp_fusion": True}
 # A thousand times the time to queue a batch, and short enough to wait for in a deadlock.
 _HOLD_TIMEOUT_NS = 500_000_000
 
@@ -62,7 +64,7 @@ class HostFlagHold:
         """Queues the spinning kernel on the current stream."""
         self._release_view[0] = 0
         self._timed_out_view[0] = 0
-        self._kernel[(1,)](self._release, self._timed_out, _HOLD_TIMEOUT_NS, num_warps=1)
+        self._kernel[(1,)](self._release, self._timed_out, _HOLD_TIMEOUT_NS, **_ONE_WARP)
 
     def release(self) -> None:
         """Sets the flag. The device sees this store over the bus within about a microsecond."""
@@ -170,7 +172,7 @@ class TorchCuda:
     def stamp(self, index: int) -> None:
         """Queues the kernel that reads all SM counters; does nothing without probes."""
         if self._stamp_kernel is not None:
-            self._stamp_kernel[(self._stamp_blocks,)](self._stamp_rows[index], _MAX_SMS, num_warps=1)
+            self._stamp_kernel[(self._stamp_blocks,)](self._stamp_rows[index], _MAX_SMS, **_ONE_WARP)
 
     def clocks_mhz(self, stamps: int) -> tuple[float, ...]:
         """Returns the SM clocks between the first `stamps` stamps of this batch, MHz; empty if unknown. Call after
@@ -221,7 +223,7 @@ class TorchCuda:
             for _ in range(2):
                 held.hold()
                 held.release()
-                probes.stamp[(self._stamp_blocks,)](self._stamp_rows[0], _MAX_SMS, num_warps=1)
+                probes.stamp[(self._stamp_blocks,)](self._stamp_rows[0], _MAX_SMS, **_ONE_WARP)
                 torch.cuda.synchronize()
         except Exception as error:  # noqa: BLE001 - triton's errors of compilation are no RuntimeErrors
             # No Triton, a GPU that it does not know, or no C compiler for its launcher. torch still works.
