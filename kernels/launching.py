@@ -7,7 +7,7 @@ tensors: `require_like`, `require_contiguous`, `result`, `widest`; of the GPU an
 `HAS_TENSOR_DESCRIPTOR`, `MAX_REGISTERS`, `TMA_ALIGN_BYTES`, `TORCH_DTYPES`. Used by `gemm`, `softmax`, `attention`,
 `providers.triton_kernels` and `sweep.compiling`.
 
-All checks of the triton version belong here. triton 3.2 (torch 2.6) to 3.9 (torch 2.15) are supported.
+All checks of the triton version belong here. triton 3.2 (torch 2.6) to 3.7 (torch 2.13) are supported.
 """
 
 from __future__ import annotations
