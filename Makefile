@@ -1,6 +1,7 @@
 # Every target first makes .venv and installs into it what pyproject.toml names; nothing else is needed.
-# pip, because other installers do not see the small CPU build of torch where an index offers one.
 PYTHON ?= python3
+# A line of quantbench/device/wheels.py: cpu, volta, cuda12 or cuda13. If empty, driver and card decide.
+WHEELS ?=
 BIN := .venv/bin
 # One thread: two threads on shared cores are 20 % noise. On a machine with a GPU the processor is not what is timed.
 ifeq ($(wildcard /dev/nvidia[0-9]*),)
@@ -14,7 +15,7 @@ install: .venv/installed
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python quantbench/device/wheels.py $(if $(WHEELS),--line $(WHEELS)) --editable '.[dev]'
 	@touch $@
 
 # Times real work on the device at hand and leaves results/<device>/<run>/.
@@ -28,10 +29,11 @@ check: install
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
-# All tests, a file at a time in each of so many processes.
+# All tests, or those in TESTS, a file at a time in each of so many processes.
 PROCESSES ?= 2
+TESTS ?=
 test: install
-	$(BIN)/python -m pytest --benchmark-skip -n $(PROCESSES) --dist loadfile
+	$(BIN)/python -m pytest --benchmark-skip -n $(PROCESSES) --dist loadfile $(TESTS)
 
 # The tests to run while working: all but those marked slow.
 quick: install
@@ -63,8 +65,7 @@ mutants: install
 TRITON ?= 3.6.0
 .venv-aot-%/installed: Makefile
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check 'torch>=2.6,<2.14' triton==$* numpy setuptools \
-		pytest pytest-xdist
+	$(@D)/bin/python quantbench/device/wheels.py --line cpu triton==$* numpy setuptools pytest pytest-xdist
 	@touch $@
 
 test-aot: .venv-aot-$(TRITON)/installed

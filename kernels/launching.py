@@ -52,13 +52,11 @@ TMA_ALIGN_BYTES = 16
 
 #: Registers per thread, every compute capability. Source: CUDA C++ Programming Guide 13.0
 MAX_REGISTERS = 255
+#: Options of every launch. a·b + c is one instruction: triton's default up to 3.9, and no longer from 3.10 on.
+OPTIONS = {"enable_fp_fusion": True}
 _FIRST_GOOD_TRITON = {"stream_k": (3, 5), "attention": (3, 4), "attention backward": (3, 6)}
 _VOLTA_NAMES = {(7, 0): "V100 (sm_70)", (7, 5): "T4 (sm_75)"}
 _AUTOTUNE_WARMUP_MS, _AUTOTUNE_MS = 20, 80
-
-#: Options of every kernel. Multiplications and additions are fused by default up to triton 3.9, which
-#: warns that 3.10 does not fuse them: results and times must not change with that.
-OPTIONS = {"enable_fp_fusion": True}
 
 
 def unsupported_architecture(capability: tuple[int, int], version: tuple[int, ...] = TRITON) -> str | None:
@@ -174,14 +172,14 @@ def _collect(kernels: dict[str, Callable[[], object]], kernel: Any, arguments: M
     """Add what compiles `kernel` for these arguments, unless it is there."""
 
     def not_now(*, key: object, repr: str, **_: object) -> bool:
-        kernels.setdefault(f"{repr} {key}", partial(kernel.warmup, grid=(1, 1, 1), **arguments))
+        kernels.setdefault(f"{repr} {key}", partial(kernel.warmup, grid=(1, 1, 1), **arguments, **OPTIONS))
         return True
 
     hooks, name = _cache_hook()
     before = getattr(hooks, name)
     setattr(hooks, name, not_now)
     try:
-        kernel.warmup(grid=(1, 1, 1), **arguments)
+        kernel.warmup(grid=(1, 1, 1), **arguments, **OPTIONS)
     finally:
         setattr(hooks, name, before)
 
@@ -313,13 +311,12 @@ def describe(
 
     Registers and occupancy are None in the interpreter and in `collect`, which compiles nothing.
     """
-    arguments = {**arguments, **OPTIONS}
     if _collected is not None:
         _collect(_collected.kernels, kernel, arguments)
     if INTERPRETER or _collected is not None:
         return Launch(kernel.fn.__name__, tile=tile)
     with torch.cuda.device(device):
-        compiled = kernel.warmup(grid=(1, 1, 1), **arguments)
+        compiled = kernel.warmup(grid=(1, 1, 1), **arguments, **OPTIONS)
         try:
             compiled._init_handles()  # loads the binary, which is when triton learns its registers
         except OutOfResources as error:

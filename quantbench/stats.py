@@ -35,6 +35,9 @@ _SIGMA_PER_MAD = 1.0 / NormalDist().inv_cdf(0.75)
 # Values closer than this share differ by float rounding (float32 milliseconds: 6e-8), not by time.
 _SAME = 1e-6
 
+# No clock in use ticks more finely than 1 ns, so a step of more than half of that is no rounding.
+_LARGEST_ROUNDING_US = 0.0005
+
 # No clock in use ticks more coarsely (CUDA events: 0.5 to 1.024 µs). Steps above it separate modes or outliers.
 _COARSEST_TICK_US = 2.0
 
@@ -269,7 +272,8 @@ def tick(samples: Samples) -> float:
     """
     ordered = np.sort(_array(samples, "tick"))
     steps = np.diff(ordered)
-    steps = steps[steps > _SAME * max(abs(ordered[0]), abs(ordered[-1]))]
+    rounding = min(_SAME * max(abs(ordered[0]), abs(ordered[-1])), _LARGEST_ROUNDING_US)
+    steps = steps[steps > rounding]
     return round(float(steps.min()), 6) if steps.size else 0.0
 
 

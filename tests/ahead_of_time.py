@@ -180,7 +180,9 @@ def _serialised(ptx: str) -> str:
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(ptx)
         file.flush()
-        command = [_tool("ptxas"), "-v", "--gpu-name=sm_90a", file.name, "-o", os.devnull]
+        # triton 3.9 brings two; the older one cannot read what it generates.
+        name = "ptxas-blackwell" if re.search(r"^\.version 9", ptx, re.M) else "ptxas"
+        command = [_tool(name), "-v", "--gpu-name=sm_90a", file.name, "-o", os.devnull]
         log = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     return next((line for line in log.splitlines() if "wgmma" in line and "serialized" in line), "")
 

@@ -1,8 +1,12 @@
 """What all tests share: GPU tests are skipped, with a reason, where there is no GPU."""
 
 import os
+import re
+from collections.abc import Generator
 
 import pytest
+
+_OF_DEV = re.compile("No module named '(hypothesis|jsonschema|yaml)'")
 
 # Every Python process may have another module of this name, so pytest cannot import it for its doctests.
 collect_ignore = ["rehearsal/sitecustomize.py"]
@@ -10,6 +14,20 @@ collect_ignore = ["rehearsal/sitecustomize.py"]
 # pytest-benchmark times nothing where it sees these; pytest runs that tests start are not part of the parallel one.
 for _name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
     os.environ.pop(_name, None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Skips a module that imports a package of the extra `dev` where that is not installed."""
+    report = yield
+    missing = _OF_DEV.search(str(report.longrepr)) if report.failed else None
+    if missing:
+        reason = f"Skipped: {missing[1]}, of the extra quantbench[dev], is not installed"
+        report.outcome = "skipped"
+        report.longrepr = (str(collector.path), 1, reason)
+    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

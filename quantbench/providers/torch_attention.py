@@ -12,6 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -78,10 +79,25 @@ class TorchAttention(BuiltInProvider[Attention]):
 
     def _heads(self, work: Attention, device: DeviceSpec) -> tuple[bool, str | None]:
         if device.kind == "cpu":
-            return False, None
+            grouped = work.kv_heads < work.heads
+            return grouped and self.variant == "flash" and not _cpu_flash_takes_groups(), None
         backend, can_use = BACKENDS[self.variant]
         with sdpa_kernel(backend):  # torch also refuses what is switched off
             return choose_heads(self.id, can_use, work, torch_device(device))
+
+
+@cache
+def _cpu_flash_takes_groups() -> bool:
+    """Returns whether torch's flash kernel for CPUs takes grouped heads; that of torch 2.6 does not."""
+    q = torch.zeros(1, 2, 1, 8)
+    k = torch.zeros(1, 1, 1, 8)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the reasons of a refusal
+        try:
+            scaled_dot_product_attention(q, k, k, enable_gqa=True)
+        except RuntimeError:
+            return False
+    return True
 
 
 def choose_heads(

@@ -24,15 +24,15 @@ from quantbench.timing.rotation import COLD_L2_MULTIPLE, Run
 # NVML takes milliseconds to read a whole state, and no disturbance of timings is shorter than this.
 _STATE_PERIOD_S = 0.02
 
+# triton 3.9 warns where nothing is said of fused products, though the probes have none.
+_ONE_WARP = {"num_warps": 1, "enable_fp_fusion": True}
+
 # A thousand times the time to queue a batch, and short enough to wait for in a deadlock.
 _HOLD_TIMEOUT_NS = 500_000_000
 
 # First and longest sleep of `SleepHold`, in cycles (at 2 GHz: 2 ms and 0.5 s).
 _FIRST_SLEEP_CYCLES = 4_000_000
 _LONGEST_SLEEP_CYCLES = 1_000_000_000
-
-# Triton 3.9 warns unless a kernel says whether multiplications and additions are fused.
-_PROBE_OPTIONS = {"num_warps": 1, "enable_fp_fusion": True}
 
 # More SMs than any GPU has (B200: 148), so that %smid always fits.
 _MAX_SMS = 512
@@ -66,7 +66,7 @@ class HostFlagHold:
         """Queues the spinning kernel on the current stream."""
         self._release_view[0] = 0
         self._timed_out_view[0] = 0
-        self._kernel[(1,)](self._release, self._timed_out, _HOLD_TIMEOUT_NS, **_PROBE_OPTIONS)
+        self._kernel[(1,)](self._release, self._timed_out, _HOLD_TIMEOUT_NS, **_ONE_WARP)
 
     def release(self) -> None:
         """Sets the flag. The device sees this store over the bus within about a microsecond."""
@@ -174,7 +174,7 @@ class TorchCuda:
     def stamp(self, index: int) -> None:
         """Queues the kernel that reads all SM counters; does nothing without probes."""
         if self._stamp_kernel is not None:
-            self._stamp_kernel[(self._stamp_blocks,)](self._stamp_rows[index], _MAX_SMS, **_PROBE_OPTIONS)
+            self._stamp_kernel[(self._stamp_blocks,)](self._stamp_rows[index], _MAX_SMS, **_ONE_WARP)
 
     def clocks_mhz(self, stamps: int) -> tuple[float, ...]:
         """Returns the SM clocks between the first `stamps` stamps of this batch, MHz; empty if unknown. Call after
@@ -223,7 +223,7 @@ class TorchCuda:
             for _ in range(2):
                 held.hold()
                 held.release()
-                probes.stamp[(self._stamp_blocks,)](self._stamp_rows[0], _MAX_SMS, **_PROBE_OPTIONS)
+                probes.stamp[(self._stamp_blocks,)](self._stamp_rows[0], _MAX_SMS, **_ONE_WARP)
                 torch.cuda.synchronize()
         except Exception as error:  # noqa: BLE001 - triton's errors of compilation are no RuntimeErrors
             # No Triton, a GPU that it does not know, or no C compiler for its launcher. torch still works.

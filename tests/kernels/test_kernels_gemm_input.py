@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from interpreter import ACTIVE
@@ -10,7 +12,7 @@ from quantbench.kernels.gemm import matmul
 from quantbench.kernels.launching import badly_compiled, unsupported_architecture
 
 from quantbench.errors import InputError, UnsupportedError
-from quantbench.launch import Tile
+from quantbench.launch import Launch, Tile
 from quantbench.workload.dtypes import missing_format
 
 A = torch.ones(32, 48, dtype=torch.float16)
@@ -187,3 +189,15 @@ def test_formats_that_came_later() -> None:
     assert missing_format("fp8", (8, 6)) == "fp8 needs compute capability 8.9, not 8.6"
     assert missing_format("fp8", (8, 9)) is None
     assert missing_format("fp16", (7, 0)) is None
+
+
+def test_fused_products_do_not_depend_on_tritons_default() -> None:
+    """triton 3.9 warns where a launch says nothing of them, and 3.10 no longer fuses then."""
+    asked: list[dict[str, object]] = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., None]:
+            return lambda **options: asked.append(options)
+
+    launching.enqueue(Kernel(), (1, 1, 1), {"num_warps": 4}, Launch("kernel")).call()
+    assert asked == [{"num_warps": 4, "enable_fp_fusion": True}]

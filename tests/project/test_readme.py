@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from quantbench.device.wheels import TABLE
 from quantbench.errors import StoreError
 from tools.guide.front import PAGES, PICTURE, advise_text, draw_staircase, read_staircase, staircase_text
 
@@ -57,6 +58,24 @@ def test_ci_runs_nothing_that_readme_does_not_name() -> None:
     commands = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("make ")]
     assert commands == ["make check", "make test", "make test-extras"]
     assert all(f"`{command}`" in README for command in commands)
+
+
+def test_ci_types_what_readme_types_as_a_stranger() -> None:
+    typed = re.findall(r"^stranger (.*)$", (ROOT / ".ci" / "stranger").read_text(), re.M)
+    assert typed[:2] == ["make sweep", 'make test TESTS="$*"']
+    assert typed[2] == "bash -c 'source .venv/bin/activate && pytest --benchmark-only'"
+    assert {"make sweep", "make test", "pytest --benchmark-only"} <= set(COMMANDS)
+    for script in ("run", "nightly"):
+        assert re.search(r"^\.ci/stranger", (ROOT / ".ci" / script).read_text(), re.M)
+
+
+@pytest.mark.parametrize("line", ["volta", "cuda12", "cuda13"])
+def test_each_line_of_wheels_is_an_extra_in_readme(line: str) -> None:
+    (row,) = [row for row in README.splitlines() if f"`pip install '.[{line}]'`" in row]
+    for wheels in TABLE:
+        if wheels.name == line:
+            assert wheels.requirements[0].removeprefix("torch==").removesuffix(".*") in row
+            assert str(wheels.driver) in row
 
 
 # --- what `python -m tools.guide.front` writes ------------------------------------------------------------

@@ -105,6 +105,10 @@ def test_a_product_writes_into_one_tensor(work: Gemm) -> None:
     assert after.any()
 
 
+@pytest.mark.skipif(
+    not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_scaled_mm.out", "CPU"),
+    reason="this torch has no fp8 product on a CPU",
+)
 def test_fp8_operands_count_as_they_are_stored() -> None:
     """The fp8 task needs a GPU to be offered, and torch's CPU build can run it."""
     work = Gemm(32, 48, 64, dtype="fp8", layout="nt")
@@ -165,6 +169,8 @@ def test_fp8_operands_count_as_they_are_stored() -> None:
     ],
 )  # fmt: skip
 def test_refusals(provider_id: str, work: Workload, device: DeviceSpec, reason: str) -> None:
+    if provider_id == "torch.grouped_mm" and not hasattr(torch, "_grouped_mm"):
+        reason = f"torch {torch.__version__} has neither torch.nn.functional.grouped_mm nor torch._grouped_mm"
     assert catalog.make(provider_id).unsupported(work, device) == reason
 
 
@@ -274,6 +280,7 @@ def test_exactly_one_backend_is_enabled_while_it_runs(
         assert options == {"is_causal": True, "enable_gqa": True}
         return q
 
+    monkeypatch.setattr(torch_attention, "_cpu_flash_takes_groups", lambda: True)
     monkeypatch.setattr(torch_attention, "scaled_dot_product_attention", attend)
     task = catalog.make(provider_id).prepare(Attention(1, 4, 8, 8, 16, kv_heads=2), CPU)
     task.run()
@@ -338,12 +345,29 @@ def test_a_refusal_without_words() -> None:
 @pytest.mark.parametrize("variant", ["flash", "cudnn", "efficient"])
 def test_torchs_own_tests_are_called_as_they_want(variant: str) -> None:
     # On CPU tensors every CUDA backend says no, whatever its version; what counts is that the call is understood.
+    if variant == "cudnn" and torch.version.cuda and not torch.cuda.is_available():
+        pytest.skip("torch's CUDA build asks the driver for cuDNN, and there is none")
     heads = choose_heads("x", torch_attention.BACKENDS[variant][1], GROUPED, torch.device("cpu"))
     assert heads[1] is not None
 
 
 def test_the_math_backend_takes_everything() -> None:
     assert choose_heads("torch.math", None, GROUPED, torch.device("cpu"))[1] is None
+
+
+def test_a_cpu_kernel_that_takes_no_groups_gets_repeated_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+        if options.get("enable_gqa"):
+            raise RuntimeError("No available kernel. Aborting execution.")  # as torch 2.6 says
+        assert k.shape[1] == v.shape[1] == q.shape[1]
+        return q
+
+    monkeypatch.setattr(torch_attention, "scaled_dot_product_attention", attend)
+    torch_attention._cpu_flash_takes_groups.cache_clear()
+    try:
+        catalog.make("torch.flash").prepare(Attention(1, 4, 8, 8, 16, kv_heads=2), CPU).run()
+    finally:
+        torch_attention._cpu_flash_takes_groups.cache_clear()
 
 
 def test_grouped_heads_repeated_in_every_run_give_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,6 +144,22 @@ def test_times_without_ties_have_the_median_and_its_interval(nanoseconds: list[i
     assert stats.spread(times) == pytest.approx((high - low) / middle)
 
 
+def test_an_outlier_does_not_tie_other_times() -> None:
+    # A millionth of the 2 ms was taken for rounding, and so a nanosecond between the others.
+    times = [10.0, 10.016, 10.008, 510.327, 510.324, 2000.001, 510.326]
+    assert stats.typical_us(times) == stats.median(times) == 510.324
+
+
+def test_neighbouring_nanoseconds_are_no_ties() -> None:
+    rng = np.random.default_rng(15)
+    for _ in range(1000):
+        levels = 10 ** rng.uniform(4, 7, rng.integers(1, 4))
+        nanoseconds = rng.choice(levels, 40).astype(int) + rng.integers(0, 100, 40)
+        times = np.unique(nanoseconds) / 1e3
+        assert stats.typical_us(times) == stats.median(times)
+        assert stats.typical_interval(times) == stats.median_interval(times)
+
+
 def test_ticks_are_no_spread() -> None:
     rng = np.random.default_rng(13)
     assert stats.spread(ticked(rng, 5.2, 0.5, 200)) == 0.0

@@ -85,6 +85,14 @@ def _device() -> dict[str, Any]:
     return device
 
 
+def extract(packed: Path, folder: str) -> None:
+    """Extracts a packed file, without links that leave the folder where Python can refuse them."""
+    with tarfile.open(packed) as archive:
+        # Python 3.11.4 brought the filter; as the standard library's documentation says it.
+        archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
+        archive.extractall(folder)
+
+
 @dataclass
 class Running:
     """One start of a command.
@@ -106,8 +114,7 @@ class Running:
         packed = self.copy_to / self.packed_name if self.copy_to else None
         if not self.folder.exists() and packed and packed.exists():
             with tempfile.TemporaryDirectory(dir=_made(self.folder.parent)) as name:
-                with tarfile.open(packed) as archive:
-                    archive.extractall(name, filter="data")
+                extract(packed, name)
                 os.replace(Path(name) / self.folder.name, self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / "state.json"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import tarfile
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,6 +24,7 @@ from quantbench.report.page import write_report
 from quantbench.store.folder import Run, find_runs, read_run
 from quantbench.units import duration
 from tools.evidence.plan import COMMANDS, KERNEL_SWEEPS, RANDOM_SWEEP
+from tools.evidence.run import extract
 from tools.evidence.sections import cost_section, kernel_section, prediction_section, rule_section, timer_section
 from tools.evidence.side_by_side import write_json
 
@@ -58,8 +58,7 @@ def unpack(packed: Path, results: Path) -> Path:
     """Unpacks one command's results into results/<device>/, and its tables into the folder `evidence` there, which is
     returned. state.json there holds every part's outcome and the name of its run."""
     with tempfile.TemporaryDirectory() as name:
-        with tarfile.open(packed) as archive:
-            archive.extractall(name, filter="data")
+        extract(packed, name)
         (command,) = Path(name).iterdir()
         state = json.loads((command / "state.json").read_text(encoding="utf-8"))
         home = results / state.pop("device")

@@ -1,0 +1,40 @@
+"""`pytest --benchmark-only` as README types it: not `python -m pytest`, and with or without the extra dev."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = Path(sys.executable).parent / "pytest"
+WITH_TOOLS = "tests/project/test_guide.py"
+WITH_HYPOTHESIS = "tests/quantization/test_stats.py"
+BENCHMARKS = "tests/benchmarks"
+
+
+def collected(*paths: str, python_path: str = "") -> str:
+    """What the typed command says of these paths; it must end without an error."""
+    # hypothesis's own plugin is no part of what is tried, and fails without hypothesis.
+    words = [str(SCRIPT), "-p", "no:hypothesispytest", "--benchmark-only", "--collect-only", "-q", "-rs", *paths]
+    environment = {**os.environ, "PYTHONPATH": python_path}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_typed_command_finds_the_checkouts_tools() -> None:
+    assert f"{WITH_TOOLS}::" in collected(WITH_TOOLS, BENCHMARKS)
+
+
+@pytest.mark.slow
+def test_a_module_that_needs_the_extra_dev_is_skipped_with_the_reason(tmp_path: Path) -> None:
+    absent = "raise ModuleNotFoundError(\"No module named 'hypothesis'\", name='hypothesis')"
+    (tmp_path / "hypothesis.py").write_text(absent)
+    said = collected(WITH_HYPOTHESIS, BENCHMARKS, python_path=str(tmp_path))
+    assert f"{BENCHMARKS}/test_edge_pairs.py::test_gemm" in said
+    assert "hypothesis, of the extra quantbench[dev], is not installed" in said
