@@ -50,7 +50,7 @@ def resident_blocks(block_m: Any, block_n: Any) -> Any:
 
 @dataclass(frozen=True)
 class Kernels:
-    """Columns of a menu: (kernels, 1), or (1, rows) if each row has its own kernel."""
+    """Columns of a menu, (kernels, 1) each."""
 
     tile_index: IndexArray
     split_k: FloatArray
@@ -97,10 +97,6 @@ class Menu:
         split = np.array([split for _, split in self.kernels], dtype=np.float64)[:, None]
         block_m, block_n = (np.array(sides, dtype=np.float64)[tile] for sides in zip(*self.tiles, strict=True))
         return Kernels(tile, split, block_m, block_n, resident_blocks(block_m, block_n))
-
-    def by_row(self, kernel: IndexArray) -> Kernels:
-        """Returns the columns of one kernel per row, (1, rows). kernel: (rows,) indices."""
-        return Kernels(*(column[kernel, 0][None, :] for column in vars(self.each).values()))
 
     @cached_property
     def of_tile(self) -> tuple[tuple[int, slice | IndexArray], ...]:
@@ -273,7 +269,7 @@ class Shapes:
     def __init__(
         self,
         machine: Machine,
-        menu: Menu | Kernels,
+        menu: Menu,
         m: FloatArray,
         n: FloatArray,
         k: FloatArray,
@@ -285,7 +281,7 @@ class Shapes:
         batch = np.ones(len(m)) if batch is None else batch
         self.m, self.n, self.k, self.batch = m, n, k, batch
         self.layout = np.full(len(m), -1.0) if layout is None else layout
-        of = menu.each if isinstance(menu, Menu) else menu
+        of = menu.each
         self.tile_index = of.tile_index
         tiles = batch * np.ceil(m / of.block_m) * np.ceil(n / of.block_n)
         blocks = tiles * of.split_k

@@ -47,8 +47,6 @@ from quantbench.latency.model_file import BROKEN, device_from_json, device_to_js
 from quantbench.workload import Gemm
 from quantbench.workload.dtypes import GEMM_DTYPES
 
-IntArray = npt.NDArray[np.int64]
-
 #: folder of the shipped models
 FOLDER = Path(__file__).parent.parent / "models"
 MODEL_FORMAT = "quantbench-gemm-model"
