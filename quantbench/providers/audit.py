@@ -227,11 +227,11 @@ class _Watched:
         if isinstance(self._workload, Attention):
             must_see = [at for changes in self._changes.values() for at in changes.last_rows()]
         error = correctness.check(who, self._workload, self._inputs, outputs, generator, must_see=must_see)
-        for changes in self._changes.values():
-            changes.undo()
         for number, remembered in enumerate(self._prints):
+            as_written = number not in self._changes or self._changes[number].undo()
             found = self._print(number)
-            if not bool(((found - remembered).abs() <= 1e-5 * remembered.abs().max()).all()):
+            same = bool(((found - remembered).abs() <= 1e-5 * remembered.abs().max()).all())
+            if not (as_written and same):
                 raise MeasurementError(who, f"input {number} was changed", "inputs left as the harness wrote them")
         return error
 
@@ -272,38 +272,52 @@ class _Changes:
     count: elements that one change replaces.
     inputs: source of the positions and of the new numbers.
 
-    _positions: of all changes, (count · _CHANGES_DRAWN,) places in the operand's memory.
-    _numbers, _first: the new numbers, and the operand's own, as bits at those positions.
+    _positions: of all changes, distinct places in the operand's memory in random order.
+    _numbers, _first: as many new numbers, and the operand's own at those places, as bits.
+    _made: of each change, where its positions and its numbers begin.
     """
 
     def __init__(self, operand: torch.Tensor, count: int, inputs: Inputs) -> None:
         self._shape = operand.shape
-        self._count = count
         bits = _BITS[operand.element_size()]
         stored = operand if operand.is_contiguous() else operand.mT
         self._elements = stored.view(-1).view(bits)
-        drawn = (count * _CHANGES_DRAWN,)
-        self._positions = torch.randint(operand.numel(), drawn, generator=inputs.generator, device=operand.device)
-        numbers = torch.empty(drawn, dtype=operand.dtype, device=operand.device)
+        where = operand.device
+        drawn = torch.randint(
+            operand.numel(), (count * _CHANGES_DRAWN,), generator=inputs.generator, device=where
+        ).unique()
+        self._positions = drawn[torch.randperm(len(drawn), generator=inputs.generator, device=where)]
+        self._count = min(count, len(drawn))
+        numbers = torch.empty(len(drawn), dtype=operand.dtype, device=where)
         inputs.fill(numbers)
         self._numbers = numbers.view(bits)
         self._first = self._elements[self._positions]
-        self._last = self._positions[:0]
+        self._made: list[tuple[int, int]] = []
 
     def make(self, chance: random.Random) -> None:
         """Replaces the next random elements; queues one kernel."""
         low = chance.randrange(len(self._positions) - self._count + 1)
         new = chance.randrange(len(self._positions) - self._count + 1)
-        self._last = self._positions[low : low + self._count]
-        self._elements.index_copy_(0, self._last, self._numbers[new : new + self._count])
+        self._made.append((low, new))
+        positions = self._positions[low : low + self._count]
+        self._elements.index_copy_(0, positions, self._numbers[new : new + self._count])
 
-    def undo(self) -> None:
-        """Writes the first numbers back."""
+    def undo(self) -> bool:
+        """Writes the first numbers back. Returns whether the changed places held what was written there."""
+        expected = self._first.clone()
+        for low, new in self._made:
+            expected[low : low + self._count] = self._numbers[new : new + self._count]
+        found = self._elements[self._positions]
         self._elements.index_copy_(0, self._positions, self._first)
+        self._made.clear()
+        return torch.equal(found, expected)
 
     def last_rows(self) -> list[tuple[int, ...]]:
         """Returns rows of a contiguous operand that the last change is in: all indices but the last."""
-        found = torch.unravel_index(self._last[:_MUST_SEE], self._shape)
+        if not self._made:
+            return []
+        low = self._made[-1][0]
+        found = torch.unravel_index(self._positions[low : low + min(_MUST_SEE, self._count)], self._shape)
         return list(zip(*(index.tolist() for index in found[:-1]), strict=True))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -122,18 +121,10 @@ def test_the_floor_stands_in_the_outputs_of_all_commands_that_show_times(tmp_pat
     assert page.count(line) == 2  # below the first picture and at the table of all sizes
 
 
-def test_the_floor_is_kept_in_records_and_absent_from_older_ones(tmp_path: Path) -> None:
+def test_the_floor_is_kept_in_records(tmp_path: Path) -> None:
     records = [timed_as(r, "events", floor_us=1.8) for r in records_of(GPU, GEMMS[:2], noise=0.003, seed=5)]
     folder = write_simulated(tmp_path, GPU, records)
     assert [p.floor_us for p in points_of(read_run(folder).records, GPU.spec())] == [1.8, 1.8]
-    path = folder / "records.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for data in lines:
-        data["version"] = 1
-        del data["measurement"]["floor_us"]
-    path.write_text("".join(json.dumps(data) + "\n" for data in lines))
-    points = points_of(read_run(folder).records, GPU.spec())
-    assert [(p.floor_us, p.mode) for p in points] == [(None, "events")] * 2
 
 
 def test_times_of_different_modes_are_not_called_slower(tmp_path: Path) -> None:
