@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import triton
 from quantbench.kernels import softmax
@@ -99,6 +100,8 @@ def compile_kernel(fn: Any, arguments: Mapping[str, Any], arch: int) -> KernelRe
     """
     if INTERPRETER:
         raise UnsupportedError("compile_kernel", "TRITON_INTERPRET=1 is set", "a process without the interpreter")
+    if arch >= 100 and TRITON < (3, 3):
+        pytest.skip("triton 3.2 knows no sm_100, and ends the process")
     missing = [name for name in (*fn.arg_names, "num_warps", "num_stages") if name not in arguments]
     if missing:
         expected = ", ".join([*fn.arg_names, "num_warps", "num_stages"])
