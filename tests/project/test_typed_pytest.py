@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(sys.executable).parent / "pytest"
-WITH_TOOLS = "tests/project/test_page_markers.py"
+WITH_TOOLS = "tests/project/test_readme.py"
 WITH_HYPOTHESIS = "tests/quantization/test_stats.py"
 BENCHMARKS = "tests/benchmarks"
 

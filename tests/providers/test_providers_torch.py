@@ -198,6 +198,7 @@ def test_what_a_gpu_takes(work: Gemm, device: DeviceSpec) -> None:
     assert catalog.make("torch.mm").unsupported(work, device) is None
 
 
+@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this torch has no grouped product")
 @pytest.mark.parametrize("device", [H100, cuda(10, 3)])
 def test_where_torchs_grouped_product_has_kernels(device: DeviceSpec) -> None:
     assert catalog.make("torch.grouped_mm").unsupported(GroupedGemm((8, 0), 16, 16), device) is None
