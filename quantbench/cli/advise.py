@@ -21,7 +21,6 @@ from quantbench.cli.model_options import StepOptions, chosen_model
 from quantbench.cli.options import (
     command,
     gpu_option,
-    integers,
     json_option,
     library_option,
     option,
@@ -65,12 +64,9 @@ class AdviseOptions(StepOptions):
         "faster).",
         min=0,
     )
-    head_dims: str = _search("64,128,256", "Head widths to try beside the shape's own, comma separated.")
-    replicate_kv: bool = _search(False, "Also try fewer key/value heads than tp, replicated.")
     keep: str = _search(
         "", "Dimensions to keep, comma separated: hidden, heads, kv_heads, head_dim, ffn, vocab, layers, mbs."
     )
-    keep_layers: bool = _search(False, "Same as --keep layers.")
     shapes_out: Path | None = _search(
         None, "JSON file for all shapes that were compared, for `sweep --shapes`.", "--shapes-out", "-o"
     )
@@ -131,12 +127,7 @@ def _space(arguments: AdviseOptions) -> Space:
     kept = [word.strip().replace("-", "_") for word in arguments.keep.split(",")] if arguments.keep else []
     for name in kept:
         require_choice(_WHO, "--keep", name, DIMENSIONS)
-    return Space(
-        tolerance=percentage("--tolerance", arguments.tolerance, most=50),
-        head_dims=tuple(sorted(set(integers("--head-dims", arguments.head_dims)))),
-        replicate_kv=arguments.replicate_kv,
-        keep=tuple(dict.fromkeys([*kept, *(["layers"] if arguments.keep_layers else [])])),
-    )
+    return Space(tolerance=percentage("--tolerance", arguments.tolerance, most=50), keep=tuple(dict.fromkeys(kept)))
 
 
 # --- output ----------------------------------------------------------------------------------------------------------

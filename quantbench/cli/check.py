@@ -93,7 +93,7 @@ def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) ->
     def options(spec: DeviceSpec) -> SweepOptions:
         plan = rule.experiment(spec)
         usual = sweep_options(SweepArguments(dim=list(plan.dims), budget=budget), spec.torch_kind)
-        return replace(usual, held=plan.held, providers=plan.providers, skip_impossible=True)
+        return replace(usual, held=plan.held, providers=plan.providers)
 
     console = output(stderr=as_json)
     stop_on_sigterm()

@@ -28,7 +28,7 @@ from quantbench.workload.dtypes import GEMM_DTYPES
 from quantbench.workload.huggingface import Described, describe
 from quantbench.workload.presets import preset
 from quantbench.workload.recipes import RECIPES
-from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
+from quantbench.workload.transformer import ATTENTIONS
 
 # Fields of a model that a grid takes over; not layers, because a point is one layer.
 _OF_A_MODEL = (
@@ -37,8 +37,8 @@ _OF_A_MODEL = (
 )  # fmt: skip
 # Options that `sweep_words` repeats after the axes and the sizes.
 _SAID_AGAIN = (
-    "model", "config", "kv_heads", "gated", "routing", "layout", "dtype", "ops", "direction", "attention", "softmax",
-    "skip_impossible", "dropout", "causal",
+    "model", "config", "kv_heads", "gated", "routing", "layout", "dtype", "ops", "direction", "attention", "dropout",
+    "causal",
 )  # fmt: skip
 
 _LARGEST_HISTOGRAM_BYTES = 2**20
@@ -69,9 +69,6 @@ class ModelOptions:
     )
     dropout: bool | None = _model(
         None, "Dropout of hidden states and attention (default: the model's, else none).", "--dropout/--no-dropout"
-    )
-    softmax: str = _model(
-        "", "Softmax of unfused attention: megatron (fused kernel where it runs) or torch (separate kernels)."
     )
 
 
@@ -121,7 +118,7 @@ class GridOptions(ModelOptions):
     dim: list[str] | None = option(
         None,
         "Dimension to vary: hidden, heads, head-dim, ffn, seq, mbs, tp, vocab, experts, top-k, moe-ffn, tokens, ep, "
-        "skew, m, n, k or batch; with values: hidden=1024:4096:64, tp=1,2,4, n=3072:8192@edges. Several make a grid.",
+        "m, n, k or batch; with values: hidden=1024:4096:64, tp=1,2,4, n=3072:8192@edges. Several make a grid.",
     )
     hidden: str = _range("Hidden size.")
     heads: str = _range("Attention heads.")
@@ -136,7 +133,6 @@ class GridOptions(ModelOptions):
     moe_ffn: str = _range("Width of one expert.")
     tokens: str = _range("Tokens of each GPU's micro-batch, in place of seq and mbs.")
     ep: str = _range("Expert-parallel degree; each GPU of it has its own tokens.")
-    skew: str = _range("Exponent of the routing's power law in hundredths: 120 is power_law_1.2.")
     routing: str = _ROUTING
     m: str = _range("Rows of a plain product.", "--m", "-m")
     n: str = _range("Columns of a plain product.", "--n", "-n")
@@ -146,9 +142,6 @@ class GridOptions(ModelOptions):
     ops: str = _model("", "Ops of a layer, comma separated: qkv,attention (default: all).")
     direction: str = _model("forward", "forward, backward or both.")
     causal: bool = _model(True, "Causal attention.")
-    skip_impossible: bool = _model(
-        False, "Leave out impossible sizes instead of refusing them.", "--skip-impossible/--no-skip-impossible"
-    )
 
     @property
     def dims(self) -> tuple[str, ...]:
@@ -191,23 +184,22 @@ def _require_reach(config: Path, shape: TransformerShape) -> None:
 def attention_of(
     who: str, options: ModelOptions, named: Described | None, device: DeviceSpec
 ) -> tuple[dict[str, Any], list[str]]:
-    """Returns the fields attention, softmax and dropout of a shape, and the assumptions about them as text."""
+    """Returns the fields attention and dropout of a shape, and the assumptions about them as text."""
     base = TransformerShape if named is None else named.shape
     as_named = "" if named is None else f" (of {named.name})"
     of_model = named is not None and named.shape.attention == "unfused"
     usual = "unfused" if of_model else default_attention(device)
     attention = require_choice(who, "--attention", options.attention or usual, ATTENTIONS)
-    softmax = require_choice(who, "--softmax", options.softmax or base.softmax, SOFTMAXES)
     dropout = base.dropout if options.dropout is None else options.dropout
     assumed = []
     if not options.attention:
         assumed.append(f"{attention} attention{as_named if of_model else ''}")
-    if not options.softmax and attention == "unfused":
-        assumed.append({"megatron": "Megatron's fused softmax", "torch": "torch's separate softmax"}[softmax])
+    if attention == "unfused":
+        assumed.append({"megatron": "Megatron's fused softmax", "torch": "torch's separate softmax"}[base.softmax])
     if options.dropout is None:
         said = None if named is None else named.assumed.get("dropout")
         assumed.append(said or (f"dropout{as_named}" if dropout else "no dropout"))
-    return {"attention": attention, "softmax": softmax, "dropout": dropout}, assumed
+    return {"attention": attention, "dropout": dropout}, assumed
 
 
 def latent_words(kv_rank: int, core_dim: int) -> list[str]:
@@ -248,8 +240,6 @@ def chosen_model(
         if "hidden" in typed:
             changes.setdefault("ffn", round(base.ffn / base.hidden * typed["hidden"]))
     how, assumed = attention_of(who, options, named, device)
-    if options.softmax and how["attention"] == "flash":
-        raise InputError(who, f"--softmax {options.softmax} with flash attention", "--attention unfused")
     if named is not None:
         follows = (name for name in ("kv_heads", "head_dim", "ffn") if name in changes and name not in typed)
         assumed += [f"{name} = {changes[name] or 'heads'}" for name in follows if changes[name] or name != "head_dim"]
@@ -324,8 +314,6 @@ def held_and_dims(arguments: GridOptions, who: str = "sweep", *, listed: bool = 
             values[dim.replace("-", "_")] = int(text)
     _require_used(arguments, as_axis, who, listed=listed)
     typed = {*as_axis, *(dim for dim, text in arguments.sizes.items() if text)}
-    if "skew" in typed and arguments.routing:
-        raise InputError(who, f"--routing {arguments.routing} with a skew", "one of them: the skew is the routing")
     for dim in ("seq", "mbs"):
         if "tokens" in typed and dim in typed - as_axis:
             raise InputError(
@@ -340,9 +328,8 @@ def held_and_dims(arguments: GridOptions, who: str = "sweep", *, listed: bool = 
         held = replace(held, **{name: getattr(named.shape, name) for name in _OF_A_MODEL})
         # "" stands for the device's usual attention, which is filled in when the device is known.
         values["attention"] = "unfused" if named.shape.attention == "unfused" else ""
-    for name, choices in (("attention", ATTENTIONS), ("softmax", SOFTMAXES)):
-        if getattr(arguments, name):
-            values[name] = require_choice(who, f"--{name}", getattr(arguments, name), choices)
+    if arguments.attention:
+        values["attention"] = require_choice(who, "--attention", arguments.attention, ATTENTIONS)
     if arguments.routing:
         values["routing"] = _routing(arguments.routing)
     if arguments.kv_heads:
@@ -416,7 +403,7 @@ def _expert_words(arguments: GridOptions, held: Held, given: Collection[str], na
     of_model = () if named is None or not named.shape.experts else ("experts", "top_k", "moe_ffn")
     sizes = [name for name in ("experts", "top_k", "moe_ffn", "ep") if name not in {*given, *of_model}]
     words = [f"{name} = {getattr(held, name)}" for name in sizes]
-    words += [] if arguments.routing or "skew" in given else ["balanced routing"]
+    words += [] if arguments.routing else ["balanced routing"]
     return [*words, "gated experts", "products of the busiest GPU"]
 
 
@@ -435,8 +422,7 @@ def _require_used(arguments: GridOptions, as_axis: set[str], who: str, *, listed
     unused = DIMS if listed else MODEL_DIMS if plain else GEMM_DIMS
     found = [f"--{dim} {size}" for dim, size in arguments.sizes.items() if size and dim in unused]
     only_model = (
-        "model", "config", "kv_heads", "gated", "routing", "attention", "softmax", "dropout", "causal", "ops",
-        "direction",
+        "model", "config", "kv_heads", "gated", "routing", "attention", "dropout", "causal", "ops", "direction",
     )  # fmt: skip
     found += typed_words(arguments, only_model if plain else ("layout",))
     if found:

@@ -33,7 +33,7 @@ from quantbench.latency.libraries import library_words
 from quantbench.planner.calibration import STACKS, Calibration, Calibrations, load_site, shipped, with_measured_links
 from quantbench.planner.layout import RECOMPUTATIONS, Job, Layout, padded_vocab, partition_of
 from quantbench.workload import TransformerShape
-from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
+from quantbench.workload.transformer import ATTENTIONS
 
 if TYPE_CHECKING:
     from quantbench.latency.op_times import OpTimes, TimesOf
@@ -310,8 +310,7 @@ class PlanOptions(ShapeOptions):
                 cells[name] = values[0]
         cells |= {"precision": self.dtype, "dropout": self.dropout, "tied": False if self.untied else None}
         cells["dp_overlap"] = self.dp_overlap
-        for name, choices in (("attention", ATTENTIONS), ("softmax", SOFTMAXES)):
-            cells[name] = require_choice(_WHO, f"--{name}", getattr(self, name), ("", *choices))
+        cells["attention"] = require_choice(_WHO, "--attention", self.attention, ("", *ATTENTIONS))
         if self.recompute:
             require_choice(_WHO, "--recompute", self.recompute, RECOMPUTATIONS)
         return Given(

@@ -14,7 +14,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from quantbench.analysis.compare import FIGURES_METHOD, METHOD, VERDICTS, Compared, Comparison, Matched
+from quantbench.analysis.compare import METHOD, VERDICTS, Compared, Comparison, Matched
 from quantbench.analysis.summary import floor_lines
 from quantbench.errors import printable
 from quantbench.junit import Case, write_suite
@@ -43,7 +43,7 @@ def differences_lines(comparison: Comparison) -> list[str]:
 def method_lines(comparison: Comparison) -> list[str]:
     """Describes the statistical method, the margin and the noise of the reference point."""
     moved = comparison.wander
-    lines = [_method(comparison)]
+    lines = [METHOD]
     margin = f"changes within {percent(comparison.tolerance)} do not count"
     noises = " and ".join("unknown" if n is None else percent(n) for n in (moved.noise_a, moved.noise_b))
     wandered = f"the reference point wandered by {noises} ({moved.repeats_a} and {moved.repeats_b} repeats)"
@@ -57,10 +57,6 @@ def method_lines(comparison: Comparison) -> list[str]:
     if moved.shift is not None:
         lines.append(f"the reference point itself: {_ratio_words(moved.shift)}")
     return lines
-
-
-def _method(comparison: Comparison) -> str:
-    return METHOD if comparison.options.noise is None else FIGURES_METHOD
 
 
 def result_lines(comparison: Comparison) -> list[str]:
@@ -134,7 +130,7 @@ def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
         "device": comparison.b.info.device.name,
         "obstacles": list(comparison.obstacles),
         "differences": [asdict(difference) for difference in comparison.differences],
-        "method": _method(comparison),
+        "method": METHOD,
         "margin": comparison.options.margin,
         **{name: getattr(comparison, name) for name in ("tolerance", "counts", "regressions", "only_a", "only_b")},
         "reference": asdict(comparison.wander),

@@ -188,11 +188,9 @@ def test_what_is_kept_stays(base: TransformerShape, keep: set[str]) -> None:
         assert all(getattr(shape, name) == getattr(base, name) for name in keep)
 
 
-def test_key_value_heads_are_whole_on_each_gpu_unless_asked() -> None:
+def test_key_value_heads_are_whole_on_each_gpu() -> None:
     base = TransformerShape(hidden=4096, heads=32, kv_heads=16, layers=32, ffn=14336, gated=True, vocab=128256, tp=16)
-    strict, loose = ({s.kv_heads for s in together(base, Space(replicate_kv=copied))} for copied in (False, True))
-    assert {kv % 16 for kv in strict} == {0}
-    assert any(kv % 16 for kv in loose)
+    assert {s.kv_heads % 16 for s in together(base, Space())} == {0}
 
 
 def test_heads_that_do_not_make_up_the_hidden_size_stay() -> None:

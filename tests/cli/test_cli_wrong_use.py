@@ -86,10 +86,6 @@ EXPERTS = ("predict", "--gpu", "h100", "--model", "deepseek-v3")
             "import csv: empty.csv has no column 'M'; expected a CSV file",
         ),
         (
-            ("import", "vidur", "empty.csv", "--gpu", "a100-sxm4-80gb"),
-            "import vidur: empty.csv has no columns",
-        ),
-        (
             ("sweep", "--dim", "n=64", "--provider", "torch, no.module:Class"),
             "provider: 'no.module:Class' (no module named 'no'); expected a class that can be imported",
         ),
@@ -107,15 +103,11 @@ EXPERTS = ("predict", "--gpu", "h100", "--model", "deepseek-v3")
             "predict: --m 64 with --dim hidden; expected sizes of a model",
         ),
         (("predict", "--gpu", "a100", "--dim", "hidden=2147483647"), "predict: ffn = 8589934588; expected"),
-        (
-            (*EXPERTS, "--dim", "skew=50,120", "--routing", "balanced"),
-            "predict: --routing balanced with a skew; expected one of them",
-        ),
         ((*EXPERTS, "--dim", "tokens=4096", "--seq", "2048"), "predict: --seq 2048 with tokens; expected tokens, or"),
         ((*EXPERTS, "--dim", "tokens=4096", "--ops", "experts_up"), "predict: --ops experts_up; expected experts: "),
         (
-            (*EXPERTS, "--dim", "ep=3,5,7", "--skip-impossible"),
-            "predict: no place is left to predict (experts = 256 with ep = 3; expected experts divisible by ep)",
+            (*EXPERTS, "--dim", "ep=3,5,7"),
+            "predict: experts = 256 with ep = 3; expected experts divisible by ep",
         ),
         (
             ("explore", "--gpu", "a100", "--profile", PROFILE),
@@ -160,7 +152,6 @@ def test_wrong_use_is_one_line(
         ("predict", "--dim", "m=512"),
         ("sweep", "--dim", "m=512", "--dry-run"),
         ("import", "csv", "empty.csv", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype", "bf16"),
-        ("import", "vidur", "empty.csv"),
         ("import", "aiconfigurator", "--system", "b60"),
         ("import", "megatron-log", "empty.csv"),
     ],
@@ -215,7 +206,7 @@ def test_products_beyond_the_models_are_refused_alike(words: tuple[str, ...]) ->
 
 def test_sizes_that_a_prediction_leaves_out_are_said_in_its_name() -> None:
     words = ["predict", "--gpu", "a100", "--dim", "hidden=4096,4100", "--tp", "8"]
-    said = CliRunner().invoke(app, [*words, "--skip-impossible"]).output
+    said = CliRunner().invoke(app, words).output
     assert "1 sizes are left out, the first because predict: hidden = 4100 with tp = 8" in said
 
 

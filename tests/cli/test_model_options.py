@@ -68,16 +68,15 @@ def test_a_model_of_2022_runs_as_it_was_trained(command: str) -> None:
 
 @pytest.mark.parametrize("command", ASK)
 def test_what_is_typed_is_not_assumed(command: str) -> None:
-    typed = ("--attention", "unfused", "--softmax", "torch", "--no-dropout", "--seq", "2048", "--dtype", "bf16")
+    typed = ("--attention", "unfused", "--no-dropout", "--seq", "2048", "--dtype", "bf16")
     words = assumed(command, "--model", "bloom-7b1", *typed)
-    assert not any(part in word for word in words for part in ("attention", "softmax", "dropout", "seq =", "dtype"))
+    assert not any(part in word for word in words for part in ("attention", "dropout", "seq =", "dtype"))
 
 
 @pytest.mark.parametrize("command", ASK)
-@pytest.mark.parametrize("option", ["--attention", "--softmax"])
-def test_other_words_are_refused(command: str, option: str) -> None:
-    with pytest.raises(InputError, match=rf"{option}.*'eager'; expected one of"):
-        run(command, "--model", "llama-3-8b", option, "eager")
+def test_other_words_are_refused(command: str) -> None:
+    with pytest.raises(InputError, match=r"--attention.*'eager'; expected one of"):
+        run(command, "--model", "llama-3-8b", "--attention", "eager")
 
 
 @pytest.mark.parametrize("command", ASK)
@@ -245,9 +244,7 @@ def test_models_lists_every_preset(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("command", ["advise", "predict"])
-def test_a_softmax_is_refused_with_flash_attention_and_a_routing_without_experts(command: str) -> None:
-    with pytest.raises(InputError, match=r"--softmax.*torch with flash attention; expected --attention unfused"):
-        run(command, "--model", "llama-3-8b", "--softmax", "torch")
+def test_a_routing_is_refused_without_experts(command: str) -> None:
     with pytest.raises(InputError, match="--routing balanced without experts; expected --experts"):
         run(command, "--model", "llama-3-8b", "--routing", "balanced")
     assert "experts" in run("predict", "--dim", "experts=8", "--hidden", "4096", "--routing", "balanced")

@@ -16,12 +16,10 @@ import pytest
 from known_profile import ATTENTIONS, COLLECTIVES, gemm_row, known_profile, known_tables, table
 
 from quantbench.errors import InputError
-from quantbench.importers import vidur as importer
 from quantbench.profile.exporters import export_profile
 from quantbench.profile.exporters.options import Exported, ExportOptions
 from quantbench.profile.exporters.vidur import VidurModel
 from quantbench.profile.profile import Profile
-from quantbench.workload import Gemm
 
 #: Llama 3 8B on one GPU: tokens → µs of its four products
 MEASURED = {"attn_pre_proj": (6144, 4096), "attn_post_proj": (4096, 4096), "mlp_up_proj": (28672, 4096),
@@ -141,20 +139,17 @@ def test_the_source_tree_s_csv_and_the_release_s_are_one(tmp_path: Path) -> None
     assert json.loads((tmp_path / "network" / "config.json").read_text()) == {"sku": "a100_dgx"}
 
 
-def test_our_importer_reads_it_back(tmp_path: Path) -> None:
+def test_its_files_have_the_measured_times(tmp_path: Path) -> None:
     exported(tmp_path)
-    kind, found = importer.read_rows(next(tmp_path.rglob("mlp.csv")), dtype="bf16")
-    times = {row.workload: row.latency_us for row in found.rows}
-    assert kind == "mlp"
+    with next(tmp_path.rglob("mlp.csv")).open(newline="", encoding="utf-8") as file:
+        rows = {int(row["num_tokens"]): row for row in csv.DictReader(file)}
     for tokens, measured in TIMES_US.items():
         for op, us in zip(MEASURED, measured, strict=True):
-            n, k = MEASURED[op]
-            assert times[Gemm(tokens, n, k, layout="nt")] == pytest.approx(us, rel=1e-12)
-    _, reduced = importer.read_rows(next(tmp_path.rglob("all_reduce.csv")), dtype="bf16")
-    assert {(row.workload.message_bytes, row.workload.num_gpus, row.workload.num_nodes): row.latency_us
-            for row in reduced.rows} == pytest.approx({
-                (size, gpus, nodes): us for (op, size, gpus, _, nodes), us in COLLECTIVES.items() if op == "all_reduce"
-            })  # fmt: skip
+            assert float(rows[tokens][f"time_stats.{op}.median"]) * 1e3 == pytest.approx(us, rel=1e-12)
+    with next(tmp_path.rglob("all_reduce.csv")).open(newline="", encoding="utf-8") as file:
+        reduced = {int(row["size"]): float(row["time_stats.all_reduce.median"]) * 1e3 for row in csv.DictReader(file)}
+    wanted = {size: us for (op, size, *_), us in COLLECTIVES.items() if op == "all_reduce"}
+    assert reduced == pytest.approx(wanted)
 
 
 def test_shares_of_a_tensor_parallel_rank() -> None:

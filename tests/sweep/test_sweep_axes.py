@@ -145,10 +145,9 @@ def test_rows_of_the_experts_of_one_gpu(text: str, values: tuple[int, ...], rows
     assert down.k == (7168 if text == "tp=2" else 14336)
 
 
-def test_skew_is_the_exponent_in_hundredths() -> None:
-    skewed = expert_ops("skew=120", MIXTRAL, 120)["experts_down"]
+def test_routing_is_a_distribution_or_counts() -> None:
     named = expert_ops("tokens=512", replace(MIXTRAL, routing="power_law_1.2"), 512)["experts_down"]
-    assert skewed == named == MoE(512, 4096, 14336, 8, 2, distribution="power_law_1.2").grouped_gemms()["experts_down"]
+    assert named == MoE(512, 4096, 14336, 8, 2, distribution="power_law_1.2").grouped_gemms()["experts_down"]
     measured = replace(MIXTRAL, routing=(512, 512, 0, 0, 0, 0, 0, 0))
     histogram = expert_ops("tokens=512", measured, 512)["experts_down"]
     assert isinstance(histogram, GroupedGemm)
