@@ -31,7 +31,7 @@ from quantbench.cli.output import StyledLine, check_file, output, plain_table, p
 from quantbench.cli.pad import broken_lines
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import require_choice
-from quantbench.units import latency, percent, signed_percent
+from quantbench.units import billions, latency, percent, signed_percent
 
 if TYPE_CHECKING:
     from quantbench.advice import Advice, Advised, OpCost, ShapeCost, Space
@@ -194,12 +194,12 @@ def _header_lines(advice: Advice, assumed: Sequence[str]) -> Iterator[str]:
         shared = f" beside shared ones of {shape.shared_ffn}" if shape.shared_ffn else ""
         mlp = f"{shape.experts} experts of {shape.moe_ffn} on ep = {shape.ep}, top {shape.top_k}{shared}{dense}"
         held_gib = weights_bytes(shape) / 2**30
-        mlp += f" ({shape.active_parameters / 1e9:.3g} B active; weights of {held_gib:.0f} GiB on a GPU)"
+        mlp += f" ({billions(shape.active_parameters)} active; weights of {held_gib:.0f} GiB on a GPU)"
     batch = f"micro-batches of {shape.mbs} × {shape.seq} tokens on tp = {shape.tp}"
     yield device_line(advice.device)
     yield f"times: {advice.note}"
     yield (
-        f"shape: {parameters(shape) / 1e9:.3g} B parameters: {shape.layers} layers of {shape.hidden}, {heads}, {mlp}, "
+        f"shape: {billions(parameters(shape))} parameters: {shape.layers} layers of {shape.hidden}, {heads}, {mlp}, "
         f"vocab {shape.vocab}; {batch}, {shape.dtype}, {shape.attention} attention"
     )
     if assumed:

@@ -79,6 +79,8 @@ def check(
     if fail_above is not None and not found.num_curves:
         said = f"{folder} has {counted(found.num_points, 'measured point')}, none with close neighbours"
         raise InputError("check --fail-above", said, "a run in which a cliff could be found")
+    if not found.num_points:
+        raise typer.Exit(2)
     if fail_above is not None and any(cliff.low > fail_above for cliff in found.cliffs):
         raise typer.Exit(1)
 
@@ -170,7 +172,7 @@ def _broken_rules(found: Check) -> Counter[tuple[AlignmentRule, str]]:
     return Counter(
         (rule, work.dtype)
         for work, library in works
-        for rule in dict.fromkeys(one.rule for one in broken_rules(work, library=library))
+        for rule in dict.fromkeys(one.rule for one in broken_rules(work, library=library, device=found.run.info.device))
     )
 
 

@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from quantbench.cli.options import command, json_option, option, percentage, results_option
 from quantbench.cli.output import output, plain_table, print_result, say, show, warning
 from quantbench.errors import QuantbenchError, require_choice
@@ -79,7 +81,7 @@ def comm(arguments: CommOptions, results: Path = results_option(), as_json: bool
         # error they wait for the leader's stop.
         try:
             _lead(arguments, options, ranks, leader, places or [], idle or [], results, as_json)
-        except QuantbenchError:
+        except (QuantbenchError, typer.Exit):
             leader.stop()
             raise
         leader.stop()
@@ -157,6 +159,8 @@ def _lead(
     table = plain_table(columns, ((row["op"], size(row["message_bytes"]), *_cells(row)) for row in rows))
     repeated = f"repeated point: {repeat_line('all_reduce', session.reference_us)}"
     print_result(as_json, lambda: answer, (table, repeated, *map(warning, doubts), str(writer.folder)))
+    if not samples:
+        raise typer.Exit(1)
 
 
 def row_to_json(record: Record) -> dict[str, Any]:

@@ -86,6 +86,7 @@ class ShapeOptions(ModelOptions):
     layers: int | None = size_option("Layers (default: a usual depth for the hidden size).")
     seq: int | None = size_option("Sequence length, tokens.")
     vocab: int | None = size_option("Vocabulary size.")
+    untied: bool = _model(False, "Separate matrices for embedding and logits.")
     fp8_recipe: str = _model("", f"Recipe of an 8- or 4-bit step: {', '.join(RECIPES)} (default: none, no casts).")
 
     @property
@@ -243,7 +244,9 @@ def chosen_model(
     if named is not None:
         follows = (name for name in ("kv_heads", "head_dim", "ffn") if name in changes and name not in typed)
         assumed += [f"{name} = {changes[name] or 'heads'}" for name in follows if changes[name] or name != "head_dim"]
-    elif "layers" not in typed:
+    elif not options.untied:
+        assumed.append("one matrix for embedding and logits")
+    if named is None and "layers" not in typed:
         changes["layers"] = max(1, round(typed["hidden"] / _USUAL_ASPECT))
         assumed.append(f"layers = {changes['layers']} (hidden / {_USUAL_ASPECT})")
     tp, vocab = typed.get("tp", 1), typed.get("vocab", base.vocab)
@@ -256,6 +259,8 @@ def chosen_model(
     if "seq" not in typed:
         said = f"seq = {base.seq}" if named is None else named.assumed.get("seq")
         assumed += [] if said is None else [said]
+    if options.untied:
+        changes["tied"] = False
     if options.gated or "experts" in typed:
         changes["gated"] = True
     if isinstance(options, StepOptions) and (base.experts or "experts" in typed):
@@ -309,7 +314,7 @@ def held_and_dims(arguments: GridOptions, who: str = "sweep", *, listed: bool = 
     for dim, text in arguments.sizes.items():
         if text and dim not in as_axis:
             if not (text.isascii() and text.isdigit() and len(text) <= 10 and 1 <= int(text) < 2**31):
-                expected = f"an integer of at least 1, or a range together with --dim {dim}"
+                expected = f"an integer from 1 to {2**31 - 1:,}, or a range together with --dim {dim}"
                 raise InputError(f"--{dim}", repr(text), expected)
             values[dim.replace("-", "_")] = int(text)
     _require_used(arguments, as_axis, who, listed=listed)

@@ -64,7 +64,6 @@ class PlanOptions(ShapeOptions):
 
     plans: ClassVar[bool] = True
 
-    untied: bool = option(False, "Separate matrices for embedding and logits.", panel="Model")
     optimizer: str = option("", "Optimizer: fused_adam, adam or adam_8bit (default: fused_adam).", panel="Model")
     gpus: int | None = _machines(None, "Number of GPUs.", min=1)
     gpu: str = gpu_option("", _MACHINES)
@@ -109,8 +108,6 @@ class PlanOptions(ShapeOptions):
     @cached_property
     def _model(self) -> tuple[TransformerShape, tuple[str, ...]]:
         shape, words = chosen_model(_WHO, self, self.where().device, needed=("hidden", "heads", "layers", "vocab"))
-        if self.untied:
-            shape = replace(shape, tied=False)
         if self.head_dim:
             shape = replace(shape, head_dim=self.head_dim)
         return shape, words

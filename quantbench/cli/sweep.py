@@ -8,6 +8,7 @@ by `sweep_run`.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from quantbench.units import parse_duration_s
 if TYPE_CHECKING:
     from quantbench.sweep.options import SweepOptions
     from quantbench.sweep.plan import Plan
+    from quantbench.workload import TransformerShape
 
 # With these, `make sweep` including the installation takes less than three minutes on two cores, five on a GPU.
 _BUDGET = {"cuda": "4m", "cpu": "60s"}
@@ -114,9 +116,21 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
 
 
 def assumed_of(arguments: SweepArguments, options: SweepOptions, plan: Plan, spec: DeviceSpec) -> tuple[str, ...]:
+    if options.models:
+        return _stated_words([one.shape for one in options.models])
     held = with_defaults(options.held, spec, options.dims)
     ops = {place.op.partition(".")[0] for point in plan.points for place in point.places}
     return assumed_words(arguments, held, ops, spec, listed=arguments.shapes is not None)
+
+
+def _stated_words(shapes: Sequence[TransformerShape]) -> tuple[str, ...]:
+    """Lists what all shapes of a file have in common, as text."""
+    names = ["dtype", "attention", "seq", "mbs", "tp"]
+    if any(shape.experts for shape in shapes):
+        names += ["ep", "routing"]
+    first = shapes[0]
+    common = [name for name in names if all(getattr(shape, name) == getattr(first, name) for shape in shapes)]
+    return (*(f"{name} = {getattr(first, name)}" for name in common), "all as the file says")
 
 
 def check_words(arguments: SweepArguments, on: str, resume: Path | None, gpu: str) -> None:

@@ -90,7 +90,7 @@ EDGES = ("hidden=1024:16384:64@edges",)
 
 def test_a_short_budget_shortens_the_range_and_splits_no_edge() -> None:
     held = replace(HELD, direction="both")
-    grid, _ = parse_grid(EDGES, held, A100)
+    grid = parse_grid(EDGES, held, A100)
     sizes = grid[0].values
     edges = [edge for edge in predicted_edges(grid, 0, held, A100) if {edge, edge + 8} <= set(sizes)]
     whole = build_plan(grid, held, ("torch.mm",), TimingOptions(), A100)
@@ -146,7 +146,7 @@ def test_edges_are_those_of_the_tiles_that_the_providers_name() -> None:
 
 
 def test_both_sides_of_an_edge_that_was_asked_for_stay_together() -> None:
-    (edged,), _ = parse_grid(("n=1024:8192:1024@edges",), HELD, A100)
+    (edged,) = parse_grid(("n=1024:8192:1024@edges",), HELD, A100)
     whole = build_plan((edged,), HELD, ("torch.mm",), TimingOptions(), A100)
     of_size = {size: i for i, group in enumerate(whole.groups) for size in sizes_of([group])}
     edges = [size for size in edged.values if size + 8 in edged.values]
