@@ -199,6 +199,4 @@ def test_descriptors_need_aligned_rows() -> None:
     a = torch.ones(16, 17, dtype=torch.float16)
     with pytest.raises(InputError) as caught:
         matmul(a, torch.ones(17, 16, dtype=torch.float16), operands="descriptors")
-    assert str(caught.value) == (
-        "matmul: operands = 'descriptors'; expected triton 3.6 or newer, rows and first elements at multiples of 16 bytes"
-    )
+    assert caught.value.value == "operands = 'descriptors'"
