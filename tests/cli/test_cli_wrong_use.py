@@ -64,7 +64,7 @@ EXPERTS = ("predict", "--gpu", "h100", "--model", "deepseek-v3")
             ("profile", "query", PROFILE, "--gemm", "1,1,1", "--library", "aiter"),
             "profile.gemm: provider = 'aiter'; expected one of sglang",
         ),
-        ((*PLAN, "--tp", "²"), "--tp: '²'; expected integers of at least 1, comma separated"),
+        ((*PLAN, "--tp", "²"), "--tp: '²'; expected integers from 1 to 2,147,483,647, comma"),
         ((*PLAN, "--zero", "9"), "--zero: '9'; expected integers from 0 to 3, comma separated"),
         ((*PLAN, "--link-gb-per-s", "inf"), "plan: --link-gb-per-s inf; expected a rate that is finite"),
         ((*PLAN, "--rows", TABLE), "plan --rows: --model bloom-176b; expected models as the rows name them"),
