@@ -74,7 +74,7 @@ def test_it_says_device_times_shape_costs_neighbours_and_what_is_next() -> None:
         r"^Worth a change: of \d+ shapes tried, hidden 14400 → .* is surely faster, by \+\d+ % ", said, re.M
     )
     assert "better shapes (● best gain for the smallest change)" in said
-    assert "hidden 14400 → 13824" in said
+    assert "hidden 14400 → 14336" in said
     assert re.search(r"head_dim 150 → \d+: 16-byte aligned", said)
     assert "better with one change alone" in said
     assert lines[-2].endswith("ask with --attention flash")
@@ -97,7 +97,13 @@ def test_everything_as_json() -> None:
         "3",
     )
     assert data["device"] == "a100-sxm4-80gb"
-    assert data["assumed"] == ["Megatron's fused softmax", "no dropout", "dtype = bf16", LIBRARY]
+    assert data["assumed"] == [
+        "Megatron's fused softmax",
+        "no dropout",
+        "one matrix for embedding and logits",
+        "dtype = bf16",
+        LIBRARY,
+    ]
     shape = data["shape"]
     assert [shape[name] for name in ("layers", "vocab", "mbs", "seq", "tp", "dtype")] == [
         80,
@@ -129,7 +135,7 @@ def test_a_narrow_terminal_loses_no_reason(monkeypatch: pytest.MonkeyPatch) -> N
     lines = run(*WIDE).splitlines()
     assert "  scores: alignment: head_dim = 150 is no multiple of 8: rows aligned to 4 bytes, not 16" in lines
     assert any(line.startswith("scores ") and len(line) <= 80 for line in lines)
-    assert any(re.match(r"  hidden 14400 → 13824, .*: head_dim 150 → \d+: 16-byte aligned; ", line) for line in lines)
+    assert any(re.match(r"  hidden 14400 → 14336, .*: head_dim 150 → \d+: 16-byte aligned; ", line) for line in lines)
 
 
 def test_presets_and_configs_can_be_changed(tmp_path: Path) -> None:
