@@ -19,6 +19,7 @@ from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.libraries import resolve_library
 from quantbench.planner.calibration import shipped
 from quantbench.sweep.axes import EXPERT_OPS, Axis, with_defaults
+from quantbench.units import counted
 from quantbench.workload import MoE
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def predict(
             yield f"assumed: {', '.join(assumed)}"
         yield from (f"  {note}" for note in found.notes)
         if found.impossible:
-            yield f"{len(found.impossible)} sizes are left out, the first because {found.impossible[0]}"
+            yield f"left out at {counted(len(found.impossible), 'size')}, the first: {found.impossible[0]}"
         yield from filter(None, [summed_line(found.rows)])
         yield forecast_table(found.rows)
         yield from filter(None, [slower_in_words(found.rows, slower), rises_in_words(found.rows, rises)])

@@ -179,7 +179,10 @@ def test_every_command_knows_gpus_by_the_same_names(words: tuple[str, ...]) -> N
         (("--dim", "n", "--hidden", "64"), "--hidden 64 with --dim n; expected sizes of a plain product"),
         (("--dim", "hidden", "--model", "gpt2-xl", "--config", "x"), "--model gpt2-xl and --config x; expected one"),
         (("--dim", "hidden=4096", "--tp", "3"), "hidden = 4096 with tp = 3; expected hidden divisible by tp"),
-        (("--dim", "hidden=4096", "--head-dim", "96"), "hidden = 4096 with head-dim = 96; expected hidden divisible"),
+        (
+            ("--dim", "hidden=4096", "--head-dim", "96", "--ops", "attention"),
+            "hidden = 4096 with head_dim = 96; expected",
+        ),
     ],
 )
 @pytest.mark.parametrize("command", [("predict",), ("sweep", "--dry-run")], ids=lambda command: command[0])
@@ -211,7 +214,7 @@ def test_products_beyond_the_models_are_refused_alike(words: tuple[str, ...]) ->
 def test_sizes_that_a_prediction_leaves_out_are_said_in_its_name() -> None:
     words = ["predict", "--gpu", "a100", "--dim", "hidden=4096,4100", "--tp", "8"]
     said = CliRunner().invoke(app, [*words, "--skip-impossible"]).output
-    assert "1 sizes are left out, the first because predict: hidden = 4100 with tp = 8" in said
+    assert "left out at 1 size, the first: predict: hidden = 4100 with tp = 8" in said
 
 
 def test_a_loose_name_of_a_gpu_is_enough_for_a_prediction() -> None:
