@@ -1,7 +1,7 @@
 """Identifies the kernel that a workload ran, with torch.profiler, and the installed software versions.
 
-Entry points: `identify`, `versions`; `trace_events`, `kernel_events`, `KernelEvent` and `launch_of`, which tools use too.
-Each point is profiled once, in a process that times nothing.
+Entry points: `identify`, `versions`; tools use `trace_events`, `kernel_events`, `KernelEvent` and `launch_of` too. Each
+point is profiled once, in a process that times nothing.
 """
 
 from __future__ import annotations
