@@ -86,10 +86,6 @@ EXPERTS = ("predict", "--gpu", "h100", "--model", "deepseek-v3")
             "import csv: empty.csv has no column 'M'; expected a CSV file",
         ),
         (
-            ("import", "vidur", "empty.csv", "--gpu", "a100-sxm4-80gb"),
-            "import vidur: empty.csv has no columns",
-        ),
-        (
             ("sweep", "--dim", "n=64", "--provider", "torch, no.module:Class"),
             "provider: 'no.module:Class' (no module named 'no'); expected a class that can be imported",
         ),
@@ -156,7 +152,6 @@ def test_wrong_use_is_one_line(
         ("predict", "--dim", "m=512"),
         ("sweep", "--dim", "m=512", "--dry-run"),
         ("import", "csv", "empty.csv", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype", "bf16"),
-        ("import", "vidur", "empty.csv"),
         ("import", "aiconfigurator", "--system", "b60"),
         ("import", "megatron-log", "empty.csv"),
     ],
