@@ -118,7 +118,6 @@ def import_megatron_log(
     pp: int = option(0, "Pipeline stages, if not in the log.", min=0),
     mbs: int = option(0, "Micro-batch size, if not in the log.", min=0),
     seq: int = option(0, "Sequence length, if not in the log.", min=0),
-    plot: Path | None = option(None, "Draw tokens per second by layout over GPUs here (PNG)."),
     rows: Path | None = option(None, "Write a table of layouts for plan --rows and --fit here (CSV)."),
     results: Path = results_option(),
     run_id: str | None = option(None, "Name of the run, for one file."),
@@ -127,13 +126,11 @@ def import_megatron_log(
     """Import training logs, also with line prefixes, restarts, several ranks and truncated lines."""
     from quantbench.importers.megatron_log import read_log
     from quantbench.importers.training_run import default_run_id, summarize, write_training
-    from quantbench.report.training import draw_throughput, training_table
+    from quantbench.report.training import training_table
 
     spec = lookup(gpu)
     if run_id is not None and len(files) > 1:
         raise InputError("import training log", f"--run-id {run_id} for {len(files)} files", "one file with it")
-    if plot is not None:
-        check_file("import --plot", plot, suffix=".png")
     if rows is not None:
         check_file("import --rows", rows, suffix=".csv")
     given = {name: value for name, value in {"gpus": gpus, "tp": tp, "pp": pp, "mbs": mbs}.items() if value}
@@ -147,8 +144,6 @@ def import_megatron_log(
         summaries.append(summary)
         folders.append(write_training(results, spec.name, name, path, found, summary))
         cells.append({**found.arguments, **asdict(summary), "row_id": name, "gpu": spec.name})
-    if plot is not None:
-        draw_throughput(summaries, plot)
     if rows is not None:
         table = [",".join("" if row.get(c) is None else str(row[c]) for c in _LAYOUT_COLUMNS) for row in cells]
         write_file("import --rows", rows, "\n".join((",".join(_LAYOUT_COLUMNS), *table, "")))
@@ -157,6 +152,5 @@ def import_megatron_log(
         lines += [f"{summary.name}: {count} lines left out: {reason}" for reason, count in summary.left_out.items()]
         lines.append(str(folder))
         answer.append({**asdict(summary), "folder": folder})
-    lines += [] if plot is None else [f"picture: {plot}"]
     lines.append(f"Next: quantbench report {' '.join(map(str, folders))}")
     print_result(as_json, lambda: answer, (training_table(summaries), *lines))

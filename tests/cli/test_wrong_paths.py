@@ -55,7 +55,6 @@ COMMANDS = {
 #: and of those that write one
 WRITERS = {
     "sweep --results": ("sweep", "--dim", "n=64", "--results", "PATH"),
-    "predict --plot": ("predict", "--gpu", "a100", "--dim", "n=64", "-m", "64", "--plot", "PATH.png"),
     "advise --junit": ("advise", "--gpu", "a100", "--hidden", "1024", "--heads", "8", "--junit", "PATH"),
     "profile export -o": ("profile", "export", ".", "-o", "PATH"),
 }  # fmt: skip
