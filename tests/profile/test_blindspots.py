@@ -169,9 +169,9 @@ def test_a_profile_s_own_model_is_asked_where_it_has_one() -> None:
     whole = stair_profile(stair_rows())
     model = replace(GemmModel.best("a100-sxm4-80gb"), rows=77)
     own = replace(whole, models=Models(gemm=(model,)))
-    found = find(own, 0.05)
+    found = find(own)
     assert found.num_rows == len(stair_rows())
     assert found.after.max() <= 0.05 + 1e-9
     assert found.spots[0].low < found.spots[0].m < found.spots[0].high
     assert "fitted to 77 shapes" in found.note
-    assert "fitted to 77 shapes" not in find(whole, 0.05).note
+    assert "fitted to 77 shapes" not in find(whole).note
