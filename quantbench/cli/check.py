@@ -17,7 +17,7 @@ from rich.table import Table
 from quantbench.alignment_rules import AlignmentRule, broken_rules
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, json_option, option
-from quantbench.cli.output import StyledLine, check_folder, output, print_result, say
+from quantbench.cli.output import StyledLine, as_object, check_folder, output, print_result, say
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, printable
 from quantbench.report.terminal import cliffs_table, section_lines
@@ -202,7 +202,7 @@ def check_to_json(found: Check) -> dict[str, Any]:
         "period": None if found.period is None else _period_to_json(found.period),
         "periods": [_period_to_json(period) for period in found.periods],
         "broken_rules": [
-            {**asdict(rule), "dtype": dtype, "shapes": number}
+            {**as_object(rule), "dtype": dtype, "shapes": number}
             for (rule, dtype), number in _broken_rules(found).items()
         ],
         "rules": rules,
@@ -221,6 +221,5 @@ def _period_to_json(period: Period) -> dict[str, Any]:
         "resident_blocks": None if chosen is None else chosen.resident_blocks,
         "confidence": r.confidence, "explained": r.explained, "spacing": period.spacing,
         "spacing_error": period.spacing_error, "curves": period.num_curves,
-        "same": [asdict(explanation) for explanation in r.best],
-        "rivals": [asdict(explanation) for explanation in r.rivals],
+        "same": r.best, "rivals": r.rivals,
     }  # fmt: skip

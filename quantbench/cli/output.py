@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import fields, is_dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -135,11 +136,24 @@ def print_result(as_json: bool, answer: Callable[[], Any], items: Iterable[Style
 
 
 def print_json(value: Any) -> None:
-    """Prints one JSON value to stdout. NaN and infinities become null, paths become text."""
+    """Prints one JSON value to stdout: dataclasses as of `as_object`, NaN and infinities as null, paths as text."""
     print(json.dumps(_plain(value), indent=1, allow_nan=False))
 
 
+def as_object(value: Any) -> dict[str, Any]:
+    """Returns the fields and the public properties of a dataclass by name, and a constant `kind` if it has one."""
+    kind = type(value)
+    names = [one.name for one in fields(value)]
+    for base in kind.__mro__:
+        names += [name for name, member in vars(base).items() if isinstance(member, property) and name[0] != "_"]
+    if isinstance(getattr(kind, "kind", None), str):
+        names.insert(0, "kind")
+    return {name: getattr(value, name) for name in names}
+
+
 def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        value = as_object(value)
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, dict):

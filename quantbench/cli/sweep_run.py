@@ -9,7 +9,6 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -58,7 +57,7 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
     answer = {
         "device": spec.name, "assumed": assumed, "axes": {axis.dim: axis.values for axis in axes},
         "estimate_s": plan.estimate_s, "points": points,
-        "left_out": [asdict(part) for part in left_out(plan)],
+        "left_out": left_out(plan),
     }  # fmt: skip
     # A list, so that a provider that cannot be loaded is reported before anything is printed.
     print_result(as_json, lambda: answer, list(_dry_run_lines(plan, spec, assumed, here=not gpu)))
@@ -188,8 +187,7 @@ def run_on_ray(arguments: SweepArguments, results: Path, resume: Path | None, *,
         runs.append(measured)
         lines, answer = result(measured, lane.finished, wall_s, devices=devices, earlier_s=earlier_s)
         cards = compare_cards(measured.records)
-        of_cards = [{**asdict(card), "slow": card.slow} for card in cards]
-        told.append({**answer, "assumed": assumed(lane), "devices": devices, "cards": of_cards})
+        told.append({**answer, "assumed": assumed(lane), "devices": devices, "cards": cards})
         said += [*lines, *card_lines(cards)]
     print_result(as_json, lambda: {"runs": told}, said)
     _require_measured(*runs)
