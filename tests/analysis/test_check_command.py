@@ -15,6 +15,7 @@ from simulator import SimulatedGpu, SimulatedWorker, along, records_of, write_si
 from typer.testing import CliRunner
 
 from quantbench.cli.app import app
+from quantbench.device import lookup
 from quantbench.errors import InputError, StoreError
 from quantbench.launch import Tile
 from quantbench.store.record import Failed, Record, Skipped
@@ -32,9 +33,9 @@ def call(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.stdout
 
 
-def call_json(*arguments: object) -> dict[str, Any]:
-    code, text = call(*arguments, "--json")
-    assert code == 0
+def call_json(*arguments: object, code: int = 0) -> dict[str, Any]:
+    ended, text = call(*arguments, "--json")
+    assert ended == code
     data: dict[str, Any] = json.loads(text)
     return data
 
@@ -102,10 +103,11 @@ def test_too_much_noise_is_unclear(tmp_path: Path) -> None:
 )
 def test_runs_of_few_points(tmp_path: Path, kept: int, said: str) -> None:
     folder = write_simulated(tmp_path, GPU, staircase()[:kept])
+    expected = 0 if kept else 2
     code, text = call(folder)
-    assert code == 0
+    assert code == expected
     assert said in text
-    data = call_json(folder)
+    data = call_json(folder, code=expected)
     assert (data["cliffs"], data["period"]) == ([], None)
     assert {rule["verdict"] for rule in data["rules"]} == {"NOT TESTED"}
 
@@ -114,7 +116,7 @@ def test_a_run_full_of_failures(tmp_path: Path) -> None:
     failed = [replace(record, outcome=Failed("out_of_memory", "CUDA out of memory")) for record in staircase()[:20]]
     skipped = [replace(record, outcome=Skipped("not here")) for record in staircase()[20:40]]
     code, text = call(write_simulated(tmp_path, GPU, failed + skipped))
-    assert code == 0
+    assert code == 2
     assert "0 measured points, 40 skipped or failed" in text
     assert "no measured points" in text
 
@@ -124,7 +126,7 @@ def test_a_gate_that_judged_nothing_fails(tmp_path: Path, kept: int) -> None:
     folder = write_simulated(tmp_path, GPU, staircase()[:1])
     if not kept:
         (folder / "records.jsonl").unlink()
-    assert call(folder)[0] == 0
+    assert call(folder)[0] == (0 if kept else 2)
     said = f"check --fail-above: .* has {kept} measured points?, none with close neighbours; expected a run in which"
     with pytest.raises(InputError, match=said):
         call(folder, "--fail-above", 1.2)
@@ -233,9 +235,8 @@ def test_no_single_tile_explains_the_steps_of_hopper(tmp_path: Path, system: str
 
 def test_shapes_that_break_a_rule_of_their_library_are_counted(tmp_path: Path) -> None:
     works = [Gemm(64, 4096, k, dtype="fp8_block", layout="nt") for k in (4096, 4160, 4224, 4288)]
-    folder = made_runs.write(
-        tmp_path, made_runs.run([made_runs.record(w, (10.0,) * 8, {"k": w.k}, provider="vllm.deepgemm") for w in works])
-    )
+    records = [made_runs.record(w, (10.0,) * 8, {"k": w.k}, provider="vllm.deepgemm") for w in works]
+    folder = made_runs.write(tmp_path, made_runs.run(records, device=lookup("h100-sxm5-80gb")))
     assert "2 shapes with k of fp8_block off the multiples of 128: falls back in vLLM" in call(folder)[1]
     (found,) = call_json(folder)["broken_rules"]
     assert (found["shapes"], found["effect"], found["multiple"]) == (2, "falls back", 128)
