@@ -29,7 +29,7 @@ def points(shifts: list[float], *, seed: int, noise: float = 0.01, count: int = 
 
 def verdicts(a: Run, b: Run, **options: object) -> dict[int, str]:
     compared = compare_runs(a, b, CompareOptions(**options))  # type: ignore[arg-type]
-    return {point.place.axes["n"]: point.verdict for point in compared.points}
+    return {point.place.axes["n"]: point.change for point in compared.points}
 
 
 # --- the statistics ----------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_single_figures_are_unclear_until_their_noise_is_stated() -> None:
     a = [record(Gemm(1024, 64, 1024), (100.0,), {"n": 64})]
     b = [record(Gemm(1024, 64, 1024), (130.0,), {"n": 64})]
     point = compare_runs(run(a), run(b)).points[0]
-    assert (point.verdict, point.ratio) == ("unclear", 1.3)
+    assert (point.change, point.ratio) == ("unclear", 1.3)
     assert point.why == "single figures without a spread (--noise says how well one repeats)"
     assert verdicts(run(a), run(b), noise=0.03) == {64: "slower"}
     assert verdicts(run(a), run(b), noise=0.2) == {64: "unclear"}
@@ -213,7 +213,7 @@ def test_few_samples_are_unclear() -> None:
     a = [record(Gemm(1024, 64, 1024), (100.0, 101.0, 99.0), {"n": 64})]
     b = [record(Gemm(1024, 64, 1024), (130.0, 131.0, 129.0), {"n": 64})]
     point = compare_runs(run(a), run(b)).points[0]
-    assert (point.verdict, point.why) == ("unclear", "3 against 3 samples: too few for an interval")
+    assert (point.change, point.why) == ("unclear", "3 against 3 samples: too few for an interval")
 
 
 # --- which points belong together --------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ def test_the_same_kernel_in_both_runs_is_no_change() -> None:
         for us, name in zip((100.0, 130.0), names, strict=True)
     )
     point = compare_runs(run([a]), run([b])).points[0]
-    assert (point.verdict, point.why) == ("slower", "")
+    assert (point.change, point.why) == ("slower", "")
 
 
 def test_another_provider_is_no_change_of_kernel() -> None:
