@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from math import hypot
 from typing import Any
 
-from quantbench.analysis.significance import RatioTest, Wander, figure_test, holm, rank_test, wander
+from quantbench.analysis.significance import RatioTest, Wander, holm, rank_test, wander
 from quantbench.errors import InputError, require_choice
 from quantbench.measurement import Measurement
 from quantbench.quantization import kernel_change_words
@@ -185,14 +185,13 @@ METHOD = (
     "Mann-Whitney rank test on the raw samples, Holm's correction over all points at 5 %; intervals are the same "
     "test's, each at 95 %"
 )
-FIGURES_METHOD = "single figures: log-normal test with the noise given, Holm's correction over all points at 5 %"
 
 # Limit of a kernel name's length in `why`.
 _LONGEST_KERNEL = 10_000
 _MODES = "timed in mode {} in A and {} in B, which differ by the time between events and kernel"
 # Below these numbers of samples the rank test has no 95 % interval.
 _FEW = "{} against {} samples: too few for an interval"
-_SINGLE = "single figures without a spread (--noise says how well one repeats)"
+_SINGLE = "single figures without a spread"
 
 
 @dataclass(frozen=True)
@@ -203,7 +202,6 @@ class CompareOptions:
     by: match points by `key` (same workload, provider and timing) or by `workload` (any provider and timing).
     provider_a, provider_b: use only this provider's points of a run; needed with `workload` if a run has several
         providers for one workload.
-    noise: relative standard deviation of single times; None if unknown.
     force: whether to compare runs of different devices or origins.
     """
 
@@ -211,14 +209,12 @@ class CompareOptions:
     by: str = "key"
     provider_a: str = ""
     provider_b: str = ""
-    noise: float | None = None
     force: bool = False
 
     def __post_init__(self) -> None:
         require_choice("compare", "by", self.by, MATCHES)
-        for name, value, low in (("margin", self.margin, 0.0), ("noise", self.noise, 1e-6)):
-            if value is not None and not low <= value < 1:
-                raise InputError("compare", f"--{name} {value!r}", "a share below 1, such as 0.01 or 1%")
+        if not 0 <= self.margin < 1:
+            raise InputError("compare", f"--margin {self.margin!r}", "a share below 1, such as 0.01 or 1%")
 
 
 @dataclass(frozen=True)
@@ -302,7 +298,7 @@ def compare_runs(a: Run, b: Run, options: CompareOptions | None = None) -> Compa
         raise InputError("compare", f"no point in common ({_why_none(a, b, options)})", expected)
     moved = wander(a, b, len(pairs))
     tolerance = max(options.margin, moved.allowance)
-    tests = [_test(pair, tolerance, options.noise) for pair in pairs]
+    tests = [_test(pair, tolerance) for pair in pairs]
     adjusted = holm([test.p for test in tests])
     points = [_compared(*one, options.margin) for one in zip(pairs, tests, adjusted, strict=True)]
     return Comparison(
@@ -317,14 +313,12 @@ def _measurement(record: Record) -> Measurement:
     return record.outcome.measurement
 
 
-def _test(pair: Matched, tolerance: float, noise: float | None) -> RatioTest:
+def _test(pair: Matched, tolerance: float) -> RatioTest:
     one = _measurement(pair.a).stated
     two = _measurement(pair.b).stated
     if min(len(one.times_us), len(two.times_us)) > 1:
         return rank_test(one.times_us, two.times_us, tolerance, unsure=hypot(one.clock, two.clock))
-    if noise is None:
-        return RatioTest(two.latency_us / one.latency_us, None, None, 1.0)
-    return figure_test(one.times_us, two.times_us, tolerance, noise)
+    return RatioTest(two.latency_us / one.latency_us, None, None, 1.0)
 
 
 def _compared(pair: Matched, test: RatioTest, p: float, margin: float) -> Compared:

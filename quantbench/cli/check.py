@@ -73,6 +73,8 @@ def check(
     if fail_above is not None and not found.num_curves:
         said = f"{folder} has {counted(found.num_points, 'measured point')}, none with close neighbours"
         raise InputError("check --fail-above", said, "a run in which a cliff could be found")
+    if not found.num_points:
+        raise typer.Exit(2)
     if fail_above is not None and any(cliff.low > fail_above for cliff in found.cliffs):
         raise typer.Exit(1)
 
@@ -87,7 +89,7 @@ def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) ->
     def options(spec: DeviceSpec) -> SweepOptions:
         plan = rule.experiment(spec)
         usual = sweep_options(SweepArguments(dim=list(plan.dims), budget=budget), spec.torch_kind)
-        return replace(usual, held=plan.held, providers=plan.providers, skip_impossible=True)
+        return replace(usual, held=plan.held, providers=plan.providers)
 
     console = output(stderr=as_json)
     stop_on_sigterm()
@@ -164,7 +166,7 @@ def _broken_rules(found: Check) -> Counter[tuple[AlignmentRule, str]]:
     return Counter(
         (rule, work.dtype)
         for work, library in works
-        for rule in dict.fromkeys(one.rule for one in broken_rules(work, library=library))
+        for rule in dict.fromkeys(one.rule for one in broken_rules(work, library=library, device=found.run.info.device))
     )
 
 

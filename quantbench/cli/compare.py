@@ -26,7 +26,6 @@ def compare(
     by: str = option("key", "Match points by key (workload, provider and timing) or by workload."),
     provider_a: str = option("", "Use only this provider's points of A."),
     provider_b: str = option("", "Use only this provider's points of B."),
-    noise: str = option("", "Relative standard deviation of times without samples (imported tables): 3%."),
     force: bool = option(False, "Compare even if devices or origins (measured, imported, …) differ."),
     junit: Path | None = option(None, "Also write JUnit XML here."),
     as_json: bool = json_option(),
@@ -37,8 +36,7 @@ def compare(
     from quantbench.report.source import read_one_run
 
     options = CompareOptions(
-        margin=percentage("--margin", margin), by=by, provider_a=provider_a, provider_b=provider_b,
-        noise=percentage("--noise", noise) if noise else None, force=force,
+        margin=percentage("--margin", margin), by=by, provider_a=provider_a, provider_b=provider_b, force=force,
     )  # fmt: skip
     a, b = read_one_run(run_a), read_one_run(run_b)
     if junit is not None:

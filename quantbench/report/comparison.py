@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from quantbench.analysis.compare import CHANGES, FIGURES_METHOD, METHOD, Comparison, Matched
+from quantbench.analysis.compare import CHANGES, METHOD, Comparison, Matched
 from quantbench.analysis.summary import floor_lines
 from quantbench.errors import printable
 from quantbench.junit import Case, write_suite
@@ -36,7 +36,7 @@ def differences_lines(comparison: Comparison) -> list[str]:
 def method_lines(comparison: Comparison) -> list[str]:
     """Describes the statistical method, the margin and the noise of the reference point."""
     moved = comparison.wander
-    lines = [_method(comparison)]
+    lines = [METHOD]
     margin = f"changes within {percent(comparison.tolerance)} do not count"
     noises = " and ".join("unknown" if n is None else percent(n) for n in (moved.noise_a, moved.noise_b))
     wandered = f"the reference point wandered by {noises} ({moved.repeats_a} and {moved.repeats_b} repeats)"
@@ -50,10 +50,6 @@ def method_lines(comparison: Comparison) -> list[str]:
     if moved.shift is not None:
         lines.append(f"the reference point itself: {_ratio_words(moved.shift)}")
     return lines
-
-
-def _method(comparison: Comparison) -> str:
-    return METHOD if comparison.options.noise is None else FIGURES_METHOD
 
 
 def result_lines(comparison: Comparison) -> list[str]:
