@@ -57,7 +57,8 @@ def test_shapes_agree_with_the_workload() -> None:
     ]
     shapes = AttentionShapes.of(works)
     assert shapes.flops.tolist() == [work.flops for work in works]
-    assert shapes.min_bytes.tolist() == [works[0].min_bytes, works[1].min_bytes]
+    forward = replace(works[1], direction="forward")
+    assert shapes.min_bytes.tolist() == [works[0].min_bytes, forward.min_bytes]
     with pytest.raises(InputError, match=r"dtypes \['bf16', 'fp16'\]; expected workloads of one dtype"):
         AttentionShapes.of([works[0], Attention(1, 1, 8, 8, 64, dtype="fp16")])
 
@@ -76,7 +77,7 @@ def truth(family: str, rows: int, seed: int) -> tuple[AttentionShapes, np.ndarra
         )  # fmt: skip
     shapes = AttentionShapes.of(works)
     parameters = START + rng.normal(0, 0.2, len(START))
-    terms = Physics(A100, FAMILIES[family], parameters).terms(shapes, np.zeros(len(shapes), dtype=bool))
+    terms = Physics(A100, FAMILIES[family], parameters).cost(shapes, np.zeros(len(shapes), dtype=bool))(parameters)
     times = terms.latency_us * np.exp(rng.normal(0, 0.02, len(shapes)))
     return shapes[:rows], times[:rows], shapes[rows:], times[rows:]
 
@@ -86,7 +87,7 @@ def truth(family: str, rows: int, seed: int) -> tuple[AttentionShapes, np.ndarra
 def test_fit_recovers_the_kernel_family_and_the_times(family: str) -> None:
     shapes, times, unseen, unseen_times = truth(family, 150, seed=1)
     model = AttentionModel.fit(A100, shapes, times, prior="family-out")
-    assert model.physics.family.name == family
+    assert model.prefill.physics.family.name == family
     predicted = model.predict(unseen)
     error = np.abs(predicted.latency_us / unseen_times - 1)
     assert np.median(error) < 0.03
@@ -117,8 +118,8 @@ def test_json_round_trip() -> None:
         AttentionModel.from_json(model.to_json(), H200)
     with pytest.raises(InputError, match=r"version 2; expected quantbench-attention-model version 1"):
         AttentionModel.from_json({**model.to_json(), "version": 2}, A100)
-    with pytest.raises(InputError, match=r"broken model \(KeyError\('family'\)\)"):
-        AttentionModel.from_json({k: v for k, v in model.to_json().items() if k != "family"}, A100)
+    with pytest.raises(InputError, match=r"broken model \(KeyError\('prefill'\)\)"):
+        AttentionModel.from_json({k: v for k, v in model.to_json().items() if k != "prefill"}, A100)
 
 
 def test_shipped_models_say_where_they_come_from() -> None:
