@@ -37,9 +37,6 @@ EXPERT_OPS = (*_GROUPED_OPS, "permute", "unpermute")
 MODEL_OPS = (*LINEAR_OPS, *_OTHER_LINEAR, *_ATTENTION_OPS, *EXPERT_OPS, "logits")
 DIRECTIONS = ("forward", "backward", "both")
 
-#: kinds of attention that a sweep runs; `both` only occurs in runs from before 0.2
-SWEPT_ATTENTIONS = (*ATTENTIONS, "both")
-
 
 @dataclass(frozen=True)
 class _Dim:
@@ -197,7 +194,7 @@ def check_axes(axes: tuple[Axis, ...], who: str = "sweep") -> None:
 class Held:
     """Sizes and options that no axis varies. 0 and "" select a default that depends on the device or the shape.
 
-    attention: one of SWEPT_ATTENTIONS; `ops` overrides it.
+    attention: one of ATTENTIONS; `ops` overrides it.
     heads: 0: hidden / head_dim; along an axis of hidden, head_dim is 128 if it is 0.
     heads_per_kv_head: ratio of heads to kv_heads if kv_heads = 0.
     experts, top_k, moe_ffn, ep, shared_ffn, q_rank, …: as of `TransformerShape`; experts = 0: an MLP, unless
@@ -250,10 +247,12 @@ class Held:
         for op in self.ops:
             if op not in MODEL_OPS:
                 raise InputError("--ops", repr(op), "one of " + ", ".join(MODEL_OPS))
+        if "attention" in self.ops and set(UNFUSED_OPS) & set(self.ops):
+            raise InputError("--ops", ",".join(self.ops), "attention, or scores, softmax and context: not both")
         require_choice("--direction", "direction", self.direction, DIRECTIONS)
         require_choice("--dtype", "dtype", self.dtype, ("", *GEMM_DTYPES))
         require_choice("--layout", "layout", self.layout, LAYOUTS)
-        require_choice("--attention", "attention", self.attention, ("", *SWEPT_ATTENTIONS))
+        require_choice("--attention", "attention", self.attention, ("", *ATTENTIONS))
         require_choice("--softmax", "softmax", self.softmax, SOFTMAXES)
 
 
@@ -292,31 +291,26 @@ def _ops_and_left_out(
     if axes[0].dim in GEMM_DIMS:
         sizes = {name: point.get(name, getattr(held, name)) for name in GEMM_DIMS}
         return (Op("gemm", "forward", Gemm(**sizes, dtype=held.dtype, layout=held.layout), 1),), ""
-    # By default the ops that the axes change most, with this kind of attention.
-    other = {"flash": UNFUSED_OPS, "unfused": ("attention",)}.get(held.attention, ())
-    changed = {op for axis in axes for op in _DIMS[axis.dim].ops}
-    wanted = held.ops or tuple(op for op in MODEL_OPS if op in changed and op not in other)
     heads = _heads_of(point, held, who)
+    shape = _shape({**point, **heads.sizes}, held, who)
+    # By default the ops that the axes change most, with this kind of attention.
+    other = UNFUSED_OPS if shape.attention == "flash" else ("attention",)
+    changed = {op for axis in axes for op in _DIMS[axis.dim].ops}.difference(other)
+    wanted = held.ops or [op for op in MODEL_OPS if op in changed]
     missing = [op for op in wanted if op in heads.without]
-    if missing and len(missing) == len(wanted):
+    names = set(wanted).difference(missing)
+    if missing and not names:
         raise InputError(who, heads.objection, heads.expected)
-    # The linear layers are the same with either attention; take them from the kind whose ops are wanted.
-    main = "unfused" if "attention" not in wanted and set(UNFUSED_OPS) & set(wanted) else "flash"
-    found = []
-    for attention, core in (("flash", ("attention",)), ("unfused", UNFUSED_OPS)):
-        names = {op for op in wanted if op in core or (attention == main and op not in _ATTENTION_OPS)}
-        names -= set(missing)
-        shape = _shape({**point, **heads.sizes}, held, who, attention)
-        if modelled and shape.experts and held.direction == "forward":
-            if set(EXPERT_OPS) & set(wanted) and attention == main:
-                names.add("experts")
-            found += [op for op in shape.modelled_ops() if op.name in names]
-            continue
-        found += [op for op in shape.ops(backward=held.direction != "forward") if op.name in names]
+    if modelled and shape.experts and held.direction == "forward":
+        ops = shape.modelled_ops()
+        if names & set(EXPERT_OPS):
+            names.add("experts")
+    else:
+        ops = shape.ops(backward=held.direction != "forward")
     if held.direction == "backward":
-        found = [op for op in found if op.phase != "forward"]
+        ops = tuple(op for op in ops if op.phase != "forward")
     left_out = f"{heads.objection}: without {', '.join(missing)}" if missing else ""
-    return tuple(found), left_out
+    return tuple(op for op in ops if op.name in names), left_out
 
 
 def places_of(
@@ -342,9 +336,9 @@ def places_of(
     return places, tuple(impossible)
 
 
-def _shape(point: dict[str, int], held: Held, who: str, attention: str) -> TransformerShape:
+def _shape(point: dict[str, int], held: Held, who: str) -> TransformerShape:
     names = {f.name for f in fields(TransformerShape)} & {f.name for f in fields(Held)}
-    values: dict[str, Any] = {name: point.get(name, getattr(held, name)) for name in names - {"attention"}}
+    values: dict[str, Any] = {name: point.get(name, getattr(held, name)) for name in names}
     if values["experts"]:
         values["gated"] = True  # as in all published models with experts
         if tokens := point.get("tokens", held.tokens):
@@ -353,8 +347,12 @@ def _shape(point: dict[str, int], held: Held, who: str, attention: str) -> Trans
             values["routing"] = f"power_law_{skew / 100:g}"
     else:
         values |= dict.fromkeys(("top_k", "moe_ffn", "shared_ffn"), 0)
+    if "attention" in held.ops:
+        values["attention"] = "flash"
+    elif set(UNFUSED_OPS) & set(held.ops):
+        values["attention"] = "unfused"
     try:
-        return TransformerShape(**values, attention=attention)
+        return TransformerShape(**values)
     except InputError as error:
         raise InputError(who, error.value, error.expected) from None
 

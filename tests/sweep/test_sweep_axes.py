@@ -67,7 +67,6 @@ def test_hidden_without_heads_takes_a_divisor() -> None:
     [
         ("flash", ["attention"]),
         ("unfused", ["scores", "softmax", "context"]),
-        ("both", ["attention", "scores", "softmax", "context"]),
     ],
 )
 def test_heads_give_the_attention_that_was_chosen(attention: str, names: list[str]) -> None:
@@ -84,15 +83,13 @@ def test_a_layer_runs_one_attention_in_its_order() -> None:
 
 
 def test_named_ops_win_over_the_attention_that_was_chosen() -> None:
-    held = replace(GPU, heads=32, ops=("attention", "softmax"))
-    assert [op.name for op in ops_at((parse_axis("tp=1"),), (1,), held)] == ["attention", "softmax"]
+    held = replace(GPU, heads=32, ops=("scores", "softmax"))
+    assert [op.name for op in ops_at((parse_axis("tp=1"),), (1,), held)] == ["scores", "softmax"]
 
 
-def test_runs_from_before_attention_was_chosen_keep_both_kinds() -> None:
-    stored = options_to_json(SweepOptions(dims=("heads=32",)))
-    assert options_from_json(stored).held.attention == ""
-    del stored["held"]["attention"], stored["held"]["softmax"]
-    assert options_from_json(stored).held.attention == "both"
+def test_ops_of_two_kinds_of_attention_are_refused() -> None:
+    with pytest.raises(InputError, match=r"^--ops: attention,softmax; expected "):
+        Held(ops=("attention", "softmax"))
 
 
 def test_backward_only() -> None:
