@@ -416,8 +416,8 @@ def _fitted(
     """Fits a cost model, and a Gaussian process to log(measured / cost model) unless it does not help, and calibrates
     the interval.
 
-    Both use cross-validation: rows that share heads, head_dim and mask are held out together, and the parameters and
-    the process are refitted without them.
+    Both use cross-validation: rows that share heads, head_dim and mask are held out together (single rows, if all share
+    them), and the parameters and the process are refitted without them.
     """
     physics = _fit_physics(candidates, spread, shapes, latency_us, cache_write)
     learner = None
@@ -426,6 +426,8 @@ def _fitted(
         target = np.log(latency_us / terms.latency_us)
         learner = GaussianProcess.fit(physics.features(shapes, terms), target, seed=seed)
     site = shapes.sites
+    if not site.any():
+        site = np.arange(len(shapes))
     sites = np.random.default_rng(seed).permutation(site.max() + 1)
     alone, learned, deviation = (np.zeros(len(site)) for _ in range(3))
     seen = np.zeros(len(site), dtype=bool)
