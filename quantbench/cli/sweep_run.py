@@ -17,11 +17,10 @@ import typer
 from rich.console import Console
 
 from quantbench import device
-from quantbench.analysis.check import refine_of
 from quantbench.cli.devices import device_lines
 from quantbench.cli.output import StyledLine, check_folder, output, print_result, progress_bar, say, show
 from quantbench.cli.sweep import SweepArguments, assumed_of, budget_of, sweep_options
-from quantbench.cli.sweep_print import left_out, measuring_s, plan_lines, result, show_progress
+from quantbench.cli.sweep_print import left_out, measuring_s, plan_lines, refine_of, result, show_progress
 from quantbench.cluster.cards import card_lines, compare_cards
 from quantbench.cluster.lane import Lane
 from quantbench.cluster.ray_pool import RayPool

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quantbench.analysis.check import Check
-from quantbench.analysis.cliffs import CommonCliff
+from quantbench.analysis.jumps import CommonCliff
 from quantbench.analysis.periods import Period
 from quantbench.analysis.rules import untested_lines
 from quantbench.analysis.summary import Row, floor_lines

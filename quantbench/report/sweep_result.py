@@ -13,10 +13,10 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from quantbench.analysis.blocks import idle_reasons
 from quantbench.analysis.check import Check
-from quantbench.analysis.cliffs import Cliff
 from quantbench.analysis.curves import Curve, curves_of
+from quantbench.analysis.explain import idle_at
+from quantbench.analysis.jumps import Cliff
 from quantbench.analysis.periods import TileOf
 from quantbench.analysis.summary import Row, op_order, points_of
 from quantbench.device.spec import DeviceSpec
@@ -119,9 +119,8 @@ def row_words(row: Row, check: Check, spec: DeviceSpec) -> str:
     ]
     if not said:
         # The tile that ran or was recovered from the steps; the assumed one only if no steps contradict it.
-        worst = row.worst
-        reasons = idle_reasons(worst.workload, spec, check.tile_of(worst), worst.peak_share)
-        said = [f"{worst.op}: {reason.words}" for reason in reasons[:1]]
+        reasons = idle_at(row.worst, spec, check.tile_of)
+        said = [f"{row.worst.op}: {reason.words}" for reason in reasons[:1]]
     if len(said) > _MOST_CLIFFS_SAID:
         said = [*said[:_MOST_CLIFFS_SAID], f"{len(said) - _MOST_CLIFFS_SAID} more"]
     lacks = [f"no sum, not measured here: {', '.join(row.missing)}"] if row.missing else []

@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 from simulator import SimulatedGpu, SimulatedWorker, measurement, noisy_us
 
-from quantbench.analysis.check import find_gaps, refine_of
+from quantbench.analysis.check import fit_all
+from quantbench.analysis.curves import repeatability
+from quantbench.analysis.jumps import find_gaps, jumps_of
+from quantbench.analysis.summary import points_of
+from quantbench.cli.sweep_print import refine_of
 from quantbench.errors import InputError
 from quantbench.launch import Tile
 from quantbench.measurement import Grade
@@ -171,7 +175,7 @@ def test_a_refined_sweep_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
 def test_gaps_of_a_coarse_pass_come_largest_first(tmp_path: Path) -> None:
     run = read_run(sweep(tmp_path, SimulatedWorker(GPU, noise=0.001, seed=1)))
     coarse = [r for r in run.records if all(p.axes["n"] % 64 == 0 for p in r.places)]
-    gaps = find_gaps(coarse, run.info.device)
+    gaps = find_gaps(jumps_of(fit_all(points_of(coarse, run.info.device), repeatability(coarse))))
     assert [placed.gap.low for placed in gaps] == [768, 1280, 1664]
     assert {placed.gap.grain for placed in gaps} == {8}
 
