@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -45,9 +45,9 @@ class Check:
     tile_of: function from a point of the run to its tile; None if the steps contradict the assumed tile.
     """
 
-    run: Run
+    run: Run = field(repr=False)
     num_points: int
-    curves: Mapping[str, tuple[Curve, ...]]
+    curves: Mapping[str, tuple[Curve, ...]] = field(repr=False)
     num_curves: int
     noise: float | None
     cliffs: tuple[Cliff, ...]
@@ -56,12 +56,7 @@ class Check:
     periods: tuple[Period, ...]
     rules: tuple[Verdict, ...]
     padding: tuple[str, ...]
-    tile_of: TileOf
-
-    @property
-    def period(self) -> Period | None:
-        """The period that explains most of the variation, a clear one if there is any; None without periods."""
-        return min(self.periods, key=lambda p: (not p.clear, -p.recovered.explained), default=None)
+    tile_of: TileOf = field(repr=False)
 
     @cached_property
     def _by_curve(self) -> dict[tuple[object, ...], list[Cliff]]:

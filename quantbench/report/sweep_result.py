@@ -16,7 +16,6 @@ from rich.text import Text
 from quantbench.analysis.check import Check
 from quantbench.analysis.curves import Curve, curves_of
 from quantbench.analysis.explain import idle_at
-from quantbench.analysis.jumps import Cliff
 from quantbench.analysis.periods import TileOf
 from quantbench.analysis.summary import Row, op_order, points_of
 from quantbench.device.spec import DeviceSpec
@@ -147,13 +146,6 @@ def rows_to_json(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> list[di
         }
         for row in rows
     ]
-
-
-def cliff_to_json(cliff: Cliff) -> dict[str, Any]:
-    names = ["axis", "at", "next", "ratio", "low", "high", "op", "provider", "variant", "first", "last", "rate_ratio"]
-    cause = {"cause": cliff.cause.kind, "why": cliff.cause.words, "evidence": cliff.cause.evidence}
-    keys = [cliff.before.key, cliff.after.key]
-    return {**{name: getattr(cliff, name) for name in names}, **cause, "held": dict(cliff.held), "keys": keys}
 
 
 # Maximum number of wave edges per curve (the first ones are the large steps), and of curves drawn with edges, because

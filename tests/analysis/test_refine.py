@@ -122,7 +122,7 @@ def test_a_size_that_is_impossible_does_not_end_the_search() -> None:
     options = SweepOptions(("hidden=1000:1013:13",), held=held, providers=("torch.mm",), refine=True)
     gap = Gap(1000, 1013, 10.0, 14.0)
     spec = GPU.spec()
-    axes, _ = plan_sweep(replace(options, skip_impossible=True), spec)
+    axes, _ = plan_sweep(replace(options), spec)
     refine = Refine(options, axes, spec, lambda records: [PlacedGap(gap, "hidden", {}, "qkv", "torch.mm")])
     asked: list[int] = []
     records: list[Record] = []
@@ -137,9 +137,7 @@ def test_a_size_that_is_impossible_does_not_end_the_search() -> None:
 
 # A whole sweep: 4096 × n × 4096 with 128×128 tiles on 108 SMs ends waves at n = 128 · ⌊108 w / 32⌋.
 GPU = SimulatedGpu(108, Tile(128, 128))
-OPTIONS = SweepOptions(
-    ("n=512:2048:64",), Held(m=4096, k=4096), providers=("torch.mm",), refine=True, skip_impossible=True
-)
+OPTIONS = SweepOptions(("n=512:2048:64",), Held(m=4096, k=4096), providers=("torch.mm",), refine=True)
 EDGES = {384: 1, 768: 2, 1280: 3, 1664: 4}  # last n of each wave
 
 
