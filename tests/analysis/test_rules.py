@@ -16,12 +16,12 @@ from quantbench.analysis.periods import find_periods, tile_finder
 from quantbench.analysis.rule_pairs import Material, RulePair
 from quantbench.analysis.rules import RULES, judge_all, rule_named, untested_lines, verdict_on
 from quantbench.analysis.summary import points_of
-from quantbench.analysis.verdict import Verdict
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.launch import Tile
 from quantbench.measurement import Grade
+from quantbench.rules import Verdict
 from quantbench.store.record import Measured, Place, Record, record_key
 from quantbench.sweep.options import SweepOptions, plan_sweep
 from quantbench.timing.options import TimingOptions
@@ -64,7 +64,7 @@ def test_verdicts_follow_the_interval() -> None:
     assert of(*[1.05] * 10) == "CONFIRMED"
     assert of(1.3, 0.8) == "INCONCLUSIVE"  # two pairs at odds tell nothing
     assert of(1.3, 1.15, 1.1) == "CONFIRMED"  # these differ in how much, not in whether
-    about = (RULES[0].id, RULES[0].predicate, RULES[0].claim)
+    about = (RULES[0].id, RULES[0].statement, RULES[0].claim)
     assert verdict_on(RULES[0], "why not") == Verdict(*about, "NOT TESTED", reason="why not")
 
 
@@ -301,8 +301,3 @@ def test_unknown_rules_are_refused_with_all_names() -> None:
         rule_named("folklore")
     assert str(error.value).startswith("--experiment: 'folklore'; expected one of hidden-128, hidden-sm-count, ")
     assert str(error.value).count(",") == len(RULES) - 1
-
-
-def test_rules_have_distinct_names_and_words() -> None:
-    assert len({rule.id for rule in RULES}) == len(RULES)
-    assert all(rule.predicate and rule.claim for rule in RULES)
