@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -25,14 +25,14 @@ from quantbench.analysis.periods import Period, TileOf, find_periods, tile_finde
 from quantbench.analysis.rule_pairs import Material
 from quantbench.analysis.rules import RULES, RuleOfThumb, judge_all
 from quantbench.analysis.summary import Point, points_of
-from quantbench.analysis.verdict import Verdict
+from quantbench.rules import Verdict
 from quantbench.stats import median
 from quantbench.store.folder import Run
 
 
 @dataclass(frozen=True)
-class Check:
-    """Result of `check_run` (`measurement.Check` is the check of a kernel's output).
+class RunCheck:
+    """Result of `check_run` (`measurement.RunCheck` is the check of a kernel's output).
 
     num_curves: number of curves with neighbours close enough to show a step.
     noise: median relative standard error of the points on these curves; None if there are none.
@@ -45,9 +45,9 @@ class Check:
     tile_of: function from a point of the run to its tile; None if the steps contradict the assumed tile.
     """
 
-    run: Run
+    run: Run = field(repr=False)
     num_points: int
-    curves: Mapping[str, tuple[Curve, ...]]
+    curves: Mapping[str, tuple[Curve, ...]] = field(repr=False)
     num_curves: int
     noise: float | None
     cliffs: tuple[Cliff, ...]
@@ -56,12 +56,7 @@ class Check:
     periods: tuple[Period, ...]
     rules: tuple[Verdict, ...]
     padding: tuple[str, ...]
-    tile_of: TileOf
-
-    @property
-    def period(self) -> Period | None:
-        """The period that explains most of the variation, a clear one if there is any; None without periods."""
-        return min(self.periods, key=lambda p: (not p.clear, -p.recovered.explained), default=None)
+    tile_of: TileOf = field(repr=False)
 
     @cached_property
     def _by_curve(self) -> dict[tuple[object, ...], list[Cliff]]:
@@ -87,7 +82,7 @@ class Check:
         return cause_of_loss(slow, better, self.run.info.device, self.tile_of)
 
 
-def check_run(run: Run, *, rules: Sequence[RuleOfThumb] = RULES, points: Sequence[Point] | None = None) -> Check:
+def check_run(run: Run, *, rules: Sequence[RuleOfThumb] = RULES, points: Sequence[Point] | None = None) -> RunCheck:
     """Analyses all curves of a run and tests the rules. points: `points_of` the run, if already computed."""
     spec = run.info.device
     points = points_of(run.records, spec) if points is None else points
@@ -99,7 +94,7 @@ def check_run(run: Run, *, rules: Sequence[RuleOfThumb] = RULES, points: Sequenc
     jumps = jumps_of(fitted)
     cliffs = find_cliffs(jumps, spec, tile_of)
     shown = [one for one in fitted if one.curve.close_gaps]
-    return Check(
+    return RunCheck(
         run=run, num_points=len(points), curves=curves, num_curves=len(shown),
         noise=median(np.concatenate([one.sigma for one in shown])) if shown else None,
         cliffs=tuple(cliff for cliff in cliffs if cliff.ratio > 1),

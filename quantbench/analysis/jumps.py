@@ -7,7 +7,7 @@ a gap one that is worth measuring between. (The latency models have cliffs of th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import exp, log, sqrt
 
 import numpy as np
@@ -100,7 +100,8 @@ class Cliff:
     """A jump of the time between two neighbours of a curve, beyond the trend.
 
     axis, op, provider, variant, held: the curve (see `curves.Curve`).
-    before, after: points on both sides of the jump.
+    at, next: the last size before the jump and the first measured after it.
+    keys: of the records on both sides.
     ratio, low, high: time after / before without the trend, with 95 % interval; below 1 the time falls.
     first, last: range of axis values after which the jump may lie, with 95 % confidence.
     rate_ratio: useful work per second, after / before, trend included.
@@ -111,8 +112,8 @@ class Cliff:
     provider: str
     variant: str
     held: Mapping[str, int]
-    before: Point
-    after: Point
+    at: int
+    next: int
     ratio: float
     low: float
     high: float
@@ -120,16 +121,9 @@ class Cliff:
     last: int
     rate_ratio: float
     cause: Cause
-
-    @property
-    def at(self) -> int:
-        """The last size before the jump."""
-        return self.before.axes[self.axis]
-
-    @property
-    def next(self) -> int:
-        """The first size measured after the jump."""
-        return self.after.axes[self.axis]
+    keys: tuple[str, str]
+    before: Point = field(repr=False)
+    after: Point = field(repr=False)
 
     @property
     def family(self) -> Family:
@@ -150,10 +144,12 @@ def _cliff(jump: Jump, step: Break, spec: DeviceSpec, tile_of: TileOf) -> Cliff:
     reach = _95_PERCENT * step.standard_error
     return Cliff(
         axis=curve.axis, op=curve.op, provider=curve.provider, variant=curve.variant, held=dict(curve.held),
-        before=jump.before, after=jump.after, ratio=exp(step.log_jump), low=exp(step.log_jump - reach),
-        high=exp(step.log_jump + reach), first=curve.sizes[step.first], last=curve.sizes[step.last],
+        at=curve.sizes[jump.index], next=curve.sizes[jump.index + 1], ratio=exp(step.log_jump),
+        low=exp(step.log_jump - reach), high=exp(step.log_jump + reach), first=curve.sizes[step.first],
+        last=curve.sizes[step.last],
         rate_ratio=exp(jump.log_growth) * jump.before.latency_us / jump.after.latency_us,
         cause=cause_of(CurveStep(curve.points, jump.index, step.log_jump), spec, tile_of),
+        keys=(jump.before.key, jump.after.key), before=jump.before, after=jump.after,
     )  # fmt: skip
 
 
@@ -172,7 +168,7 @@ class CommonCliff:
 
     ratio, low, high: median jump (time ratio) with 95 % interval.
     num_cliffs: number of curves with a significant jump of their own there.
-    causes: (kind, number of curves) of these cliffs, by decreasing total cost.
+    causes: number of curves by kind of these cliffs, by decreasing total cost.
     stepping, level: (median ratio, number) of the curves that begin a new wave there, and of those that do not; None
         if there are none, or no tile explains the family's steps.
     """
@@ -188,19 +184,20 @@ class CommonCliff:
     low: float
     high: float
     num_cliffs: int
-    causes: tuple[tuple[str, int], ...]
+    causes: Mapping[str, int]
     stepping: tuple[float, int] | None = None
     level: tuple[float, int] | None = None
 
     @property
     def cause(self) -> str:
         """The most costly kind of cause, or `unexplained`."""
-        return self.causes[0][0] if self.causes else "unexplained"
+        return next(iter(self.causes), "unexplained")
 
     @property
     def cause_words(self) -> str:
         """The two most costly kinds of cause with their number of curves: `wave edge 71, tile edge 64`."""
-        return ", ".join(f"{kind} {number}" for kind, number in self.causes[:_CAUSES_SAID]) or "unexplained"
+        said = [f"{kind} {number}" for kind, number in self.causes.items()]
+        return ", ".join(said[:_CAUSES_SAID]) or "unexplained"
 
 
 def common_cliffs(
@@ -249,10 +246,10 @@ def _common(
     if middle < SMALLEST_CLIFF or interval.low <= 0:
         return None
     axis, op, provider, variant, at, following = key
-    causes = tuple((kind, len(heights[kind])) for kind in sorted(heights, key=lambda kind: -sum(heights[kind])))
+    causes = {kind: len(heights[kind]) for kind in sorted(heights, key=lambda kind: -sum(heights[kind]))}
     return CommonCliff(
         axis, op, provider, variant, at, following, len(jumps), exp(middle), exp(interval.low), exp(interval.high),
-        sum(number for _, number in causes), causes,
+        sum(causes.values()), causes,
         _median_ratio([rise for rise, steps in jumps if steps]),
         _median_ratio([rise for rise, steps in jumps if steps is False]),
     )  # fmt: skip

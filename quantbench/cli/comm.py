@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from quantbench.cli.options import command, json_option, option, percentage, results_option
-from quantbench.cli.output import as_object, output, plain_table, print_result, say, show, warning
+from quantbench.cli.output import encoded, output, plain_table, print_result, say, show, warning
 from quantbench.errors import QuantbenchError, require_choice
 from quantbench.store.record import Failed, Measured, Record, Skipped
 from quantbench.timing.options import TimingOptions
@@ -177,7 +177,7 @@ def row_to_json(record: Record) -> dict[str, Any]:
         case Measured(measurement, graded):
             stated = measurement.stated
             row |= {
-                **as_object(figures(work, stated.latency_us)), "spread": spread(stated.times_us),
+                **encoded(figures(work, stated.latency_us)), "spread": spread(stated.times_us),
                 "samples": len(stated.times_us), "relative_half_width": stated.relative_half_width,
                 "grade": graded,
             }  # fmt: skip

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from quantbench.cli.options import argument, command, gpu_option, json_option, option, results_option
-from quantbench.cli.output import as_object, check_file, output, print_json, print_result, show
+from quantbench.cli.output import check_file, encoded, output, print_json, print_result, show
 from quantbench.device import lookup
 from quantbench.errors import InputError
 from quantbench.files import write_file
@@ -151,6 +151,6 @@ def import_megatron_log(
     for summary, folder in zip(summaries, folders, strict=True):
         lines += [f"{summary.name}: {count} lines left out: {reason}" for reason, count in summary.left_out.items()]
         lines.append(str(folder))
-        answer.append({**as_object(summary), "folder": folder})
+        answer.append({**encoded(summary), "folder": folder})
     lines.append(f"Next: quantbench report {' '.join(map(str, folders))}")
     print_result(as_json, lambda: answer, (training_table(summaries), *lines))

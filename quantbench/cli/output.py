@@ -136,31 +136,27 @@ def print_result(as_json: bool, answer: Callable[[], Any], items: Iterable[Style
 
 
 def print_json(value: Any) -> None:
-    """Prints one JSON value to stdout: dataclasses as of `as_object`, NaN and infinities as null, paths as text."""
-    print(json.dumps(_plain(value), indent=1, allow_nan=False))
+    """Prints one value to stdout as JSON (see `encoded`)."""
+    print(json.dumps(encoded(value), indent=1, allow_nan=False))
 
 
-def as_object(value: Any) -> dict[str, Any]:
-    """Returns the fields and the public properties of a dataclass by name, and a constant `kind` if it has one."""
-    kind = type(value)
-    names = [one.name for one in fields(value)]
-    for base in kind.__mro__:
-        names += [name for name, member in vars(base).items() if isinstance(member, property) and name[0] != "_"]
-    if isinstance(getattr(kind, "kind", None), str):
-        names.insert(0, "kind")
-    return {name: getattr(value, name) for name in names}
+def encoded(value: Any) -> Any:
+    """Returns a value as JSON has it: a dataclass as an object of its fields, without those that `repr` leaves out.
 
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value):
-        value = as_object(value)
-    if isinstance(value, float):
-        return value if isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(name): _plain(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return str(value) if isinstance(value, Path) else value
+    NaN and infinities become null, paths become text.
+    """
+    match value:
+        case float():
+            return value if isfinite(value) else None
+        case dict():
+            return {str(name): encoded(one) for name, one in value.items()}
+        case list() | tuple() | frozenset():
+            return [encoded(one) for one in value]
+        case Path():
+            return str(value)
+        case _ if is_dataclass(value):
+            return {field.name: encoded(getattr(value, field.name)) for field in fields(value) if field.repr}
+    return value
 
 
 @contextmanager

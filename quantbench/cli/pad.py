@@ -14,7 +14,7 @@ from rich.text import Text
 
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import command, gpu_option, json_option, library_option, option, profile_option
-from quantbench.cli.output import StyledLine, as_object, plain_table, print_result
+from quantbench.cli.output import StyledLine, encoded, plain_table, print_result
 from quantbench.device import default_dtype
 from quantbench.errors import InputError, require_choice
 from quantbench.latency.libraries import LIBRARIES
@@ -58,7 +58,8 @@ def pad(
     require_choice(_WHO, "--library", library, ("", *LIBRARIES))
     verdict = padding_verdict(Gemm(m, n, k, dtype=dtype, layout=layout), spec, library=library, times=times)
     assumed.append("padded in every call: m; padded once: n, k")
-    answer = {**as_object(verdict), "device": spec.name, "assumed": assumed}
+    advised = [one.words for one in verdict.advised]
+    answer = {**encoded(verdict), "device": spec.name, "assumed": assumed, "advised": advised}
     print_result(as_json, lambda: answer, _lines(verdict, assumed, library, profile))
 
 

@@ -17,7 +17,7 @@ from quantbench.analysis.check import check_run, fit_all
 from quantbench.analysis.curves import repeatability
 from quantbench.analysis.jumps import find_gaps, jumps_of
 from quantbench.analysis.summary import floor_lines, points_of, rows_of
-from quantbench.cli.output import StyledLine, as_object, warning
+from quantbench.cli.output import StyledLine, encoded, warning
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import StoreError
 from quantbench.report.shape_comparison import (
@@ -26,7 +26,7 @@ from quantbench.report.shape_comparison import (
     comparison_sentence,
     comparison_table,
 )
-from quantbench.report.sweep_result import cliff_to_json, draw_run, ops_line, rows_to_json, sweep_table, trust_lines
+from quantbench.report.sweep_result import draw_run, ops_line, rows_to_json, sweep_table, trust_lines
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Record, Skipped
 from quantbench.store.run import RunInfo
@@ -152,9 +152,9 @@ def result(
         lines.append(f"the rest: quantbench sweep --resume {run.folder}")
     answer = {
         "run": run.folder, "device": spec.name, "how_ended": finished.how,
-        "rows": rows_to_json(rows, check, spec), "cliffs": [cliff_to_json(cliff) for cliff in check.cliffs],
+        "rows": rows_to_json(rows, check, spec), "cliffs": check.cliffs,
         "edges": [
-            {"axis": placed.axis, "op": placed.op, "provider": placed.provider, "held": placed.held, **as_object(edge)}
+            {"axis": placed.axis, "op": placed.op, "provider": placed.provider, "held": placed.held, **encoded(edge)}
             for placed, edge in edges
         ],
         "picture": picture,

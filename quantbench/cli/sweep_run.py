@@ -17,7 +17,7 @@ from rich.console import Console
 
 from quantbench import device
 from quantbench.cli.devices import device_lines
-from quantbench.cli.output import StyledLine, check_folder, output, print_result, progress_bar, say, show
+from quantbench.cli.output import StyledLine, check_folder, encoded, output, print_result, progress_bar, say, show
 from quantbench.cli.sweep_options import SweepArguments, assumed_of, budget_of, sweep_options
 from quantbench.cli.sweep_print import left_out, measuring_s, plan_lines, refine_of, result, show_progress
 from quantbench.cluster.cards import card_lines, compare_cards
@@ -187,7 +187,14 @@ def run_on_ray(arguments: SweepArguments, results: Path, resume: Path | None, *,
         runs.append(measured)
         lines, answer = result(measured, lane.finished, wall_s, devices=devices, earlier_s=earlier_s)
         cards = compare_cards(measured.records)
-        told.append({**answer, "assumed": assumed(lane), "devices": devices, "cards": cards})
+        told.append(
+            {
+                **answer,
+                "assumed": assumed(lane),
+                "devices": devices,
+                "cards": [{**encoded(card), "slow": card.slow} for card in cards],
+            }
+        )
         said += [*lines, *card_lines(cards)]
     print_result(as_json, lambda: {"runs": told}, said)
     _require_measured(*runs)

@@ -160,7 +160,7 @@ def test_an_assumed_tile_is_dropped_where_the_steps_speak_against_it() -> None:
     (first, *_) = points_of(records, gpu.spec())
 
     def believed(plausible: frozenset[Explanation]) -> TileInUse | None:
-        recovered = replace(period.recovered, verdict="unclear", plausible=plausible)
+        recovered = replace(period.recovered, verdict="INCONCLUSIVE", plausible=plausible)
         return tile_finder(gpu.spec(), [replace(period, recovered=recovered, chosen=None)])(first)
 
     assert Explanation(64, 64, 108) in period.recovered.plausible
