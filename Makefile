@@ -1,4 +1,4 @@
-# Every target first makes .venv and installs into it what pyproject.toml names; nothing else is needed.
+# Every target but test-gpu first makes .venv and installs into it what pyproject.toml names; nothing else is needed.
 PYTHON ?= python3
 # A line of quantbench/device/wheels.py: cpu, volta, cuda12 or cuda13. If empty, driver and card decide.
 WHEELS ?=
@@ -8,7 +8,7 @@ ifeq ($(wildcard /dev/nvidia[0-9]*),)
 export OMP_NUM_THREADS ?= 1
 endif
 
-.PHONY: install check quick test test-extras test-gpu mutants bench bench-import bench-timer sweep evidence rehearsal docs \
+.PHONY: install check quick test test-extras test-gpu mutants bench bench-import bench-timer sweep docs \
 	test-aot test-volta test-cuda-wheel fuzz shelf clean
 
 install: .venv/installed
@@ -50,10 +50,12 @@ EXTRAS := tests/cluster/test_cluster_ray.py tests/importers tests/profile tests/
 test-extras: .venv/extras
 	$(BIN)/python -m pytest --benchmark-skip -n $(PROCESSES) --dist loadfile $(EXTRAS)
 
-# The tests that need a GPU: what is right in parallel processes, which compile; what is measured alone.
-test-gpu: install
-	$(BIN)/python -m pytest --benchmark-skip -W default -m "gpu and not gpu_timing" -n 12 --dist worksteal
-	$(BIN)/python -m pytest --benchmark-skip -W default -m gpu_timing
+# The tests that need a GPU, with the interpreter that is there: what is right in parallel processes, which compile;
+# what is measured alone. Nothing is installed; without pytest-xdist: PARALLEL=
+PARALLEL ?= -n 12 --dist worksteal
+test-gpu:
+	$(PYTHON) -m pytest --benchmark-skip -W default -m "gpu and not gpu_timing" $(PARALLEL)
+	$(PYTHON) -m pytest --benchmark-skip -W default -m gpu_timing
 
 # Mutation testing of the core modules, on mutants drawn at random.
 mutants: install
@@ -100,16 +102,6 @@ bench-import: install
 # Coverage of the stated intervals, cost of a point and grades on the device double, into docs/evidence.md. Minutes.
 bench-timer: install
 	$(BIN)/python tests/benchmarks/timer_on_double.py docs/evidence.md
-
-# All that is worth measuring on a GPU, in three commands of under ten minutes (docs/evidence.md); run again, they finish
-# what is missing. Without make or network: the commands themselves, with any interpreter that has the dependencies.
-evidence: install
-	for command in a b c; do $(BIN)/python -m tools.evidence.run $$command --copy-to build/packed || exit 1; done
-	$(BIN)/python -m tools.evidence.write build/packed
-
-# The three commands on a device double: killed at 20 random moments, started again, complete, and no false cliffs.
-rehearsal: install
-	PYTHONPATH=.:tests $(BIN)/python tests/rehearsal/rehearse.py
 
 # 10,000 hostile files for every loader.
 FUZZ_FILES ?= 10000

@@ -26,7 +26,7 @@ def fill(text: str, found: Mapping[str, str]) -> str:
     unknown = sorted(set(names) - found.keys())
     unused = sorted(found.keys() - set(names))
     if unknown:
-        raise StoreError("guide", f"no value for {', '.join(unknown)}", "places that the evidence fills")
+        raise StoreError("guide", f"no value for {', '.join(unknown)}", "places that are filled")
     if unused:
         raise StoreError("guide", f"no place for {', '.join(unused)}", "a place in the page for everything found")
 
