@@ -57,10 +57,19 @@ test-gpu:
 	$(PYTHON) -m pytest --benchmark-skip -W default -m "gpu and not gpu_timing" $(PARALLEL)
 	$(PYTHON) -m pytest --benchmark-skip -W default -m gpu_timing
 
-# Mutation testing of the core modules, on mutants drawn at random.
+# Mutation testing of the core modules, on mutants drawn at random, in a clone: fails if more than 10 % survive.
+MUTANTS ?= 151
 mutants: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check cosmic-ray
-	$(BIN)/python -m tools.mutants
+	rm -rf build/mutants
+	git clone --quiet . build/mutants
+	cd build/mutants && export PATH=$(CURDIR)/$(BIN):$$PATH && \
+		cosmic-ray init tools/mutants.toml session.sqlite && \
+		cr-filter-operators session.sqlite tools/mutants.toml && \
+		python -m tools.mutants session.sqlite $(MUTANTS) && \
+		cosmic-ray exec tools/mutants.toml session.sqlite && \
+		cr-report --surviving-only --show-diff session.sqlite && \
+		cr-rate --fail-over 10 session.sqlite
 
 # Kernels compiled ahead of time by one triton, 3.6 or newer, in an environment of its own: no spills, no serialised wgmma.
 # `make test` compiles a few of them. QUANTBENCH_EXHAUSTIVE=1 compiles every tile in every dtype and layout.
