@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from quantbench.analysis.check import Check
-from quantbench.analysis.cliffs import Cliff, CommonCliff
 from quantbench.analysis.curves import Curve
+from quantbench.analysis.jumps import Cliff, CommonCliff
 from quantbench.analysis.neighbours import BadSize, curves_of_rows
 from quantbench.analysis.summary import Point, Row, op_order
 from quantbench.errors import printable

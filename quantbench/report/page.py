@@ -19,7 +19,7 @@ from quantbench.analysis.summary import Point, Row, are_parts, floor_lines, laye
 from quantbench.errors import StoreError, printable
 from quantbench.files import write_file
 from quantbench.report.content import Card, Section
-from quantbench.report.lead import Causes, Lead, lead_of
+from quantbench.report.lead import Lead, lead_of
 from quantbench.report.op_curves import axis_section, losses_card
 from quantbench.report.overview import maps_section, state_section
 from quantbench.report.sections import (
@@ -116,7 +116,7 @@ def build_page(run: Run, points: Sequence[Point], where: Mapping[str, int]) -> P
     explanation, all_sizes = "", None
     if points and axes:
         check = check_run(run, points=None if where else points)
-        lead = lead_of(layers, axes, Causes(check))
+        lead = lead_of(layers, axes, check)
         explanation = ". ".join(
             [*map(period_words, check.periods[:_MOST_EXPLAINED]), *floor_lines((p.latency_us, p) for p in points)]
         )

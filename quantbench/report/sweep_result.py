@@ -13,10 +13,9 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from quantbench.analysis.blocks import idle_reasons
 from quantbench.analysis.check import Check
-from quantbench.analysis.cliffs import Cliff
 from quantbench.analysis.curves import Curve, curves_of
+from quantbench.analysis.explain import idle_at
 from quantbench.analysis.periods import TileOf
 from quantbench.analysis.summary import Row, op_order, points_of
 from quantbench.device.spec import DeviceSpec
@@ -119,9 +118,8 @@ def row_words(row: Row, check: Check, spec: DeviceSpec) -> str:
     ]
     if not said:
         # The tile that ran or was recovered from the steps; the assumed one only if no steps contradict it.
-        worst = row.worst
-        reasons = idle_reasons(worst.workload, spec, check.tile_of(worst), worst.peak_share)
-        said = [f"{worst.op}: {reason.words}" for reason in reasons[:1]]
+        reasons = idle_at(row.worst, spec, check.tile_of)
+        said = [f"{row.worst.op}: {reason.words}" for reason in reasons[:1]]
     if len(said) > _MOST_CLIFFS_SAID:
         said = [*said[:_MOST_CLIFFS_SAID], f"{len(said) - _MOST_CLIFFS_SAID} more"]
     lacks = [f"no sum, not measured here: {', '.join(row.missing)}"] if row.missing else []
@@ -148,13 +146,6 @@ def rows_to_json(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> list[di
         }
         for row in rows
     ]
-
-
-def cliff_to_json(cliff: Cliff) -> dict[str, Any]:
-    names = ["axis", "at", "next", "ratio", "low", "high", "op", "provider", "variant", "first", "last", "rate_ratio"]
-    cause = {"cause": cliff.cause.kind, "why": cliff.cause.words, "evidence": cliff.cause.evidence}
-    keys = [cliff.before.key, cliff.after.key]
-    return {**{name: getattr(cliff, name) for name in names}, **cause, "held": dict(cliff.held), "keys": keys}
 
 
 # Maximum number of wave edges per curve (the first ones are the large steps), and of curves drawn with edges, because

@@ -325,7 +325,7 @@ def test_a_log_of_nemo_gives_a_row_for_the_planner(tmp_path: Path) -> None:
             for n in range(6)
         )
     )
-    words = ["nemo-log", str(log), "--gpu", "H100", "--gpus", "64", "--tp", "4", "--pp", "2", "--mbs", "1"]
+    words = ["megatron-log", str(log), "--gpu", "H100", "--gpus", "64", "--tp", "4", "--pp", "2", "--mbs", "1"]
     words += ["--seq", "4096", "--results", str(tmp_path / "results"), "--rows", str(rows)]
     result = CliRunner().invoke(import_, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
