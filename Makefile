@@ -117,17 +117,12 @@ FUZZ_FILES ?= 10000
 fuzz: install
 	QUANTBENCH_FUZZ_EXAMPLES=$(FUZZ_FILES) $(BIN)/python -m pytest tests/project/test_fuzz_loaders.py
 
-# The accuracy page, the pictures and the figures of docs/ and README, from measured tables and runs.
+# README's samples, the main table of docs/accuracy.md, and the pictures.
 docs: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[tables,docs]'
 	mkdir -p build && $(BIN)/python -m tools.accuracy.page docs/accuracy.md
-	$(BIN)/python -m tools.accuracy.padding docs/padding.md
-	$(BIN)/python -m tools.advice_examples docs
 	$(BIN)/python -m tools.guide.front
 	$(BIN)/python -m tools.guide.explorer
-	$(BIN)/quantbench import aiconfigurator --system a100_sxm --table gemm --results build/tables
-	$(BIN)/python -m tools.accuracy.held_out_lines build/tables/a100-sxm4-80gb/aic-* docs/exporting.md
-	$(BIN)/python -m tools.planner_accuracy tests/data docs
 	$(BIN)/python -m mkdocs build --strict --quiet --config-file docs/site/mkdocs.yml
 	$(BIN)/python -m tools.guide.explorer build/site/explore.html
 

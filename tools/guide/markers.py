@@ -38,14 +38,6 @@ def fill(text: str, found: Mapping[str, str]) -> str:
     return _PLACE.sub(put, text)
 
 
-def kept(text: str, name: str) -> str:
-    """Returns what the page has between the markers of `name`. Raises StoreError if it has no such markers."""
-    found = next((match["old"] for match in _PLACE.finditer(text) if match["name"] == name), None)
-    if found is None:
-        raise StoreError("guide", f"no place for {name}", "its markers in the page")
-    return found.lstrip("\n")
-
-
 def write_between(path: Path, name: str, text: str) -> None:
     """Replaces what the file `path` has between the markers of `name`. Raises StoreError if it lacks them."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
