@@ -1,8 +1,4 @@
-"""Predicts the times of a sweep's grid, and the rise of the time from m to m + 1.
-
-Entry points: `forecast`, which returns a `Forecast` of `PredictedPlace` objects; `Rise` and `rises_at_next_m`;
-`slower_than_best_kernel`. Used by the command `predict`; `report.forecast` shows the result.
-"""
+"""Predicts the times of a sweep's grid, and the rise of the time from m to m + 1."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) ->
 
     console = output(stderr=as_json)
     stop_on_sigterm()
-    say(console, f"experiment {rule.id}: {rule.predicate} ({rule.claim})")
+    say(console, f"experiment {rule.id}: {rule.statement} ({rule.claim})")
     with SweepSession.new(options, results, WorkerProcess) as session:
         measure(console, session)
         return session.folder
@@ -127,7 +127,7 @@ def _lines(found: RunCheck) -> Iterator[StyledLine | Table]:
         yield from section_lines(section, _VERDICT_STYLE)
     for (rule, dtype), number in _broken_rules(found).most_common():
         what = f"{' or '.join(rule.sides)} of {dtype} off the multiples of {rule.multiple}"
-        yield f"{counted(number, 'shape')} with {what}: {rule.effect} in {rule.whose} ({rule.why})"
+        yield f"{counted(number, 'shape')} with {what}: {rule.effect} in {rule.whose} ({rule.claim})"
     yield from floor_lines((p.latency_us, p) for of in found.curves.values() for curve in of for p in curve.points)
     yield f"\nnext: quantbench report {found.run.folder}"
 

@@ -12,7 +12,6 @@ from quantbench.analysis.jumps import CommonCliff
 from quantbench.analysis.periods import Period
 from quantbench.analysis.rules import untested_lines
 from quantbench.analysis.summary import LayerRow, floor_lines
-from quantbench.analysis.verdict import VERDICTS, Verdict
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import printable
 from quantbench.measurement import GRADES, Grade
@@ -20,6 +19,7 @@ from quantbench.report.content import Section, Table
 from quantbench.report.op_curves import cost_words
 from quantbench.report.source import dashed
 from quantbench.report.sweep_result import ops_line, row_figures, row_words
+from quantbench.rules import VERDICTS, Verdict
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Skipped
 from quantbench.units import duration, percent, signed_percent
