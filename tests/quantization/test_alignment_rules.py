@@ -8,6 +8,7 @@ import pytest
 
 from quantbench.alignment_rules import EFFECTS, RULES, broken_by_shape, broken_rules
 from quantbench.analysis.rules import RULES as RULES_OF_THUMB
+from quantbench.device import lookup
 from quantbench.latency.libraries import LIBRARIES
 from quantbench.workload import Attention, Gemm, GroupedGemm, TransformerShape
 from quantbench.workload.dtypes import GEMM_DTYPES
@@ -81,3 +82,9 @@ def test_head_dim_is_padded_to_the_widths_that_kernels_exist_for() -> None:
         return {one.to for one in broken_rules(work)}
 
     assert (widths(132), widths(128), widths(80), widths(300)) == ({136, 192}, set(), {96}, {304})
+
+
+def test_rules_of_software_that_a_gpu_cannot_run_are_left_out() -> None:
+    work = Attention(batch=1, heads=8, kv_heads=8, seq_q=256, seq_k=256, head_dim=80, dtype="fp16")
+    assert broken_rules(work, device=lookup("a100-sxm4-80gb"))
+    assert not broken_rules(work, device=lookup("v100-sxm2-16gb"))
