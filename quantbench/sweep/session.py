@@ -1,7 +1,7 @@
 """Runs a sweep on one device from start to end.
 
 Entry points: `SweepSession` (`new` builds the plan and the run folder, `resume` reopens a run, `run` measures), used by
-the commands `sweep` and `check`; `resumed_options`, used by it and by `cluster.session`; `begun` (makes the run's
+the commands `sweep` and `check`; `resumed_options`, used by it and by `cluster`; `begun` (makes the run's
 `RunInfo`), `records_to_keep` and `first_reference`, used by `cluster`.
 """
 
