@@ -1,5 +1,1 @@
-"""Runs one sweep over many devices, compares the devices, and merges runs.
-
-Used by the commands `sweep` (`--on ray`)
-and `merge`.
-"""
+"""Runs one sweep over many devices, compares the devices, and merges runs."""

@@ -1,35 +1,23 @@
-"""Shows a prediction of `quantbench predict`: as a table, as JSON, and as a plot along one axis.
-
-Entry points: `forecast_table`, `summed_line`, `rises_in_words`, `slower_in_words`, `forecast_to_json`, `draw_forecast`.
-Used by the command `predict`. (`analysis.forecast` makes the prediction.)
-"""
+"""Shows a prediction of `quantbench predict` as a table and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from quantbench.analysis.forecast import ForecastRow, Rise
+from quantbench.analysis.forecast import PredictedPlace, Rise
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.op_times import OpEstimate, peak_share
-from quantbench.report.canvas import MARKERS, PALETTE, WAVE_COLOUR, draw_panels
 from quantbench.report.source import dashed
 from quantbench.report.terminal import plain_table, share_cell
 from quantbench.units import latency, percent
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 # TFLOP/s below which only "<0.001" is shown.
 _LEAST_RATE = 0.001
-# Maximum number of wave edges in a panel.
-_MOST_WAVE_EDGES = 40
 # Maximum number of places named; the rest is counted.
 _MOST_LIKELY = 8
 # Smallest share by which a place is named as measured slower.
@@ -38,7 +26,7 @@ _LEAST_SLOWER = 0.10
 _CLIFF = 0.10
 
 
-def forecast_table(rows: Sequence[ForecastRow]) -> Table:
+def forecast_table(rows: Sequence[PredictedPlace]) -> Table:
     """Builds the terminal table, one line per place: time, rate, share of peak, and details of its worst op.
 
     Needs about 120 columns; on narrower terminals the last column folds.
@@ -64,7 +52,7 @@ def forecast_table(rows: Sequence[ForecastRow]) -> Table:
     return plain_table(columns, narrowest=20)
 
 
-def summed_line(rows: Sequence[ForecastRow]) -> str:
+def summed_line(rows: Sequence[PredictedPlace]) -> str:
     """Returns a message listing the ops that a row of the table sums; empty for single GEMMs."""
     labels = list(dict.fromkeys(o.op.label for row in rows for o in row.estimate.ops))
     if labels == ["gemm"]:
@@ -80,7 +68,7 @@ def _rate(tflops: float) -> str:
     return f"{tflops:.0f}" if tflops >= 10 else f"{tflops:.2g}"
 
 
-def rises_in_words(rows: Sequence[ForecastRow], rises: Sequence[Rise | None]) -> str:
+def rises_in_words(rows: Sequence[PredictedPlace], rises: Sequence[Rise | None]) -> str:
     """Names the places where one more row (m + 1) is predicted to cost over 10 %. rises: of `rises_at_next_m`."""
     if all(rise is None for rise in rises):
         return ""
@@ -94,7 +82,7 @@ def rises_in_words(rows: Sequence[ForecastRow], rises: Sequence[Rise | None]) ->
     return f"one row more costs over 10 % (rise, 90 % interval): {_places(found)}"
 
 
-def slower_in_words(rows: Sequence[ForecastRow], slower: Sequence[float]) -> str:
+def slower_in_words(rows: Sequence[PredictedPlace], slower: Sequence[float]) -> str:
     """Names the places near which products were measured slower than the best kernel would be, with likely reasons.
 
     slower: as of `analysis.forecast.slower_than_best_kernel`.
@@ -104,14 +92,14 @@ def slower_in_words(rows: Sequence[ForecastRow], slower: Sequence[float]) -> str
     return f"{words} (the library ran another or, of long ones, at a lower clock): {_places(found)}" if found else ""
 
 
-def _places(found: Sequence[tuple[ForecastRow, str]]) -> str:
+def _places(found: Sequence[tuple[PredictedPlace, str]]) -> str:
     shown = [f"{' '.join(f'{name} = {size}' for name, size in row.axes.items())} ({words})" for row, words in found]
     unnamed = len(shown) - _MOST_LIKELY
     return ", ".join(shown[:_MOST_LIKELY]) + (f" and {unnamed} more" if unnamed > 0 else "")
 
 
 def forecast_to_json(
-    rows: Sequence[ForecastRow], spec: DeviceSpec, rises: Sequence[Rise | None], slower: Sequence[float]
+    rows: Sequence[PredictedPlace], spec: DeviceSpec, rises: Sequence[Rise | None], slower: Sequence[float]
 ) -> list[dict[str, Any]]:
     """Converts the table and its ops to JSON objects, with units in the names. rises, slower: see `rises_in_words` and
     `slower_in_words`."""
@@ -144,51 +132,3 @@ def _op_to_json(op: OpEstimate, spec: DeviceSpec) -> dict[str, Any]:
         "tile": None if tile is None else [tile.block_m, tile.block_n],
         "split_k": None if tile is None else tile.split_k,
     }
-
-
-def draw_forecast(
-    rows: Sequence[ForecastRow], axis: str, spec: DeviceSpec, path: Path, *, title: str, caption: str
-) -> None:
-    """Writes a PNG: a panel per op with its predicted share of peak over `axis`, or TFLOP/s, and the 90 % interval.
-
-    Dashed lines mark where one more wave begins, if waves can be stated.
-    """
-
-    def height(op: OpEstimate, latency_us: float) -> float:
-        share = peak_share(op.op.workload, latency_us, spec)
-        return op.op.workload.flops / latency_us / 1e6 if share is None else 100.0 * share
-
-    def draw(panel: Axes, op_label: str) -> None:
-        curves: dict[str, list[tuple[int, OpEstimate]]] = {}
-        for row in rows:
-            others = " ".join(f"{dashed(name)}={value}" for name, value in row.axes.items() if name != axis)
-            curves.setdefault(others, []).extend((row.axes[axis], op) for op in row.ops if op.op.label == op_label)
-        for i, (name, curve) in enumerate(curves.items()):
-            colour, marker = PALETTE[i % len(PALETTE)], MARKERS[i % len(MARKERS)]
-            curve.sort(key=lambda point: point[0])
-            x = [at for at, _ in curve]
-            middle = [height(op, op.estimate.latency_us) for _, op in curve]
-            low, high = ([height(op, getattr(op.estimate, us)) for _, op in curve] for us in ("high_us", "low_us"))
-            panel.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
-            label = f"predicted {name}".strip()
-            panel.plot(x, middle, "-", marker=marker, markersize=3, color=colour, linewidth=1.4, label=label)
-        _draw_wave_edges(panel, next(iter(curves.values())))
-        known = any(peak_share(op.op.workload, 1.0, spec) is not None for curve in curves.values() for _, op in curve)
-        panel.set_ylabel("share of peak, %" if known else "TFLOP/s")
-        panel.set_ylim(bottom=0)
-
-    draw_panels((op.op.label for row in rows for op in row.ops), draw, axis, path, title=title, caption=caption)
-
-
-def _draw_wave_edges(panel: Axes, curve: Sequence[tuple[int, OpEstimate]]) -> None:
-    edges = [
-        at
-        for (at, before), (_, after) in pairwise(curve)
-        if before.estimate.launch == after.estimate.launch
-        and before.estimate.waves is not None
-        and after.estimate.waves is not None
-        and before.estimate.waves < after.estimate.waves
-    ]
-    for i, edge in enumerate(edges[:_MOST_WAVE_EDGES]):
-        label = "one more wave (predicted)" if i == 0 else None
-        panel.axvline(edge, color=WAVE_COLOUR, linestyle="--", linewidth=0.7, alpha=0.5, zorder=0, label=label)

@@ -100,6 +100,7 @@ def test_a_device_that_was_given_up_stores_nothing_more(tmp_path: Path) -> None:
     with pytest.raises(StoreError) as caught:
         cluster.writer.append(1, first.attempt, record)
     assert caught.value.value == "attempt 1 at part 1"
+    cluster.run()
 
 
 def test_a_resumed_run_measures_what_is_missing(tmp_path: Path) -> None:

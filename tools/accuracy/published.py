@@ -1,7 +1,4 @@
-"""Judges fits on the published tables of NeuSight, DeepBench and aiter, one line per GPU, dtype, library and op.
-
-Entry point: `published_table`, written to docs/accuracy.md by `tools.accuracy.page --published`.
-"""
+"""Judges fits on the published tables of NeuSight, DeepBench and aiter, one line per GPU, dtype, library and op."""
 
 from __future__ import annotations
 
@@ -16,8 +13,15 @@ from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.units import percent
 from tools.accuracy.scoring import Split, coverage, held_out_sites, random_split, summarize
-from tools.accuracy.tables import PUBLISHED, SOFTMAX_GPUS, PublishedTable, SoftmaxTable, read_published, read_softmax
 from tools.guide.markers import table as markdown
+from tools.published_tables import (
+    PUBLISHED,
+    SOFTMAX_GPUS,
+    PublishedTable,
+    SoftmaxTable,
+    read_published,
+    read_softmax,
+)
 
 FloatArray = npt.NDArray[np.float64]
 
