@@ -27,7 +27,7 @@ from quantbench.sweep.child import Asked, WorkerProcess
 from quantbench.sweep.messages import Hello
 from quantbench.sweep.options import SweepOptions, plan_sweep, whole_plan
 from quantbench.sweep.plan import Plan
-from quantbench.sweep.runner import Finished, Progress, Sweep
+from quantbench.sweep.runner import Finished, Progress, Sweep, SweepJob
 from quantbench.sweep.session import begun, records_to_keep, resumed_options
 
 _VARIABLE = "QUANTBENCH_DEVICE"
@@ -128,13 +128,15 @@ def measure_part(
         _, whole = plan_sweep(replace(part.options, budget_s=None), device)
         options = replace(part.options, shard=(part.number, part.parts), budget_s=begun_at.left_s)
         _, plan = plan_sweep(options, device, begun_at.done)
-        sweep = Sweep(
-            plan=plan, run_id=part.run_id, spec=device, timing=options.timing, done=begun_at.done, connect=worker,
-            append=lambda record: append(part.number, begun_at.attempt, replace(record, source=label)),
-            clock=time.monotonic, budget_s=begun_at.left_s, limit_s=options.limit_s,
+        job = SweepJob(
+            plan, part.run_id, device, options.timing, begun_at.done, begun_at.left_s, options.limit_s,
             interpreter=relevant_environment().get("TRITON_INTERPRET") == "1", more_references=reference_set(whole),
         )  # fmt: skip
-        return sweep.run()
+
+        def store(record: Record) -> None:
+            append(part.number, begun_at.attempt, replace(record, source=label))
+
+        return Sweep(job, worker, store, time.monotonic).run()
     finally:
         for unused in workers:
             unused.close()
