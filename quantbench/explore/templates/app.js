@@ -97,7 +97,7 @@ const choose = id => { active = id; load([id]); plot = null; update(); };
 // Sizes that have no such heads leave the heads as they are.
 function set(name, value) {
   const next = changed(state, name, value, locks), last = state;
-  state = possible(next) ? next : {...state, [name]: value};
+  state = NAMES.every(size => Number.isInteger(next[size])) ? next : {...state, [name]: value};
   const followed = SIZES.filter(size => size !== name && state[size] !== last[size]).map(size => `${size} ${last[size]} → ${state[size]}`);
   $('followed').textContent = followed.length ? `With ${name}: ${followed.join(', ')}.` : '';
   update();
