@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from quantbench.device.spec import DeviceSpec
 from quantbench.quantization import VECTOR_BYTES, cdiv
 from quantbench.workload import Attention, Gemm, GroupedGemm, Op, TransformerShape
 from quantbench.workload.dtypes import DTYPES
@@ -58,6 +59,7 @@ class AlignmentRule:
     phases: of `Op.phase`; () for all.
     min_tp: smallest tensor-parallel degree at which it matters.
     training: whether it concerns training steps only.
+    capability: smallest CUDA compute capability that the software runs on.
     why: text that follows the size.
     """
 
@@ -72,9 +74,12 @@ class AlignmentRule:
     phases: tuple[str, ...] = ()
     min_tp: int = 1
     training: bool = False
+    capability: tuple[int, int] = (0, 0)
 
-    def concerns(self, dtype: str, library: str, tp: int, *, training: bool) -> bool:
+    def concerns(self, dtype: str, library: str, tp: int, *, training: bool, device: DeviceSpec | None) -> bool:
         """Returns whether the rule is about such work; arguments as of `broken_rules`."""
+        if device is not None and (device.compute_capability or (0, 0)) < self.capability:
+            return False
         named = not library or not self.libraries or library in self.libraries
         return dtype in self.dtypes and named and tp >= self.min_tp and (training or not self.training)
 
@@ -107,6 +112,9 @@ class Broken:
 _VLLM = "https://github.com/vllm-project/vllm"
 _TE = "https://github.com/NVIDIA/TransformerEngine"
 _SERVING = ("vllm", "sglang")
+# What DeepGEMM and FlashAttention need: their READMEs.
+_DEEPGEMM = (9, 0)
+_FLASH = (8, 0)
 _TRAINING = ("torch",)
 
 #: all rules; 16-byte rows first, because they concern every library
@@ -136,15 +144,16 @@ RULES: tuple[AlignmentRule, ...] = (
     ),
     AlignmentRule(
         ("fp8_block",), ("n",), 64, "falls back", "vLLM", "DeepGEMM is left for CUTLASS or Triton",
-        (f"{_VLLM}/blob/main/vllm/utils/deep_gemm.py",), ("vllm",), ("forward",),
+        (f"{_VLLM}/blob/main/vllm/utils/deep_gemm.py",), ("vllm",), ("forward",), capability=_DEEPGEMM,
     ),
     AlignmentRule(
         ("fp8_block",), ("k",), 128, "falls back", "vLLM", "DeepGEMM is left for CUTLASS or Triton",
-        (f"{_VLLM}/blob/main/vllm/utils/deep_gemm.py",), ("vllm",), ("forward",),
+        (f"{_VLLM}/blob/main/vllm/utils/deep_gemm.py",), ("vllm",), ("forward",), capability=_DEEPGEMM,
     ),
     AlignmentRule(
         ("fp8_block",), ("rows of an expert",), 128, "wastes", "DeepGEMM", "the contiguous layout pads every expert",
         ("https://github.com/deepseek-ai/DeepGEMM/issues/15", "https://github.com/deepseek-ai/DeepGEMM/issues/98"),
+        capability=_DEEPGEMM,
     ),
     AlignmentRule(
         ("mxfp8",), ("n", "k"), 32, "crashes", "Transformer Engine", "the quantizer needs whole blocks both ways",
@@ -178,12 +187,14 @@ RULES: tuple[AlignmentRule, ...] = (
     AlignmentRule(
         ("fp16", "bf16"), ("head_dim",), 8, "wastes", "FlashAttention", "q, k and v are copied to padded tensors",
         ("https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/flash_attn_interface.py",),
+        capability=_FLASH,
     ),
     AlignmentRule(
         ("fp16", "bf16"), ("head_dim",), (32, 64, 96, 128, 192, 256), "wastes", "FlashAttention",
         "its kernels exist for these widths only",
         ("https://github.com/Dao-AILab/flash-attention/issues/1141",
          "https://github.com/Dao-AILab/flash-attention/blob/main/csrc/flash_attn/src/static_switch.h"),
+        capability=_FLASH,
     ),
 )  # fmt: skip
 
@@ -195,6 +206,7 @@ def broken_rules(
     phase: str = "forward",
     tp: int = 1,
     training: bool = False,
+    device: DeviceSpec | None = None,
 ) -> tuple[Broken, ...]:
     """Returns the rules that one workload of one GPU breaks.
 
@@ -202,11 +214,12 @@ def broken_rules(
     phase: of `Op.phase`.
     tp: tensor-parallel degree by which the sizes were divided.
     training: whether the workload is part of a training step.
+    device: the GPU; None for the rules of every GPU.
 
     >>> [broken.to for broken in broken_rules(Gemm(4096, 4096, 688, dtype="fp8_block"), library="vllm", tp=8)]
     [768, 768]
     """
-    concerned = (rule for rule in RULES if rule.concerns(work.dtype, library, tp, training=training))
+    concerned = (rule for rule in RULES if rule.concerns(work.dtype, library, tp, training=training, device=device))
     in_phase = (rule for rule in concerned if phase in (rule.phases or (phase,)))
     return tuple(broken for rule in in_phase for broken in _broken(rule, work))
 
@@ -227,12 +240,14 @@ def _broken(rule: AlignmentRule, work: Gemm | GroupedGemm | Attention) -> Iterat
             yield Broken(rule, side, size, rule.allowed(size))
 
 
-def broken_by_shape(shape: TransformerShape, *, library: str = "", backward: bool = True) -> tuple[Broken, ...]:
+def broken_by_shape(
+    shape: TransformerShape, *, library: str = "", backward: bool = True, device: DeviceSpec | None = None
+) -> tuple[Broken, ...]:
     """Returns the rules that the ops of a transformer break at its tp, each once per named size, worst effect first.
 
     Logits count as bf16: FP8 and FP4 recipes leave the output head alone (DeepSeek-V3, arXiv:2412.19437, section 3.3).
 
-    library: see `broken_rules`.
+    library, device: see `broken_rules`.
     backward: whether gradients are computed too.
     """
     found: dict[tuple[AlignmentRule, str, int, int], list[str]] = {}
@@ -244,12 +259,13 @@ def broken_by_shape(shape: TransformerShape, *, library: str = "", backward: boo
         if isinstance(work, Attention):  # of latent attention it has the mean width of keys and values
             work = replace(work, head_dim=shape.head_dim)
         names = side_names(op)
-        for one in broken_rules(work, library=library, phase=op.phase, tp=shape.tp, training=backward):
+        broken = broken_rules(work, library=library, phase=op.phase, tp=shape.tp, training=backward, device=device)
+        for one in broken:
             key = (one.rule, names.get(one.name, one.name), one.size, one.to)
             found.setdefault(key, []).append(op.label)
     part = shape.tokens // shape.tp
     for rule in (rule for rule in RULES if "tokens / tp" in rule.sides):
-        concerned = rule.concerns(shape.dtype, library, shape.tp, training=backward)
+        concerned = rule.concerns(shape.dtype, library, shape.tp, training=backward, device=device)
         if concerned and shape.tokens % (rule.allowed(1) * shape.tp):
             found[rule, "tokens / tp", part, rule.allowed(part + 1)] = ["all"]
     made = [Broken(*key, tuple(dict.fromkeys(ops))) for key, ops in found.items()]

@@ -69,15 +69,15 @@ class Forecast:
         return tuple(notes)
 
 
-def forecast(axes: Sequence[Axis], held: Held, times: RememberedTimes, *, skip_impossible: bool) -> Forecast:
+def forecast(axes: Sequence[Axis], held: Held, times: RememberedTimes) -> Forecast:
     """Predicts every place of a grid.
 
     axes: axes with `@edges` already expanded.
     held: values of all other dimensions, defaults filled in.
     times: source of op times for the device.
-    Raises InputError for a place that cannot exist (unless skip_impossible), or if no place is left.
+    Raises InputError if no place is left.
     """
-    found, impossible = places_of(axes, held, "predict", skip_impossible=skip_impossible, modelled=True)
+    found, impossible = places_of(axes, held, "predict", modelled=True)
     places = [(at, ops) for at, ops in found if ops]
     if not places:
         why = f" ({impossible[0].removeprefix('predict: ')})" if impossible else ""

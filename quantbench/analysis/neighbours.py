@@ -1,9 +1,4 @@
-"""Finds sizes with a lower rate than a nearby size.
-
-Entry points: `bad_sizes_on` (against smaller sizes within 10 %, or sizes within a factor of two), which returns
-`BadSize` objects; `curves_of_rows`, `rows_by_dtype` and the constant `NEAR`. Used by `report.lead`, the first screen of
-a report, and `report.page`.
-"""
+"""Finds sizes with a lower rate than a nearby size: smaller within 10 %, or within a factor of two."""
 
 from __future__ import annotations
 
@@ -15,7 +10,7 @@ from itertools import groupby
 
 import numpy as np
 
-from quantbench.analysis.summary import Point, Row, rows_of
+from quantbench.analysis.summary import Point, Row, rows_of, useful_work
 
 #: relative distance within which a user may change a size
 NEAR = 0.10
@@ -142,7 +137,7 @@ def _culprit(row: Row, better: Row) -> tuple[Point, Point]:
     excess: list[tuple[float, Point]] = []
     for point in row.points:
         other = there[point.op]
-        growth = (point.workload.flops or point.workload.min_bytes) / (other.workload.flops or other.workload.min_bytes)
+        growth = useful_work(point.workload) / useful_work(other.workload)
         excess.append((point.count * (point.latency_us - other.latency_us * growth), point))
     _, culprit = max(excess, key=lambda pair: pair[0])
     return culprit, there[culprit.op]

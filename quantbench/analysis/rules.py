@@ -1,10 +1,5 @@
 """Tests rules of thumb for transformer shapes: defines each rule, the shapes to measure and the pairs that test it.
 
-Entry points: `RULES`, each a `RuleOfThumb`; `judge_all`, which returns a verdict per rule from the points of a run,
-used by `check` of this package; `rule_named` and `RuleOfThumb.experiment`, which plan the measurements of `quantbench
-check --experiment`; `untested_lines`. Used by `report.sections`, the command `check` and tools, which show the
-verdicts.
-
 The rules come from BigScience's notes on sizing BLOOM and from Megatron-LM's code, without those that one GPU cannot
 test. Rules on experts compare whole layers of imported tables, or grouped products.
 """
@@ -46,6 +41,8 @@ MARGIN = 0.01
 _MANY = 6
 # Pairs that scatter by more than this many times their standard errors are inconsistent.
 _AT_ODDS = 2.0
+# Most record keys kept as evidence, of possibly thousands.
+_MOST_EVIDENCE = 200
 
 
 def verdict_on(rule: RuleOfThumb, found: PairsOrReason) -> Verdict:
@@ -65,7 +62,8 @@ def verdict_on(rule: RuleOfThumb, found: PairsOrReason) -> Verdict:
     keys = tuple(dict.fromkeys(key for pair in found for key in pair.keys))
     return Verdict(
         *about, verdict, exp(middle), exp(low), exp(high), len(found),
-        exp(float(np.median(predictions))) if len(predictions) == len(found) else None, keys, len(keys), reason,
+        exp(float(np.median(predictions))) if len(predictions) == len(found) else None, keys[:_MOST_EVIDENCE],
+        len(keys), reason,
     )  # fmt: skip
 
 

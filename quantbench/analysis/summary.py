@@ -1,10 +1,4 @@
-"""Summarises the records of a run as points and rows with medians, intervals, rates and shares of peak.
-
-Entry points: `points_of` (one `Point` per record and place), `rows_of` (one `Row` sums the ops of a place and
-provider), `layer_rows` (sums with each op's fastest provider), `are_parts` (whether providers measured different ops),
-`counted` (ops of a layer), `floor_lines` (what an empty kernel takes), `rejected_lines`, `op_order`. Used by the other
-modules of this package, by `report`, the commands `sweep`, `check` and `profile`, and tools.
-"""
+"""Summarises the records of a run as points and rows with medians, intervals, rates and shares of peak."""
 
 from __future__ import annotations
 
@@ -111,6 +105,11 @@ class Row:
     def worst(self) -> Point:
         """Op with the smallest share of peak."""
         return min(self.points, key=lambda p: (p.peak_share is None, p.peak_share, p.op))
+
+
+def useful_work(workload: Workload) -> int:
+    """Returns the floating-point operations of a workload, or its bytes if it has none (collectives)."""
+    return workload.flops or workload.min_bytes
 
 
 def op_order(label: str) -> tuple[int, str]:

@@ -33,7 +33,7 @@ from quantbench.latency.libraries import library_words
 from quantbench.planner.calibration import STACKS, Calibration, Calibrations, load_site, shipped, with_measured_links
 from quantbench.planner.layout import RECOMPUTATIONS, Job, Layout, padded_vocab, partition_of
 from quantbench.workload import TransformerShape
-from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
+from quantbench.workload.transformer import ATTENTIONS
 
 if TYPE_CHECKING:
     from quantbench.latency.op_times import OpTimes, TimesOf
@@ -64,7 +64,6 @@ class PlanOptions(ShapeOptions):
 
     plans: ClassVar[bool] = True
 
-    untied: bool = option(False, "Separate matrices for embedding and logits.", panel="Model")
     optimizer: str = option("", "Optimizer: fused_adam, adam or adam_8bit (default: fused_adam).", panel="Model")
     gpus: int | None = _machines(None, "Number of GPUs.", min=1)
     gpu: str = gpu_option("", _MACHINES)
@@ -109,8 +108,6 @@ class PlanOptions(ShapeOptions):
     @cached_property
     def _model(self) -> tuple[TransformerShape, tuple[str, ...]]:
         shape, words = chosen_model(_WHO, self, self.where().device, needed=("hidden", "heads", "layers", "vocab"))
-        if self.untied:
-            shape = replace(shape, tied=False)
         if self.head_dim:
             shape = replace(shape, head_dim=self.head_dim)
         return shape, words
@@ -310,8 +307,7 @@ class PlanOptions(ShapeOptions):
                 cells[name] = values[0]
         cells |= {"precision": self.dtype, "dropout": self.dropout, "tied": False if self.untied else None}
         cells["dp_overlap"] = self.dp_overlap
-        for name, choices in (("attention", ATTENTIONS), ("softmax", SOFTMAXES)):
-            cells[name] = require_choice(_WHO, f"--{name}", getattr(self, name), ("", *choices))
+        cells["attention"] = require_choice(_WHO, "--attention", self.attention, ("", *ATTENTIONS))
         if self.recompute:
             require_choice(_WHO, "--recompute", self.recompute, RECOMPUTATIONS)
         return Given(

@@ -38,7 +38,7 @@ from quantbench.planner.row_results import WORTH_A_WORD, RowResult, Summary, mis
 from quantbench.planner.rows import read_table
 from quantbench.planner.search import Found, search
 from quantbench.store.environment import installed_versions, relevant_environment
-from quantbench.units import percent
+from quantbench.units import billions, percent
 
 ModeResult = tuple[bool, Callable[[], dict[str, Any]], Iterable[StyledLine | Table]]
 
@@ -181,7 +181,7 @@ def header_lines(job: Job, calibration: Calibration, note: str, assumed: Sequenc
     versions = ", ".join(f"{name} {version}" for name, version in installed_versions().items() if name != "os")
     variables = " ".join(f"{name}={value}" for name, value in relevant_environment().items())
     return [
-        f"model: {parameters(shape) / 1e9:.1f} B parameters: {shape.layers} layers of {shape.hidden}, {heads}, {mlp}, "
+        f"model: {billions(parameters(shape))} parameters: {shape.layers} layers of {shape.hidden}, {heads}, {mlp}, "
         f"seq {shape.seq}, {vocab}, {shape.fp8_recipe or shape.dtype}, {shape.attention} attention, {dropout}; "
         f"gbs {job.gbs}, {job.optimizer}",
         f"machines: {job.gpus} × {where.device.name}, {where.gpus_per_node} per node, {inside:.0f} GB/s inside a node, "

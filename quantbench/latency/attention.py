@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quantbench.device.registry import same_chip
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.latency.attention_cost_model import (
@@ -111,8 +112,8 @@ class AttentionModel:
     @classmethod
     def best(cls, device: DeviceSpec) -> AttentionModel:
         """Returns the model shipped for this device, or its prior if none is shipped; `note` says which."""
-        data = shipped_json(device.name)
-        return cls.prior(device) if data is None else cls.from_json(data, device)
+        data = next(filter(None, map(shipped_json, same_chip(device.name))), None)
+        return cls.prior(device) if data is None else cls.from_json({**data, "device": device.name}, device)
 
     @classmethod
     def fit(

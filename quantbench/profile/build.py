@@ -10,7 +10,7 @@ from typing import Any
 
 from quantbench import __version__
 from quantbench.analysis.check import Check, check_run
-from quantbench.analysis.cliffs import Cliff, CommonCliff
+from quantbench.analysis.jumps import Cliff, CommonCliff
 from quantbench.analysis.verdict import Verdict
 from quantbench.errors import InputError
 from quantbench.measurement import GRADES

@@ -1,8 +1,4 @@
-"""Builds the first screen of a report: sizes with a lower rate than a smaller one nearby, why, and the better sizes.
-
-Entry points: `lead_of` (message and table, as a `Lead`), `Causes` (finds causes; none rests on an assumed tile) and
-`draw_lead` (curve with the slow sizes in red). Used by `page`.
-"""
+"""Builds the first screen of a report: sizes with a lower rate than a smaller one nearby, why, and the better sizes."""
 
 from __future__ import annotations
 
@@ -10,23 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
-from quantbench.analysis.blocks import IdleReason, idle_reasons
 from quantbench.analysis.check import Check
-from quantbench.analysis.cliffs import Cause, Cliff
 from quantbench.analysis.neighbours import NEAR, BadSize, bad_sizes_on, curves_of_rows
-from quantbench.analysis.summary import Point, Row
+from quantbench.analysis.summary import Row
 from quantbench.errors import printable
-from quantbench.quantization import kernel_change_words
-from quantbench.report import canvas
 from quantbench.report.source import dashed
 from quantbench.units import latency, percent
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 # Maximum number of rows in the table of the first screen; the table of all sizes has the rest.
 _MOST_ROWS = 12
@@ -73,7 +60,7 @@ class Lead:
     bad: tuple[BadSize, ...] = ()
 
 
-def lead_of(rows: Sequence[Row], axes: Sequence[str], why: Causes) -> Lead:
+def lead_of(rows: Sequence[Row], axes: Sequence[str], check: Check) -> Lead:
     """Builds the first screen of a run. If no two sizes are close, sizes are compared with half and twice the size.
 
     axes: axes of the run; the one with the largest total loss is shown.
@@ -99,7 +86,7 @@ def lead_of(rows: Sequence[Row], axes: Sequence[str], why: Causes) -> Lead:
         nothing = f"{name}: none of {len(sizes)} sizes between {sizes[0]} and {sizes[-1]} loses against a smaller one"
         return Lead(axis, f"{nothing} within {percent(NEAR)}")
     if len(curves) >= _MANY_CURVES:
-        return _over_shapes(axis, bad, len(curves), why)
+        return _over_shapes(axis, bad, len(curves), check)
     worst, loss, better = bad[0].size, percent(bad[0].loss), bad[0].better.axes[axis]
     if near:
         stretches = sorted(_stretches(bad, curves), key=lambda s: -max(b.loss for b in s))
@@ -117,7 +104,7 @@ def lead_of(rows: Sequence[Row], axes: Sequence[str], why: Causes) -> Lead:
     others = {name for row in rows for name in row.axes} - {axis}
     varied = {name for name in others if len({row.axes.get(name) for row in rows}) > 1}
     several_providers = len({row.provider for row in rows}) > 1
-    lines = tuple(_row(s, why, varied, several_providers, bad[0].loss) for s in shown)
+    lines = tuple(_row(s, check, varied, several_providers, bad[0].loss) for s in shown)
     return Lead(axis, sentence, lines, len(stretches) - len(shown), bad=bad)
 
 
@@ -132,7 +119,7 @@ def _stretches(bad: Sequence[BadSize], curves: Sequence[tuple[Row, ...]]) -> lis
     return found
 
 
-def _row(stretch: Sequence[BadSize], why: Causes, varied: set[str], several_providers: bool, most: float) -> LeadRow:
+def _row(stretch: Sequence[BadSize], check: Check, varied: set[str], several_providers: bool, most: float) -> LeadRow:
     """Formats one bad size, or adjacent ones, as a row.
 
     varied: axes whose values are shown in the details.
@@ -140,6 +127,7 @@ def _row(stretch: Sequence[BadSize], why: Causes, varied: set[str], several_prov
     """
     worst = max(stretch, key=lambda b: b.loss)
     first, last = stretch[0], stretch[-1]
+    cause = check.explain(worst).words
     interval = ""
     if worst.low is not None and worst.high is not None:
         interval = f"{percent(max(worst.low, 0.0))} to {percent(worst.high)}"
@@ -155,13 +143,13 @@ def _row(stretch: Sequence[BadSize], why: Causes, varied: set[str], several_prov
         interval=interval,
         bar=worst.loss / most,
         instead=instead,
-        why=printable(why.words(worst)),
+        why=printable(f"{worst.culprit.op}: {cause}" if len(worst.row.points) > 1 else cause),
         trust=max(max(b.row.grade.letter, b.better.grade.letter) for b in stretch),
         details=", ".join([*([worst.row.provider] if several_providers else []), *held]),
     )
 
 
-def _over_shapes(axis: str, bad: Sequence[BadSize], curves: int, why: Causes) -> Lead:
+def _over_shapes(axis: str, bad: Sequence[BadSize], curves: int, check: Check) -> Lead:
     """Builds one row per size over all shapes: number of shapes that lose, median and largest loss."""
     by_size: dict[int, list[BadSize]] = {}
     for one in bad:
@@ -177,7 +165,7 @@ def _over_shapes(axis: str, bad: Sequence[BadSize], curves: int, why: Causes) ->
         held = " ".join(f"{name}={value}" for name, value in worst.row.axes.items() if name != axis)
         if several_dtypes:
             held += f" in {worst.culprit.workload.dtype}"
-        kinds = Counter(why.kind(b) for b in own).most_common(2)
+        kinds = Counter(check.explain(b).kind for b in own).most_common(2)
         cause, times = kinds[0]
         row = LeadRow(
             size=str(size),
@@ -195,123 +183,3 @@ def _over_shapes(axis: str, bad: Sequence[BadSize], curves: int, why: Causes) ->
         f"median {percent(medians[ranked[0]])}"
     )
     return Lead(axis, sentence, tuple(rows), len(by_size) - len(shown), several=True, bad=tuple(bad))
-
-
-class Causes:
-    """Finder of a bad size's cause: a cliff before the better size, a kernel change, idle blocks, or unexplained."""
-
-    def __init__(self, check: Check) -> None:
-        self._check = check
-        self._cliffs: dict[tuple[object, ...], list[Cliff]] = {}
-        for cliff in check.cliffs:
-            curve = (cliff.axis, cliff.op, cliff.provider, frozenset(cliff.held.items()))
-            self._cliffs.setdefault(curve, []).append(cliff)
-
-    def words(self, bad: BadSize) -> str:
-        """Formats the cause, with the op if the row has several."""
-        cause = self._cause(bad)
-        return f"{bad.culprit.op}: {cause.words}" if len(bad.row.points) > 1 else cause.words
-
-    def kind(self, bad: BadSize) -> str:
-        """Returns the kind of the cause, for counting shapes by it."""
-        return self._cause(bad).kind
-
-    def _cause(self, bad: BadSize) -> Cause | IdleReason:
-        cliff = self._between(bad)
-        if cliff is None:
-            return self._arithmetic(bad)
-        if cliff.cause.kind in ("tile edge", "wave edge") and cliff.cause.evidence == "arithmetic":
-            # The edge was computed from a tile; an assumed tile supports no conclusion.
-            return cliff.cause if self._idle(cliff.after) is not None else self._arithmetic(bad)
-        return cliff.cause
-
-    def _between(self, bad: BadSize) -> Cliff | None:
-        """Returns the largest cliff between the two sizes of the op that loses most."""
-        culprit = bad.culprit
-        held = frozenset((name, value) for name, value in culprit.axes.items() if name != bad.axis)
-        there = self._cliffs.get((bad.axis, culprit.op, culprit.provider, held), ())
-        low, high = sorted((bad.better.axes[bad.axis], bad.size))
-        between = [c for c in there if low <= c.at < high and c.after.workload.dtype == culprit.workload.dtype]
-        return max(between, key=lambda c: c.ratio, default=None)
-
-    def _arithmetic(self, bad: BadSize) -> Cause | IdleReason:
-        """Returns a kernel change between the two sizes, else what the tile leaves idle only at the slow size."""
-        old, new = bad.culprit_at_better.launch, bad.culprit.launch
-        if old is not None and new is not None and old.kernel != new.kernel:
-            return Cause("kernel change", kernel_change_words(old, new), "identity")
-        before, after = self._idle(bad.culprit_at_better), self._idle(bad.culprit)
-        if before is not None and after is not None:
-            for reason in after:
-                if reason not in before:
-                    return reason
-        return Cause("unexplained", "unexplained", "arithmetic")
-
-    def _idle(self, point: Point) -> tuple[IdleReason, ...] | None:
-        """Returns what the point's tile leaves idle; None if the tile is neither recorded nor recovered."""
-        used = self._check.tile_of(point)
-        if used is None or used.source == "assumed":
-            return None
-        return idle_reasons(point.workload, self._check.run.info.device, used, point.peak_share)
-
-
-_MOST_CURVES = 4
-# Minimum distance of two labels, as a share of the x axis.
-_LABEL_GAP = 0.1
-# Points below this share of the y axis are labelled above, not below.
-_NEAR_THE_FOOT = 0.1
-
-
-def draw_lead(rows: Sequence[Row], bad: Sequence[BadSize], axis: str, path: Path, caption: str) -> None:
-    """Writes a PNG: share of peak over `axis`, all ops of a place together, bad sizes in red.
-
-    Draws at most four curves, those with the largest total loss. caption: see `canvas.figure`.
-    """
-    losses: dict[int, float] = {}
-    for one in bad:
-        losses[id(one.row)] = max(one.loss, losses.get(id(one.row), 0.0))
-    curves = [curve for curve in curves_of_rows(rows, axis) if len(curve) > 1]
-    curves.sort(key=lambda curve: -sum(losses.get(id(row), 0.0) for row in curve))
-    curves = curves[:_MOST_CURVES]
-    several_providers = len({curve[0].provider for curve in curves}) > 1
-    ops = ", ".join(dict.fromkeys(point.op for point in curves[0][0].points))
-    title = f"{ops}, together" if "," in ops else ops
-    with canvas.figure(path, (6.4, 4.1), title=title, caption=caption) as panels:
-        panel = panels[0][0]
-        heights = []
-        for i, curve in enumerate(curves):
-            x, y = [row.axes[axis] for row in curve], [canvas.rate(row) for row in curve]
-            heights += y
-            held = [f"{dashed(name)}={value}" for name, value in curve[0].axes.items() if name != axis]
-            label = canvas.plain(" ".join([*([curve[0].provider] if several_providers or not held else []), *held]), 44)
-            line = {"marker": canvas.MARKERS[i], "color": canvas.PALETTE[i], "markersize": 3.5, "linewidth": 1.1}
-            panel.plot(x, y, "-", label=label, zorder=3, **line)
-            in_red = [(at, h) for at, h, row in zip(x, y, curve, strict=True) if id(row) in losses]
-            if in_red:
-                panel.plot(*zip(*in_red, strict=True), "o", color=canvas.CLIFF_COLOUR, markersize=4, zorder=4)
-        sizes = sorted({row.axes[axis] for curve in curves for row in curve})
-        canvas.label_sizes(panel, axis, sizes)
-        canvas.limit_heights(panel, heights)
-        _label_worst(panel, [b for b in bad if any(b.row in curve for curve in curves)], sizes)
-        panel.plot([], [], "o", color=canvas.CLIFF_COLOUR, markersize=4, label="loses against a size near it")
-        panel.set_ylabel(canvas.rate_unit(curves[0][0]))
-
-
-def _label_worst(panel: Axes, bad: Sequence[BadSize], sizes: Sequence[int]) -> None:
-    from matplotlib.patheffects import withStroke
-
-    placed: list[float] = []
-    bottom, top = panel.get_ylim()
-    floor = bottom + _NEAR_THE_FOOT * (top - bottom)
-    better: set[int] = set()  # only the worst of the sizes that lose against the same one is labelled
-    for one in sorted(bad, key=lambda b: -b.loss):
-        if id(one.better) in better:
-            continue
-        better.add(id(one.better))
-        at, height = canvas.position(one.size, sizes), canvas.rate(one.row)
-        if all(abs(at - other) > _LABEL_GAP for other in placed):
-            placed.append(at)
-            panel.annotate(
-                f"−{percent(one.loss)}", (one.size, height), xytext=(0, -11 if height > floor else 6),
-                textcoords="offset points", ha="center", fontsize=8, color=canvas.CLIFF_COLOUR, fontweight="bold",
-                zorder=5, path_effects=[withStroke(linewidth=2.5, foreground="white")],
-            )  # fmt: skip

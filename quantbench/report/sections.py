@@ -1,9 +1,4 @@
-"""Builds the report's text and table sections: causes of steps, rules of thumb, trust, all sizes, and method.
-
-Entry points: `steps_section`, `rules_section`, `trust_section`,
-`sizes_section`, `how_section`, `period_words`, and `facts_of` (the foot of the page). Used by `page` and the command
-`check`.
-"""
+"""Builds the report's text and table sections: causes of steps, rules of thumb, trust, all sizes, and method."""
 
 from __future__ import annotations
 
@@ -13,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quantbench.analysis.check import Check
-from quantbench.analysis.cliffs import CommonCliff
+from quantbench.analysis.jumps import CommonCliff
 from quantbench.analysis.periods import Period
 from quantbench.analysis.rules import untested_lines
 from quantbench.analysis.summary import Row, floor_lines
@@ -53,9 +48,9 @@ def period_words(period: Period) -> str:
     what = period.variant if period.variant.startswith(f"{period.op} ") else f"{period.op} ({period.variant})"
     where = printable(f"{dashed(period.axis)}, {what} by {period.provider}")
     accounts = f"explains {percent(recovered.explained)} of the variation around the trend"
-    if recovered.verdict == "no waves":
+    if recovered.reason == "no waves":
         return f"{where}: the times show no waves"
-    if recovered.verdict == "no single tile":
+    if recovered.reason == "no single tile":
         return f"{where}: no single tile explains the steps; the best {accounts}"
     explanations = list(map(period.words_of, recovered.best))
     named = period.tile_words or explanations[0]
@@ -66,7 +61,7 @@ def period_words(period: Period) -> str:
     if alike:
         more = f" and {len(alike) - _MOST_ALIKE} more" if len(alike) > _MOST_ALIKE else ""
         sure += f"; the same staircase: {', '.join(alike[:_MOST_ALIKE])}{more}"
-    if recovered.verdict == "clear":
+    if period.clear:
         return f"{where}: {named} explains the steps ({sure})"
     return f"{where}: several tiles may explain the steps; the most likely is {named} ({sure})"
 

@@ -37,9 +37,6 @@ EXPERT_OPS = (*_GROUPED_OPS, "permute", "unpermute")
 MODEL_OPS = (*LINEAR_OPS, *_OTHER_LINEAR, *_ATTENTION_OPS, *EXPERT_OPS, "logits")
 DIRECTIONS = ("forward", "backward", "both")
 
-#: kinds of attention that a sweep runs; `both` only occurs in runs from before 0.2
-SWEPT_ATTENTIONS = (*ATTENTIONS, "both")
-
 
 @dataclass(frozen=True)
 class _Dim:
@@ -70,7 +67,6 @@ _DIMS = {
     "moe-ffn": _Dim(64, "512:4096:64", "64:512:16", _GROUPED_OPS, grain=8),
     "tokens": _Dim(128, "128:8192:128", "32:512:16", EXPERT_OPS),
     "ep": _Dim(1, "1,2,4,8", "1,2,4,8", EXPERT_OPS),
-    "skew": _Dim(10, "80:200:20", "80:200:20", _GROUPED_OPS),
     "vocab": _Dim(64, "49152:51200:64", "960:1536:32", ("logits",), grain=8),
     "m": _Dim(64, "1024:4096:64", "64:512:16"),
     "n": _Dim(64, "1024:8192:64", "256:1024:16", grain=8),
@@ -79,8 +75,8 @@ _DIMS = {
 }
 DIMS = tuple(_DIMS)
 GEMM_DIMS = ("m", "n", "k", "batch")
-#: dimensions that only layers with experts have; skew is the exponent of the power law in hundredths
-MOE_DIMS = ("experts", "top-k", "moe-ffn", "tokens", "ep", "skew")
+#: dimensions that only layers with experts have
+MOE_DIMS = ("experts", "top-k", "moe-ffn", "tokens", "ep")
 MODEL_DIMS = tuple(dim for dim in DIMS if dim not in GEMM_DIMS)
 #: axis of a list of shapes, numbered from 1; not a size, so no trend is fitted along it
 SHAPE_DIM = "shape"
@@ -197,13 +193,12 @@ def check_axes(axes: tuple[Axis, ...], who: str = "sweep") -> None:
 class Held:
     """Sizes and options that no axis varies. 0 and "" select a default that depends on the device or the shape.
 
-    attention: one of SWEPT_ATTENTIONS; `ops` overrides it.
+    attention: one of ATTENTIONS; `ops` overrides it.
     heads: 0: hidden / head_dim; along an axis of hidden, head_dim is 128 if it is 0.
     heads_per_kv_head: ratio of heads to kv_heads if kv_heads = 0.
     experts, top_k, moe_ffn, ep, shared_ffn, q_rank, …: as of `TransformerShape`; experts = 0: an MLP, unless
         an axis is one of MOE_DIMS.
     tokens: tokens of each GPU's micro-batch, instead of seq · mbs.
-    skew: exponent of a power law of the routing in hundredths, instead of `routing`.
     softmax: one of SOFTMAXES, used by predictions only (a sweep measures the provider's).
     ops: names of MODEL_OPS, or () for those that the axes change most.
     direction: one of DIRECTIONS.
@@ -232,7 +227,6 @@ class Held:
     value_dim: int = 0
     tokens: int = 0
     ep: int = 1
-    skew: int = 0
     routing: str | tuple[int, ...] = "balanced"
     m: int = 0
     n: int = 0
@@ -250,11 +244,13 @@ class Held:
         for op in self.ops:
             if op not in MODEL_OPS:
                 raise InputError("--ops", repr(op), "one of " + ", ".join(MODEL_OPS))
+        if "attention" in self.ops and set(UNFUSED_OPS) & set(self.ops):
+            raise InputError("--ops", ",".join(self.ops), "attention, or scores, softmax and context: not both")
         require_choice("--direction", "direction", self.direction, DIRECTIONS)
         require_choice("--dtype", "dtype", self.dtype, ("", *GEMM_DTYPES))
         require_choice("--layout", "layout", self.layout, LAYOUTS)
-        require_choice("--attention", "attention", self.attention, ("", *SWEPT_ATTENTIONS))
-        require_choice("--softmax", "softmax", self.softmax, SOFTMAXES)
+        require_choice("--attention", "attention", self.attention, ("", *ATTENTIONS))
+        require_choice("softmax", "softmax", self.softmax, SOFTMAXES)
 
 
 def with_defaults(held: Held, spec: DeviceSpec, dims: Collection[str] = ()) -> Held:
@@ -264,8 +260,6 @@ def with_defaults(held: Held, spec: DeviceSpec, dims: Collection[str] = ()) -> H
         defaults |= _EXPERT_DEFAULTS[spec.torch_kind]
     missing: Mapping[str, Any] = {name: v for name, v in defaults.items() if getattr(held, name) == 0}
     dtype, attention = held.dtype or default_dtype(spec), held.attention or default_attention(spec)
-    if held.softmax != Held.softmax and attention == "flash" and not set(held.ops) & set(UNFUSED_OPS):
-        raise InputError("--softmax", f"{held.softmax} with flash attention", "--attention unfused")
     return replace(held, **missing, dtype=dtype, attention=attention)
 
 
@@ -292,69 +286,66 @@ def _ops_and_left_out(
     if axes[0].dim in GEMM_DIMS:
         sizes = {name: point.get(name, getattr(held, name)) for name in GEMM_DIMS}
         return (Op("gemm", "forward", Gemm(**sizes, dtype=held.dtype, layout=held.layout), 1),), ""
-    # By default the ops that the axes change most, with this kind of attention.
-    other = {"flash": UNFUSED_OPS, "unfused": ("attention",)}.get(held.attention, ())
-    changed = {op for axis in axes for op in _DIMS[axis.dim].ops}
-    wanted = held.ops or tuple(op for op in MODEL_OPS if op in changed and op not in other)
     heads = _heads_of(point, held, who)
+    shape = _shape({**point, **heads.sizes}, held, who)
+    # By default the ops that the axes change most, with this kind of attention.
+    other = UNFUSED_OPS if shape.attention == "flash" else ("attention",)
+    changed = {op for axis in axes for op in _DIMS[axis.dim].ops}.difference(other)
+    wanted = held.ops or [op for op in MODEL_OPS if op in changed]
     missing = [op for op in wanted if op in heads.without]
-    if missing and len(missing) == len(wanted):
+    names = set(wanted).difference(missing)
+    if missing and not names:
         raise InputError(who, heads.objection, heads.expected)
-    # The linear layers are the same with either attention; take them from the kind whose ops are wanted.
-    main = "unfused" if "attention" not in wanted and set(UNFUSED_OPS) & set(wanted) else "flash"
-    found = []
-    for attention, core in (("flash", ("attention",)), ("unfused", UNFUSED_OPS)):
-        names = {op for op in wanted if op in core or (attention == main and op not in _ATTENTION_OPS)}
-        names -= set(missing)
-        shape = _shape({**point, **heads.sizes}, held, who, attention)
-        if modelled and shape.experts and held.direction == "forward":
-            if set(EXPERT_OPS) & set(wanted) and attention == main:
-                names.add("experts")
-            found += [op for op in shape.modelled_ops() if op.name in names]
-            continue
-        found += [op for op in shape.ops(backward=held.direction != "forward") if op.name in names]
+    if modelled and shape.experts and held.direction == "forward":
+        ops = shape.modelled_ops()
+        if names & set(EXPERT_OPS):
+            names.add("experts")
+    else:
+        ops = shape.ops(backward=held.direction != "forward")
     if held.direction == "backward":
-        found = [op for op in found if op.phase != "forward"]
+        ops = tuple(op for op in ops if op.phase != "forward")
     left_out = f"{heads.objection}: without {', '.join(missing)}" if missing else ""
-    return tuple(found), left_out
+    return tuple(op for op in ops if op.name in names), left_out
 
 
 def places_of(
-    axes: Sequence[Axis], held: Held, who: str = "sweep", *, skip_impossible: bool = False, modelled: bool = False
+    axes: Sequence[Axis], held: Held, who: str = "sweep", *, modelled: bool = False
 ) -> tuple[list[tuple[dict[str, int], tuple[Op, ...]]], tuple[str, ...]]:
     """Returns the ops at each place of a grid, and why impossible places, or ops of a place, are left out.
 
-    skip_impossible: whether to leave impossible places out; otherwise the first raises InputError. Others: as of
-        `ops_at`.
+    Arguments are as of `ops_at`. Raises InputError if all places are impossible.
     """
-    places, impossible = [], []
+    places, left_out, errors = [], [], []
     for values in product(*(axis.values for axis in axes)):
         try:
-            ops, left_out = _ops_and_left_out(tuple(axes), values, held, who, modelled=modelled)
+            ops, without = _ops_and_left_out(tuple(axes), values, held, who, modelled=modelled)
         except InputError as error:
-            if not skip_impossible:
-                raise
-            impossible.append(str(error))
+            errors.append(error)
+            left_out.append(str(error))
             continue
-        if left_out:
-            impossible.append(left_out)
+        if without:
+            left_out.append(without)
         places.append(({axis.field: value for axis, value in zip(axes, values, strict=True)}, ops))
-    return places, tuple(impossible)
+    if errors and not places:
+        raise errors[0]
+    return places, tuple(left_out)
 
 
-def _shape(point: dict[str, int], held: Held, who: str, attention: str) -> TransformerShape:
+def _shape(point: dict[str, int], held: Held, who: str) -> TransformerShape:
     names = {f.name for f in fields(TransformerShape)} & {f.name for f in fields(Held)}
-    values: dict[str, Any] = {name: point.get(name, getattr(held, name)) for name in names - {"attention"}}
+    values: dict[str, Any] = {name: point.get(name, getattr(held, name)) for name in names}
     if values["experts"]:
         values["gated"] = True  # as in all published models with experts
         if tokens := point.get("tokens", held.tokens):
             values |= {"seq": tokens, "mbs": 1}
-        if skew := point.get("skew", held.skew):
-            values["routing"] = f"power_law_{skew / 100:g}"
     else:
         values |= dict.fromkeys(("top_k", "moe_ffn", "shared_ffn"), 0)
+    if "attention" in held.ops:
+        values["attention"] = "flash"
+    elif set(UNFUSED_OPS) & set(held.ops):
+        values["attention"] = "unfused"
     try:
-        return TransformerShape(**values, attention=attention)
+        return TransformerShape(**values)
     except InputError as error:
         raise InputError(who, error.value, error.expected) from None
 

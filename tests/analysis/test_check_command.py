@@ -72,13 +72,14 @@ def test_a_page_for_programs(tmp_path: Path) -> None:
     first = data["cliffs"][0]
     assert (first["axis"], first["at"], first["next"]) == ("n", 1536, 1600)
     assert 1.0 < first["low"] < first["ratio"] < first["high"]
-    assert (first["cause"], first["evidence"]) == ("wave edge", "arithmetic")
+    assert (first["cause"]["kind"], first["cause"]["evidence"]) == ("wave edge", "arithmetic")
     assert len(first["keys"]) == 2
-    period = data["period"]
-    assert (period["verdict"], period["tile"], period["sm_count"]) == ("clear", "128x256", 108)
-    assert period["confidence"] > 0.95
-    assert {"block_m": 128, "block_n": 256, "resident_blocks": 108} in period["same"]
-    rules = {rule["id"]: rule for rule in data["rules"]}
+    (period,) = data["periods"]
+    assert period["chosen"] == {"block_m": 128, "block_n": 256, "resident_blocks": 108}
+    assert period["recovered"]["verdict"] == "CONFIRMED"
+    assert period["recovered"]["confidence"] > 0.95
+    assert period["chosen"] in period["recovered"]["best"]
+    rules = {rule["rule"]: rule for rule in data["rules"]}
     assert rules["whole-waves"]["verdict"] == "CONFIRMED"
     assert rules["whole-waves"]["evidence"]
     assert rules["k-8"] == {
@@ -88,8 +89,8 @@ def test_a_page_for_programs(tmp_path: Path) -> None:
 
 def test_too_much_noise_is_unclear(tmp_path: Path) -> None:
     records = records_of(GPU, along("n", range(4096, 5633, 128), HELD), noise=0.06, samples=1, seed=1)
-    period = call_json(write_simulated(tmp_path, GPU, records))["period"]
-    assert (period["verdict"], period["tile"], period["sm_count"]) == ("unclear", None, None)
+    (period,) = call_json(write_simulated(tmp_path, GPU, records))["periods"]
+    assert (period["recovered"]["verdict"], period["chosen"]) == ("INCONCLUSIVE", None)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_runs_of_few_points(tmp_path: Path, kept: int, said: str) -> None:
     assert code == 0
     assert said in text
     data = call_json(folder)
-    assert (data["cliffs"], data["period"]) == ([], None)
+    assert (data["cliffs"], data["periods"]) == ([], [])
     assert {rule["verdict"] for rule in data["rules"]} == {"NOT TESTED"}
 
 
@@ -176,7 +177,7 @@ def test_an_experiment_measures_what_its_rule_needs_and_judges_it(
     monkeypatch.setattr("quantbench.sweep.child.WorkerProcess", start)
     data = call_json("--experiment", "k-8", "--results", tmp_path, "--budget", "none")
     (rule,) = data["rules"]
-    assert (rule["id"], rule["verdict"]) == ("k-8", "CONFIRMED")
+    assert (rule["rule"], rule["verdict"]) == ("k-8", "CONFIRMED")
     assert rule["effect"] == pytest.approx(1.4, rel=0.02)
     assert {(gemm.m, gemm.n) for gemm in workers[0].asked} == {(4096, 4096)}
     assert {abs(gemm.k - round(gemm.k / 1024) * 1024) for gemm in workers[0].asked} == {0, 1, 2, 4}
@@ -194,29 +195,27 @@ def imported(results: Path, system: str) -> Path:
 @NEEDS_TABLES
 def test_the_wave_cliffs_of_the_a100_table(tmp_path: Path) -> None:
     data = call_json(imported(tmp_path, "a100_sxm"))
-    period = data["period"]
-    assert (period["verdict"], period["tile"], period["sm_count"]) == ("clear", "128x256", 108)
-    assert {"block_m": 128, "block_n": 128, "resident_blocks": 216} in period["same"]
+    (period,) = data["periods"]
+    assert period["chosen"] == {"block_m": 128, "block_n": 256, "resident_blocks": 108}
+    assert {"block_m": 128, "block_n": 128, "resident_blocks": 216} in period["recovered"]["best"]
     large = [
         cliff for cliff in data["cliffs"]
         if (cliff["axis"], cliff["at"]) == ("m", 256) and min(cliff["held"].values()) >= 1024
     ]  # fmt: skip
     assert len(large) > 100
-    by_waves = [cliff for cliff in large if cliff["cause"] == "wave edge"]
+    by_waves = [cliff for cliff in large if cliff["cause"]["kind"] == "wave edge"]
     assert len(by_waves) > 0.6 * len(large)
-    assert all(cliff["why"].startswith("128x256 tile on 108 SMs") for cliff in by_waves)
+    assert all(cliff["cause"]["words"].startswith("128x256 tile on 108 SMs") for cliff in by_waves)
     # From n = 10240 on, 3 rows of tiles are more than 108; 16384 is 128 and 192 tiles, two waves both.
     wide = [cliff for cliff in large if cliff["held"]["n"] >= 10240 and cliff["held"]["n"] != 16384]
     assert len(wide) > 50
-    assert all(cliff["why"].startswith("128x256 tile on 108 SMs: ") for cliff in wide)
-    assert {cliff["cause"] for cliff in wide} == {"wave edge"}
-    assert all(cliff["evidence"] == "arithmetic" for cliff in large)
+    assert {cliff["cause"]["kind"] for cliff in wide} == {"wave edge"}
+    assert {cliff["cause"]["evidence"] for cliff in large} == {"arithmetic"}
     (common,) = [common for common in data["common"] if common["at"] == 256]
     assert 1.15 < common["low"] < common["ratio"] < common["high"] < 1.35
-    assert common["cause"] == "wave edge"
     assert common["causes"]["wave edge"] > common["causes"]["tile edge"]
-    assert common["stepping_ratio"] > 1.4 > 1.2 > common["level_ratio"]
-    verdicts = {rule["id"]: rule["verdict"] for rule in data["rules"]}
+    assert common["stepping"][0] > 1.4 > 1.2 > common["level"][0]
+    verdicts = {rule["rule"]: rule["verdict"] for rule in data["rules"]}
     assert verdicts["whole-waves"] == "CONFIRMED"
 
 
@@ -225,9 +224,9 @@ def test_the_wave_cliffs_of_the_a100_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize("system", ["h100_sxm", "h200_sxm"])
 def test_no_single_tile_explains_the_steps_of_hopper(tmp_path: Path, system: str) -> None:
     folder = imported(tmp_path, system)
-    period = call_json(folder)["period"]
-    assert (period["verdict"], period["tile"]) == ("no single tile", None)
-    assert period["explained"] < 0.3
+    (period,) = call_json(folder)["periods"]
+    assert (period["recovered"]["reason"], period["chosen"]) == ("no single tile", None)
+    assert period["recovered"]["explained"] < 0.3
     assert "no single tile explains the steps" in call(folder)[1]
 
 
@@ -238,4 +237,4 @@ def test_shapes_that_break_a_rule_of_their_library_are_counted(tmp_path: Path) -
     )
     assert "2 shapes with k of fp8_block off the multiples of 128: falls back in vLLM" in call(folder)[1]
     (found,) = call_json(folder)["broken_rules"]
-    assert (found["shapes"], found["effect"], found["multiple"]) == (2, "falls back", 128)
+    assert (found["shapes"], found["rule"]["effect"], found["rule"]["multiple"]) == (2, "falls back", 128)

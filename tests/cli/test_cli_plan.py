@@ -159,7 +159,7 @@ def test_mistakes_of_a_table_end_with_1(tmp_path: Path) -> None:
             ("--model", "bloom-176b", "--gpus", "8", "--gpu", "H100"),
             "plan: no --gbs; expected --gbs, the global batch size in sequences, such as 2048",
         ),
-        ((*BLOOM, "--tp", "four"), "--tp: 'four'; expected integers of at least 1, comma separated"),
+        ((*BLOOM, "--tp", "four"), "--tp: 'four'; expected integers from 1 to 2,147,483,647, comma"),
         (
             (*BLOOM, "--recompute", "some"),
             "plan: recompute = 'some'; expected one of full, selective, none",

@@ -64,7 +64,7 @@ EXPERTS = ("predict", "--gpu", "h100", "--model", "deepseek-v3")
             ("profile", "query", PROFILE, "--gemm", "1,1,1", "--library", "aiter"),
             "profile.gemm: provider = 'aiter'; expected one of sglang",
         ),
-        ((*PLAN, "--tp", "²"), "--tp: '²'; expected integers of at least 1, comma separated"),
+        ((*PLAN, "--tp", "²"), "--tp: '²'; expected integers from 1 to 2,147,483,647, comma"),
         ((*PLAN, "--zero", "9"), "--zero: '9'; expected integers from 0 to 3, comma separated"),
         ((*PLAN, "--link-gb-per-s", "inf"), "plan: --link-gb-per-s inf; expected a rate that is finite"),
         ((*PLAN, "--rows", TABLE), "plan --rows: --model bloom-176b; expected models as the rows name them"),
@@ -86,10 +86,6 @@ EXPERTS = ("predict", "--gpu", "h100", "--model", "deepseek-v3")
             "import csv: empty.csv has no column 'M'; expected a CSV file",
         ),
         (
-            ("import", "vidur", "empty.csv", "--gpu", "a100-sxm4-80gb"),
-            "import vidur: empty.csv has no columns",
-        ),
-        (
             ("sweep", "--dim", "n=64", "--provider", "torch, no.module:Class"),
             "provider: 'no.module:Class' (no module named 'no'); expected a class that can be imported",
         ),
@@ -107,15 +103,11 @@ EXPERTS = ("predict", "--gpu", "h100", "--model", "deepseek-v3")
             "predict: --m 64 with --dim hidden; expected sizes of a model",
         ),
         (("predict", "--gpu", "a100", "--dim", "hidden=2147483647"), "predict: ffn = 8589934588; expected"),
-        (
-            (*EXPERTS, "--dim", "skew=50,120", "--routing", "balanced"),
-            "predict: --routing balanced with a skew; expected one of them",
-        ),
         ((*EXPERTS, "--dim", "tokens=4096", "--seq", "2048"), "predict: --seq 2048 with tokens; expected tokens, or"),
         ((*EXPERTS, "--dim", "tokens=4096", "--ops", "experts_up"), "predict: --ops experts_up; expected experts: "),
         (
-            (*EXPERTS, "--dim", "ep=3,5,7", "--skip-impossible"),
-            "predict: no place is left to predict (experts = 256 with ep = 3; expected experts divisible by ep)",
+            (*EXPERTS, "--dim", "ep=3,5,7"),
+            "predict: experts = 256 with ep = 3; expected experts divisible by ep",
         ),
         (
             ("explore", "--gpu", "a100", "--profile", PROFILE),
@@ -135,10 +127,6 @@ EXPERTS = ("predict", "--gpu", "h100", "--model", "deepseek-v3")
         (("sweep", "--dim", "n=64", "--no-causal"), "sweep: --no-causal with --dim n; expected sizes of a plain"),
         (("sweep", "--dim", "n=64", "--dropout"), "sweep: --dropout with --dim n; expected sizes of a plain"),
         (("sweep", "--dim", "n=64", "--results", "empty.csv"), "--results: empty.csv (File exists); expected a folder"),
-        (
-            ("predict", "--gpu", "a100", "--dim", "hidden=1024", "--plot", "empty.csv/x.png"),
-            "predict --plot: empty.csv/x.png (File exists); expected a file that can be written",
-        ),
     ],
 )
 def test_wrong_use_is_one_line(
@@ -160,7 +148,6 @@ def test_wrong_use_is_one_line(
         ("predict", "--dim", "m=512"),
         ("sweep", "--dim", "m=512", "--dry-run"),
         ("import", "csv", "empty.csv", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype", "bf16"),
-        ("import", "vidur", "empty.csv"),
         ("import", "aiconfigurator", "--system", "b60"),
         ("import", "megatron-log", "empty.csv"),
     ],
@@ -218,7 +205,7 @@ def test_products_beyond_the_models_are_refused_alike(words: tuple[str, ...]) ->
 
 def test_sizes_that_a_prediction_leaves_out_are_said_in_its_name() -> None:
     words = ["predict", "--gpu", "a100", "--dim", "hidden=4096,4100", "--tp", "8"]
-    said = CliRunner().invoke(app, [*words, "--skip-impossible"]).output
+    said = CliRunner().invoke(app, words).output
     assert "left out at 1 size, the first: predict: hidden = 4100 with tp = 8" in said
 
 
@@ -335,13 +322,12 @@ def test_an_output_without_room_is_one_line() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_an_output_without_unicode_gets_what_is_nearest(encoding: str) -> None:
-    words = ("predict", "--gpu", "a100", "--dim", "n=64,128", "--plot", "/proc/\u0431.png")
-    done = quantbench(*words[:-2], PYTHONIOENCODING=encoding)
+    done = quantbench("predict", "--gpu", "a100", "--dim", "n=64,128", PYTHONIOENCODING=encoding)
     assert (done.returncode, done.stderr) == (0, b"")
     assert (" us " if encoding == "ascii" else " µs ") in done.stdout.decode(encoding)
-    done = quantbench(*words, PYTHONIOENCODING=encoding)
+    done = quantbench("report", "/proc/\u0431", PYTHONIOENCODING=encoding)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert b"/proc/\\u0431.png" in done.stderr
+    assert b"/proc/\\u0431" in done.stderr
 
 
 @pytest.mark.slow
@@ -428,11 +414,6 @@ def test_a_table_faster_than_its_gpu_is_refused(tmp_path: Path, monkeypatch: pyt
     assert not (tmp_path / "results").exists()
 
 
-def test_brackets_in_a_path_are_no_markup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    picture = "[bold]ü/[/x].png"
-    words = ["predict", "--gpu", "a100", "--dim", "n=64,128", "-m", "64", "-k", "64", "--plot", picture]
-    assert f"picture: {picture}" in CliRunner().invoke(app, words, catch_exceptions=False).output
-    assert (tmp_path / picture).is_file()
+def test_brackets_in_a_name_are_no_markup() -> None:
     words = ["sweep", "--dim", "n=64", "-m", "64", "-k", "64", "--provider", "[/b]:X", "--gpu", "a100", "--dry-run"]
     assert "  [/b]:X  gemm 64×64×64 " in CliRunner().invoke(app, words, catch_exceptions=False).output
