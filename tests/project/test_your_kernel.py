@@ -88,10 +88,12 @@ def test_check_names_the_waves_of_the_declared_tile(simulated: Path) -> None:
     assert all("128x128" in json.dumps(cliff) and "wave" in json.dumps(cliff) for cliff in found), found[0]
 
 
-def test_compare_tells_where_the_kernel_is_slower_and_draws_it(simulated: Path) -> None:
+def test_compare_tells_where_the_kernel_is_slower_and_report_draws_both(simulated: Path) -> None:
     words = ["--by", "workload", "--provider-a", "torch.mm", "--provider-b", MINE, "--margin", "2%", "--json"]
     done = CliRunner().invoke(app, ["compare", str(simulated), str(simulated), *words])
     assert done.exit_code == 1, done.output
-    assert Path(json.loads(done.stdout)["picture"]).is_file()
+    assert "slower" in done.stdout
     assert CliRunner().invoke(app, ["report", str(simulated)]).exit_code == 0
+    (page,) = simulated.glob("*.html")
+    assert MINE in page.read_text(encoding="utf-8")
     assert CliRunner().invoke(app, ["check", str(simulated), "--fail-above", "1.01"]).exit_code == 1
