@@ -25,14 +25,14 @@ from quantbench.analysis.periods import Period, TileOf, find_periods, tile_finde
 from quantbench.analysis.rule_pairs import Material
 from quantbench.analysis.rules import RULES, RuleOfThumb, judge_all
 from quantbench.analysis.summary import Point, points_of
-from quantbench.analysis.verdict import Verdict
+from quantbench.rules import Verdict
 from quantbench.stats import median
 from quantbench.store.folder import Run
 
 
 @dataclass(frozen=True)
-class Check:
-    """Result of `check_run` (`measurement.Check` is the check of a kernel's output).
+class RunCheck:
+    """Result of `check_run` (`measurement.RunCheck` is the check of a kernel's output).
 
     num_curves: number of curves with neighbours close enough to show a step.
     noise: median relative standard error of the points on these curves; None if there are none.
@@ -82,7 +82,7 @@ class Check:
         return cause_of_loss(slow, better, self.run.info.device, self.tile_of)
 
 
-def check_run(run: Run, *, rules: Sequence[RuleOfThumb] = RULES, points: Sequence[Point] | None = None) -> Check:
+def check_run(run: Run, *, rules: Sequence[RuleOfThumb] = RULES, points: Sequence[Point] | None = None) -> RunCheck:
     """Analyses all curves of a run and tests the rules. points: `points_of` the run, if already computed."""
     spec = run.info.device
     points = points_of(run.records, spec) if points is None else points
@@ -94,7 +94,7 @@ def check_run(run: Run, *, rules: Sequence[RuleOfThumb] = RULES, points: Sequenc
     jumps = jumps_of(fitted)
     cliffs = find_cliffs(jumps, spec, tile_of)
     shown = [one for one in fitted if one.curve.close_gaps]
-    return Check(
+    return RunCheck(
         run=run, num_points=len(points), curves=curves, num_curves=len(shown),
         noise=median(np.concatenate([one.sigma for one in shown])) if shown else None,
         cliffs=tuple(cliff for cliff in cliffs if cliff.ratio > 1),

@@ -23,7 +23,7 @@ from quantbench.units import counted, parse_duration_s, percent
 from quantbench.workload import Attention, Gemm
 
 if TYPE_CHECKING:
-    from quantbench.analysis.check import Check
+    from quantbench.analysis.check import RunCheck
     from quantbench.analysis.rules import RuleOfThumb
     from quantbench.sweep.options import SweepOptions
 
@@ -52,7 +52,7 @@ def check(
     """
     from quantbench.analysis.check import check_run
     from quantbench.analysis.rules import RULES, rule_named
-    from quantbench.report.source import read_one_run
+    from quantbench.store.folder import read_one_run
 
     if fail_above is not None and not 1 < fail_above < float("inf"):
         raise InputError("--fail-above", repr(fail_above), "a ratio above 1, such as 1.2")
@@ -93,13 +93,13 @@ def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) ->
 
     console = output(stderr=as_json)
     stop_on_sigterm()
-    say(console, f"experiment {rule.id}: {rule.predicate} ({rule.claim})")
+    say(console, f"experiment {rule.id}: {rule.statement} ({rule.claim})")
     with SweepSession.new(options, results, WorkerProcess) as session:
         measure(console, session)
         return session.folder
 
 
-def _lines(found: Check) -> Iterator[StyledLine | Table]:
+def _lines(found: RunCheck) -> Iterator[StyledLine | Table]:
     from quantbench.analysis.summary import floor_lines
     from quantbench.report.sections import rules_section, steps_section
 
@@ -127,12 +127,12 @@ def _lines(found: Check) -> Iterator[StyledLine | Table]:
         yield from section_lines(section, _VERDICT_STYLE)
     for (rule, dtype), number in _broken_rules(found).most_common():
         what = f"{' or '.join(rule.sides)} of {dtype} off the multiples of {rule.multiple}"
-        yield f"{counted(number, 'shape')} with {what}: {rule.effect} in {rule.whose} ({rule.why})"
+        yield f"{counted(number, 'shape')} with {what}: {rule.effect} in {rule.whose} ({rule.claim})"
     yield from floor_lines((p.latency_us, p) for of in found.curves.values() for curve in of for p in curve.points)
     yield f"\nnext: quantbench report {found.run.folder}"
 
 
-def _head_lines(found: Check) -> list[str]:
+def _head_lines(found: RunCheck) -> list[str]:
     """Counts points, rejected times, curves, cliffs and the causes of the cliffs."""
     from quantbench.analysis.summary import rejected_lines
 
@@ -155,7 +155,7 @@ def _head_lines(found: Check) -> list[str]:
     return lines
 
 
-def _broken_rules(found: Check) -> Counter[tuple[AlignmentRule, str]]:
+def _broken_rules(found: RunCheck) -> Counter[tuple[AlignmentRule, str]]:
     """Counts the shapes that break each rule of their library and number format, by rule and format."""
     # `torch` of `torch.mm`; a user-defined kernel is no library that has rules.
     works = dict.fromkeys(
@@ -170,7 +170,7 @@ def _broken_rules(found: Check) -> Counter[tuple[AlignmentRule, str]]:
     )
 
 
-def _answer(found: Check) -> dict[str, Any]:
+def _answer(found: RunCheck) -> dict[str, Any]:
     from quantbench.analysis.summary import rejected_lines
 
     info = found.run.info

@@ -33,7 +33,7 @@ def compare(
     """Compare two runs point by point; exit code 1 on a regression."""
     from quantbench.analysis.compare import CompareOptions, compare_runs
     from quantbench.report.comparison import write_junit
-    from quantbench.report.source import read_one_run
+    from quantbench.store.folder import read_one_run
 
     options = CompareOptions(
         margin=percentage("--margin", margin), by=by, provider_a=provider_a, provider_b=provider_b, force=force,

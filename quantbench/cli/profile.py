@@ -105,7 +105,7 @@ def _export_profile(paths: list[Path], target_file: Path | None, fit: bool, libr
     from quantbench.analysis.summary import rejected_lines
     from quantbench.cli import profile_print as view
     from quantbench.profile import Profile
-    from quantbench.report.source import read_one_run
+    from quantbench.store.folder import read_one_run
 
     runs = of_library([read_one_run(run) for path in paths for run in runs_below(path)], library)
     a_device = len(paths) == 1 and runs_below(paths[0]) != paths
@@ -176,7 +176,7 @@ def of_library(runs: list[Run], library: str) -> list[Run]:
 def profile_of(paths: list[Path], *, fit: bool, library: str = "") -> Profile:
     """Loads a profile, or makes one of runs. fit: whether to fit models to their rows. library: as in `of_library`."""
     from quantbench.profile import Profile
-    from quantbench.report.source import read_one_run
+    from quantbench.store.folder import read_one_run
 
     files = [path for path in paths if os.path.lexists(path) and not os.path.isdir(path)]
     if not files:

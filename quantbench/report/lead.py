@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from statistics import median
 
-from quantbench.analysis.check import Check
+from quantbench.analysis.check import RunCheck
 from quantbench.analysis.neighbours import NEAR, BadSize, bad_sizes_on, curves_of_rows
-from quantbench.analysis.summary import Row
+from quantbench.analysis.summary import LayerRow
 from quantbench.errors import printable
 from quantbench.report.source import dashed
 from quantbench.units import latency, percent
@@ -24,7 +24,7 @@ _COMMON_CAUSE = 0.5
 
 
 @dataclass(frozen=True)
-class LeadRow:
+class SlowSize:
     """A formatted row of the first table.
 
     size, loses, instead, why, trust: cells of the row.
@@ -50,17 +50,19 @@ class Lead:
     sentence: result in one line.
     rows: the worst sizes, ascending.
     more: number of further rows that are not shown.
+    ops: what a row sums.
     """
 
     axis: str
     sentence: str
-    rows: tuple[LeadRow, ...] = ()
+    rows: tuple[SlowSize, ...] = ()
     more: int = 0
     several: bool = False
     bad: tuple[BadSize, ...] = ()
+    ops: str = ""
 
 
-def lead_of(rows: Sequence[Row], axes: Sequence[str], check: Check) -> Lead:
+def lead_of(rows: Sequence[LayerRow], axes: Sequence[str], check: RunCheck) -> Lead:
     """Builds the first screen of a run. If no two sizes are close, sizes are compared with half and twice the size.
 
     axes: axes of the run; the one with the largest total loss is shown.
@@ -108,7 +110,7 @@ def lead_of(rows: Sequence[Row], axes: Sequence[str], check: Check) -> Lead:
     return Lead(axis, sentence, lines, len(stretches) - len(shown), bad=bad)
 
 
-def _stretches(bad: Sequence[BadSize], curves: Sequence[tuple[Row, ...]]) -> list[list[BadSize]]:
+def _stretches(bad: Sequence[BadSize], curves: Sequence[tuple[LayerRow, ...]]) -> list[list[BadSize]]:
     """Groups adjacent bad sizes of a curve that lose against the same better one."""
     of_row = {id(one.row): one for one in bad}
     found: list[list[BadSize]] = []
@@ -119,7 +121,9 @@ def _stretches(bad: Sequence[BadSize], curves: Sequence[tuple[Row, ...]]) -> lis
     return found
 
 
-def _row(stretch: Sequence[BadSize], check: Check, varied: set[str], several_providers: bool, most: float) -> LeadRow:
+def _row(
+    stretch: Sequence[BadSize], check: RunCheck, varied: set[str], several_providers: bool, most: float
+) -> SlowSize:
     """Formats one bad size, or adjacent ones, as a row.
 
     varied: axes whose values are shown in the details.
@@ -137,7 +141,7 @@ def _row(stretch: Sequence[BadSize], check: Check, varied: set[str], several_pro
     if last.up_to is not None:
         instead += f", or {last.up_to} for the same {latency(last.row.latency_us)}"
     held = [f"{dashed(name)} = {value}" for name, value in worst.row.axes.items() if name in varied]
-    return LeadRow(
+    return SlowSize(
         size=str(first.size) if first is last else f"{first.size} … {last.size}",
         loses=percent(worst.loss),
         interval=interval,
@@ -149,7 +153,7 @@ def _row(stretch: Sequence[BadSize], check: Check, varied: set[str], several_pro
     )
 
 
-def _over_shapes(axis: str, bad: Sequence[BadSize], curves: int, check: Check) -> Lead:
+def _over_shapes(axis: str, bad: Sequence[BadSize], curves: int, check: RunCheck) -> Lead:
     """Builds one row per size over all shapes: number of shapes that lose, median and largest loss."""
     by_size: dict[int, list[BadSize]] = {}
     for one in bad:
@@ -167,7 +171,7 @@ def _over_shapes(axis: str, bad: Sequence[BadSize], curves: int, check: Check) -
             held += f" in {worst.culprit.workload.dtype}"
         kinds = Counter(check.explain(b).kind for b in own).most_common(2)
         cause, times = kinds[0]
-        row = LeadRow(
+        row = SlowSize(
             size=str(size),
             loses=percent(medians[size]),
             interval="",

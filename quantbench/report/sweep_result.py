@@ -13,11 +13,11 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from quantbench.analysis.check import Check
+from quantbench.analysis.check import RunCheck
 from quantbench.analysis.curves import Curve, curves_of
 from quantbench.analysis.explain import idle_at
 from quantbench.analysis.periods import TileOf
-from quantbench.analysis.summary import Row, op_order, points_of
+from quantbench.analysis.summary import LayerRow, op_order, points_of
 from quantbench.device.spec import DeviceSpec
 from quantbench.measurement import Grade
 from quantbench.quantization import cdiv, credible_waves, quantize
@@ -40,7 +40,7 @@ _FIGURES = re.compile(r"[±]?\d")
 _TIGHT_PERCENT = re.compile(r"(?<=[0-9])%")
 
 
-def sweep_table(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> Table:
+def sweep_table(rows: Sequence[LayerRow], check: RunCheck, spec: DeviceSpec) -> Table:
     """Builds the terminal table, one line per place and provider: rates, share of peak, trust, and causes of losses.
 
     Needs about 100 columns; on narrower terminals the last column folds.
@@ -64,7 +64,7 @@ def sweep_table(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> Table:
     return plain_table(columns, narrowest=20)
 
 
-def row_figures(row: Row) -> tuple[str, str, str, str, str]:
+def row_figures(row: LayerRow) -> tuple[str, str, str, str, str]:
     """Formats ops, time, TFLOP/s, GB/s and share of peak of a row; only ops if the row lacks some of them."""
     if row.missing:
         return (f"{len(row.points)} of {len(row.points) + len(row.missing)}", *("-",) * 4)
@@ -77,7 +77,7 @@ def row_figures(row: Row) -> tuple[str, str, str, str, str]:
     )
 
 
-def ops_line(rows: Sequence[Row]) -> str:
+def ops_line(rows: Sequence[LayerRow]) -> str:
     """Returns a message listing the ops that a row of the table sums, by provider."""
     found: dict[str, dict[str, None]] = {}
     for row in rows:
@@ -92,7 +92,7 @@ def ops_line(rows: Sequence[Row]) -> str:
     return f"a row sums, of {whole}, {summed}{apart}"
 
 
-def trust_lines(rows: Sequence[Row]) -> list[str]:
+def trust_lines(rows: Sequence[LayerRow]) -> list[str]:
     """Lists the reasons why rows are graded below B, one line per kind of reason, the most frequent first."""
     # Numbers differ from row to row: the text before the first number identifies the kind.
     kinds: dict[str, list[Grade]] = {}
@@ -106,7 +106,7 @@ def trust_lines(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def row_words(row: Row, check: Check, spec: DeviceSpec) -> str:
+def row_words(row: LayerRow, check: RunCheck, spec: DeviceSpec) -> str:
     """Formats the last cell of a row: its missing ops, then the cliffs that end at it, largest first.
 
     Without a cliff, it gives the main reason why the worst op runs below peak.
@@ -130,7 +130,7 @@ def row_words(row: Row, check: Check, spec: DeviceSpec) -> str:
 _SUMS = ("latency_us", "floor_us", "tflops", "gb_per_s", "peak_share")
 
 
-def rows_to_json(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> list[dict[str, Any]]:
+def rows_to_json(rows: Sequence[LayerRow], check: RunCheck, spec: DeviceSpec) -> list[dict[str, Any]]:
     """Converts the table to JSON objects, with units in the names. A row with missing_ops has null times and rates."""
     return [
         {
@@ -155,7 +155,7 @@ _COLUMNS = 2
 _WIDTH_IN, _HEIGHT_IN, _TITLE_IN = 6.4, 3.4, 0.9
 
 
-def draw_run(run: Run, check: Check, axis: str) -> Path:
+def draw_run(run: Run, check: RunCheck, axis: str) -> Path:
     """Draws all points of a run over `axis`: a panel per op. Returns the PNG's path, in the run's folder.
 
     A line per provider and value of the other axes, with 95 % intervals. Sizes after which another wave begins are

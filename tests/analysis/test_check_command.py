@@ -15,6 +15,7 @@ from simulator import SimulatedGpu, SimulatedWorker, along, records_of, write_si
 from typer.testing import CliRunner
 
 from quantbench.cli.app import app
+from quantbench.device import lookup
 from quantbench.errors import InputError, StoreError
 from quantbench.launch import Tile
 from quantbench.store.record import Failed, Record, Skipped
@@ -93,20 +94,13 @@ def test_too_much_noise_is_unclear(tmp_path: Path) -> None:
     assert (period["recovered"]["verdict"], period["chosen"]) == ("INCONCLUSIVE", None)
 
 
-@pytest.mark.parametrize(
-    ("kept", "said"),
-    [
-        (0, "0 measured points"),
-        (1, "1 measured point"),
-        (2, "2 measured points, 1 curve with close neighbours"),
-    ],
-)
-def test_runs_of_few_points(tmp_path: Path, kept: int, said: str) -> None:
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_runs_of_few_points(tmp_path: Path, kept: int) -> None:
     folder = write_simulated(tmp_path, GPU, staircase()[:kept])
-    code, text = call(folder)
-    assert code == 0
-    assert said in text
-    data = call_json(folder)
+    code, text = call(folder, "--json")
+    assert code == (0 if kept else 2)
+    data = json.loads(text)
+    assert (data["num_points"], data["num_curves"]) == (kept, kept // 2)
     assert (data["cliffs"], data["periods"]) == ([], [])
     assert {rule["verdict"] for rule in data["rules"]} == {"NOT TESTED"}
 
@@ -115,31 +109,26 @@ def test_a_run_full_of_failures(tmp_path: Path) -> None:
     failed = [replace(record, outcome=Failed("out_of_memory", "CUDA out of memory")) for record in staircase()[:20]]
     skipped = [replace(record, outcome=Skipped("not here")) for record in staircase()[20:40]]
     code, text = call(write_simulated(tmp_path, GPU, failed + skipped))
-    assert code == 0
+    assert code == 2
     assert "0 measured points, 40 skipped or failed" in text
-    assert "no measured points" in text
 
 
 @pytest.mark.parametrize("kept", [0, 1])
 def test_a_gate_that_judged_nothing_fails(tmp_path: Path, kept: int) -> None:
-    folder = write_simulated(tmp_path, GPU, staircase()[:1])
-    if not kept:
-        (folder / "records.jsonl").unlink()
-    assert call(folder)[0] == 0
-    said = f"check --fail-above: .* has {kept} measured points?, none with close neighbours; expected a run in which"
-    with pytest.raises(InputError, match=said):
+    folder = write_simulated(tmp_path, GPU, staircase()[:kept])
+    with pytest.raises(InputError) as caught:
         call(folder, "--fail-above", 1.2)
+    assert caught.value.operation == "check --fail-above"
 
 
 def test_several_runs_or_devices_at_once_are_refused(tmp_path: Path) -> None:
     folder = write_simulated(tmp_path, GPU, staircase()[:3])
     write_simulated(tmp_path, replace(GPU, sm_count=132), staircase()[:3])
-    with pytest.raises(StoreError, match=r"holds 2 runs; expected one of them: "):
+    with pytest.raises(StoreError, match="holds 2 runs"):
         call(tmp_path)
-    (folder / "records.jsonl").write_text(
-        (folder / "records.jsonl").read_text().replace('"run_id":"simulated-run"', '"run_id":"other"', 1)
-    )
-    with pytest.raises(StoreError, match=r"has records of other; expected records of simulated-run alone$"):
+    text = (folder / "records.jsonl").read_text()
+    (folder / "records.jsonl").write_text(text.replace('"run_id":"simulated-run"', '"run_id":"other"', 1))
+    with pytest.raises(StoreError, match="has records of other"):
         call(folder)
 
 
@@ -151,18 +140,17 @@ def test_the_exit_code_is_1_only_when_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "operation", "value"),
     [
-        ((), "check: no run; expected the folder of a run, or --experiment with a rule"),
-        (("run", "--experiment", "k-8"),
-         "check: a run and --experiment; expected the folder of a run, or --experiment with a rule"),
-        (("run", "--fail-above", "0.9"), "--fail-above: 0.9; expected a ratio above 1, such as 1.2"),
+        ((), "check", "no run"),
+        (("run", "--experiment", "k-8"), "check", "a run and --experiment"),
+        (("run", "--fail-above", "0.9"), "--fail-above", "0.9"),
     ],
-)  # fmt: skip
-def test_wrong_use(arguments: tuple[str, ...], message: str) -> None:
+)
+def test_wrong_use(arguments: tuple[str, ...], operation: str, value: str) -> None:
     with pytest.raises(InputError) as error:
         call(*arguments)
-    assert str(error.value) == message
+    assert (error.value.operation, error.value.value) == (operation, value)
 
 
 def test_an_experiment_measures_what_its_rule_needs_and_judges_it(
@@ -233,7 +221,11 @@ def test_no_single_tile_explains_the_steps_of_hopper(tmp_path: Path, system: str
 def test_shapes_that_break_a_rule_of_their_library_are_counted(tmp_path: Path) -> None:
     works = [Gemm(64, 4096, k, dtype="fp8_block", layout="nt") for k in (4096, 4160, 4224, 4288)]
     folder = made_runs.write(
-        tmp_path, made_runs.run([made_runs.record(w, (10.0,) * 8, {"k": w.k}, provider="vllm.deepgemm") for w in works])
+        tmp_path,
+        made_runs.run(
+            [made_runs.record(w, (10.0,) * 8, {"k": w.k}, provider="vllm.deepgemm") for w in works],
+            device=lookup("h100-sxm5-80gb"),
+        ),
     )
     assert "2 shapes with k of fp8_block off the multiples of 128: falls back in vLLM" in call(folder)[1]
     (found,) = call_json(folder)["broken_rules"]
