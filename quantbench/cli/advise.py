@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quantbench.cli.devices import device_line
-from quantbench.cli.model_options import StepOptions, chosen_model
+from quantbench.cli.model_options import ROUTING, ShapeOptions, chosen_model, with_sizes
 from quantbench.cli.options import (
     command,
     gpu_option,
@@ -51,9 +51,11 @@ _search, _gate = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdviseOptions(StepOptions):
+@with_sizes("mbs", "tp", "experts", "top-k", "moe-ffn", "ep")
+class AdviseOptions(ShapeOptions):
     """The options of `advise` as typed; "" and None stand for the default."""
 
+    routing: str = ROUTING
     gpu: str = gpu_option("")
     library: str = library_option()
     profile: Path | None = profile_option()

@@ -111,7 +111,7 @@ def test_the_command_says_what_the_function_says() -> None:
     data = run_json("-m", "4096", "-n", "50257", "-k", "1600", "--gpu", "a100")
     verdict = padding_verdict(Gemm(4096, 50257, 1600, layout="nt"), A100)
     assert verdict.best is not None
-    assert data["pad"][0] == verdict.best.words == "n 50257 → 50304"
+    assert data["advised"][0] == verdict.best.words == "n 50257 → 50304"
     assert data["options"][0]["saving"] == verdict.options[0].saving
 
 
