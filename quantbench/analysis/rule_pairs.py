@@ -23,7 +23,7 @@ from quantbench.analysis.summary import Point, counted, useful_work
 from quantbench.device.spec import DeviceSpec
 from quantbench.megatron import megatron_fused_available
 from quantbench.quantization import quantize
-from quantbench.sweep.axes import LINEAR_OPS
+from quantbench.sweep.sizes import LINEAR_OPS
 from quantbench.workload import Gemm, Softmax
 
 # A size with a neighbour on one side only (end of a range) counts if they are this close, in log size.

@@ -18,7 +18,8 @@ from quantbench.cli.output import print_result
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.libraries import resolve_library
 from quantbench.planner.calibration import shipped
-from quantbench.sweep.axes import EXPERT_OPS, Axis, with_defaults
+from quantbench.sweep.axes import Axis, with_defaults
+from quantbench.sweep.sizes import EXPERT_OPS
 from quantbench.units import counted
 from quantbench.workload import MoE
 
