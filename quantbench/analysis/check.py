@@ -25,7 +25,7 @@ from quantbench.analysis.periods import Period, TileOf, find_periods, tile_finde
 from quantbench.analysis.rule_pairs import Material
 from quantbench.analysis.rules import RULES, RuleOfThumb, judge_all
 from quantbench.analysis.summary import Point, points_of
-from quantbench.analysis.verdict import Verdict
+from quantbench.rules import Verdict
 from quantbench.stats import median
 from quantbench.store.folder import Run
 

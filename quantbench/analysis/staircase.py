@@ -131,7 +131,7 @@ _WOULD_SHOW = 100.0
 class Recovered:
     """Result of `recover`.
 
-    verdict: one of `verdict.VERDICTS` on "one tile explains the steps".
+    verdict: one of `rules.VERDICTS` on "one tile explains the steps".
     reason: `no waves` or `no single tile` if that is refuted, else "".
     best: explanations of the most likely class, which predict the same steps at the measured sizes.
     confidence: probability of this class among all candidates.

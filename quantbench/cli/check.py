@@ -81,7 +81,7 @@ def check(
 
 def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) -> Path:
     """Runs a rule's experiment on the device at hand and returns the folder of its run."""
-    from quantbench.cli.sweep import SweepArguments, sweep_options
+    from quantbench.cli.sweep_options import SweepArguments, sweep_options
     from quantbench.cli.sweep_run import measure, stop_on_sigterm
     from quantbench.sweep.child import WorkerProcess
     from quantbench.sweep.session import SweepSession
@@ -93,7 +93,7 @@ def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) ->
 
     console = output(stderr=as_json)
     stop_on_sigterm()
-    say(console, f"experiment {rule.id}: {rule.predicate} ({rule.claim})")
+    say(console, f"experiment {rule.id}: {rule.statement} ({rule.claim})")
     with SweepSession.new(options, results, WorkerProcess) as session:
         measure(console, session)
         return session.folder
@@ -127,7 +127,7 @@ def _lines(found: RunCheck) -> Iterator[StyledLine | Table]:
         yield from section_lines(section, _VERDICT_STYLE)
     for (rule, dtype), number in _broken_rules(found).most_common():
         what = f"{' or '.join(rule.sides)} of {dtype} off the multiples of {rule.multiple}"
-        yield f"{counted(number, 'shape')} with {what}: {rule.effect} in {rule.whose} ({rule.why})"
+        yield f"{counted(number, 'shape')} with {what}: {rule.effect} in {rule.whose} ({rule.claim})"
     yield from floor_lines((p.latency_us, p) for of in found.curves.values() for curve in of for p in curve.points)
     yield f"\nnext: quantbench report {found.run.folder}"
 

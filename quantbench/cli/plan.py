@@ -103,13 +103,10 @@ class PlanOptions(ShapeOptions):
         "Also try pipeline stages with different numbers of layers (default: with megatron-bridge).",
         "--allow-uneven/--no-allow-uneven",
     )
-    head_dim: int = option(0, "Width of a head (0: hidden / heads).", panel="Model", min=0)
 
     @cached_property
     def _model(self) -> tuple[TransformerShape, tuple[str, ...]]:
         shape, words = chosen_model(_WHO, self, self.where().device, needed=("hidden", "heads", "layers", "vocab"))
-        if self.head_dim:
-            shape = replace(shape, head_dim=self.head_dim)
         return shape, words
 
     def shape(self) -> TransformerShape:

@@ -48,7 +48,7 @@ _VERDICTS = {"holds": "green", "costs time": "yellow", "fails": "red", "note": "
 _SAID_AGAIN = (
     "model", "config", "hidden", "heads", "kv_heads", "ffn", "layers", "seq", "vocab", "dtype", "gpus", "gpu",
     "profile", "library", "stack", "site", "cluster", "gpus_per_node", "node_gbit_per_s",
-    "link_gb_per_s", "gbs", "optimizer", "attention", "softmax", "dp_overlap", "gated", "dropout",
+    "link_gb_per_s", "gbs", "optimizer", "attention", "dp_overlap", "gated", "dropout",
     "untied", "head_dim", "fp8_recipe",
 )  # fmt: skip
 

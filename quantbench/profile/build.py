@@ -11,12 +11,12 @@ from typing import Any
 from quantbench import __version__
 from quantbench.analysis.check import RunCheck, check_run
 from quantbench.analysis.jumps import Cliff, CommonCliff
-from quantbench.analysis.verdict import Verdict
 from quantbench.errors import InputError
 from quantbench.measurement import GRADES
 from quantbench.profile.fit import models_of
 from quantbench.profile.schema import KnownCliff, Provenance, RunSource
 from quantbench.profile.table import LAYOUTS, Table
+from quantbench.rules import Verdict
 from quantbench.store.folder import Run
 from quantbench.store.record import ORIGINS, Measured, Record
 

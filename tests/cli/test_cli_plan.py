@@ -39,7 +39,7 @@ def run_json(*words: str, code: int = 0) -> dict[str, Any]:
 def test_a_search_says_model_machines_constants_layouts_and_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     said = run(*BLOOM, "--recompute", "full", "--no-sequence-parallel", "--top", "5")
-    assert "model: 176.2 B parameters: 70 layers of 14336, 112 heads of 128" in said
+    assert "model: 176 B parameters: 70 layers of 14336, 112 heads of 128" in said
     assert "machines: 384 × a100-sxm4-80gb, 8 per node, 2" in said
     assert " GB/s inside a node, 50 GB/s between nodes (jean-zay-a100)" in said
     assert "(fitted there)" in said

@@ -1,4 +1,4 @@
-"""Defines the verdict on a rule or claim, as computed from a run and as stored in a profile."""
+"""Defines rules about sizes, and the verdict on one, as computed from a run and as stored in a profile."""
 
 from __future__ import annotations
 
@@ -7,6 +7,22 @@ from dataclasses import dataclass
 from quantbench.errors import InputError, require_choice
 
 VERDICTS = ("CONFIRMED", "REFUTED", "INCONCLUSIVE", "NOT TESTED")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule about sizes.
+
+    id: short name, unlike that of any other rule.
+    statement: the rule as a condition.
+    claim: what keeping it gains, or what breaking it costs.
+    sources: documents, threads and source files that state it.
+    """
+
+    id: str
+    statement: str
+    claim: str
+    sources: tuple[str, ...]
 
 
 @dataclass(frozen=True)
