@@ -183,8 +183,7 @@ def run_on_ray(arguments: SweepArguments, results: Path, resume: Path | None, *,
         except KeyboardInterrupt:
             say(console, "stopped; everything measured is kept. Go on with:")
             for run in sweep.runs:
-                if run.folder.exists():
-                    say(console, f"  quantbench sweep --on ray --resume {run.folder}")
+                say(console, f"  quantbench sweep --on ray --resume {run.folder}")
             raise
     wall_s = time.monotonic() - start_s
     told, said, runs = [], [], []
