@@ -13,6 +13,13 @@ for _name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_
     os.environ.pop(_name, None)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Lets `pytest --benchmark-only` without paths time the benchmarks, and not collect all tests to skip them."""
+    typed = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
+    if config.getoption("benchmark_only", False) and not typed:
+        config.args[:] = ["tests/benchmarks"]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(
     collector: pytest.Collector,

@@ -156,6 +156,10 @@ def _lines(
         yield from _advised_lines(
             "better shapes (● best gain for the smallest change)", advice.better, wide, marks=True
         )
+        if advice.better:
+            yield from _advised_lines("the best with as many heads, or with heads as wide", advice.alike, wide)
+            if not any(one.found.shape.heads == advice.shape.heads for one in (*advice.better, *advice.alike)):
+                yield f"with {advice.shape.heads} heads: no shape that was tried is faster"
         yield from _advised_lines("better with one change alone", alone, wide)
         if every:
             unsure = dict.fromkeys((*advice.neighbours, *advice.singles))

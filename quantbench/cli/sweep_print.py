@@ -125,7 +125,7 @@ def result(
     if comparison is not None:
         lines += [comparison_table(comparison), comparison_sentence(comparison), *comparison_lines(comparison)]
     elif rows:
-        lines += [ops_line(rows), sweep_table(rows, check, spec), *check.padding]
+        lines += [ops_line(rows), sweep_table(rows, check), *check.padding]
     else:
         lines.append("nothing was measured")
     lines += [*floor_lines((p.latency_us, p) for p in points), *trust_lines(rows), *_not_measured_lines(run)]
@@ -152,7 +152,7 @@ def result(
         lines.append(f"the rest: quantbench sweep --resume {run.folder}")
     answer = {
         "run": run.folder, "device": spec.name, "how_ended": finished.how,
-        "rows": rows_to_json(rows, check, spec), "cliffs": check.cliffs,
+        "rows": rows_to_json(rows, check), "cliffs": check.cliffs,
         "edges": [
             {"axis": placed.axis, "op": placed.op, "provider": placed.provider, "held": placed.held, **encoded(edge)}
             for placed, edge in edges

@@ -324,7 +324,8 @@ def _heads_of(point: dict[str, int], held: Held, who: str) -> _Heads:
         if split and heads % tp == 0 and heads % (kv_heads * ratio) == 0:
             return _Heads({"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim})
     without: tuple[str, ...] = ATTENTION_OPS if head_dim else ()
-    if hidden % (tp * ratio) or at["kv_heads"]:
+    replicated = hidden < head_dim * tp * ratio  # key/value heads over tp
+    if hidden % (tp * ratio) or at["kv_heads"] or replicated:
         without += ("qkv",)
         ratio = 1
     heads = _nearest_heads(hidden, tp * ratio, head_dim or _USUAL_HEAD_DIM)
