@@ -24,7 +24,8 @@ from quantbench.planner.fitting import Observed, observe
 from quantbench.planner.layout import Job, Layout
 from quantbench.planner.predict import Prediction
 from quantbench.planner.rows import TableRow, case_of
-from quantbench.planner.search import Space, divisors, search
+from quantbench.planner.search import Space, search
+from quantbench.quantization import divisors
 from quantbench.workload.presets import preset
 from quantbench.workload.recipes import RECIPES
 

@@ -26,6 +26,7 @@ from quantbench.sweep.axes import DIMS, EXPERT_OPS, GEMM_DIMS, MODEL_DIMS, MOE_D
 from quantbench.workload import Gemm, GroupedGemm, TransformerShape
 from quantbench.workload.dtypes import GEMM_DTYPES
 from quantbench.workload.huggingface import Described, describe
+from quantbench.workload.parameters import USUAL_ASPECT, padded_vocab
 from quantbench.workload.presets import preset
 from quantbench.workload.recipes import RECIPES
 from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
@@ -42,10 +43,6 @@ _SAID_AGAIN = (
 )  # fmt: skip
 
 _LARGEST_HISTOGRAM_BYTES = 2**20
-# hidden / layers of a model without a stated depth: the middle of 128 (12288 / 96) to 205 (14336 / 70), which the
-# BigScience team tried for 200 B parameters (bigscience-workshop/bigscience, tr11-176B-ml/chronicles-prequel.md).
-_USUAL_ASPECT = 160
-
 _model = partial(option, panel="Model")
 #: declares the option for one size of a transformer
 size_option = partial(_model, None, min=1, max=2**31 - 1)
@@ -230,8 +227,6 @@ def chosen_model(
 
     Raises InputError for a missing or impossible size.
     """
-    from quantbench.planner.layout import padded_vocab
-
     named, typed = named_model(who, options), options.sizes
     missing = [f"--{name}" for name in needed if named is None and name not in typed]
     if missing:
@@ -254,8 +249,8 @@ def chosen_model(
         follows = (name for name in ("kv_heads", "head_dim", "ffn") if name in changes and name not in typed)
         assumed += [f"{name} = {changes[name] or 'heads'}" for name in follows if changes[name] or name != "head_dim"]
     elif "layers" not in typed:
-        changes["layers"] = max(1, round(typed["hidden"] / _USUAL_ASPECT))
-        assumed.append(f"layers = {changes['layers']} (hidden / {_USUAL_ASPECT})")
+        changes["layers"] = max(1, round(typed["hidden"] / USUAL_ASPECT))
+        assumed.append(f"layers = {changes['layers']} (hidden / {USUAL_ASPECT})")
     tp, vocab = typed.get("tp", 1), typed.get("vocab", base.vocab)
     if named is None and "vocab" not in typed:
         changes["vocab"] = padded_vocab(vocab, tp)

@@ -31,8 +31,9 @@ from quantbench.errors import InputError, require_choice
 from quantbench.latency.interconnect import Cluster, cluster, reference_cluster
 from quantbench.latency.libraries import library_words
 from quantbench.planner.calibration import STACKS, Calibration, Calibrations, load_site, shipped, with_measured_links
-from quantbench.planner.layout import RECOMPUTATIONS, Job, Layout, padded_vocab, partition_of
+from quantbench.planner.layout import RECOMPUTATIONS, Job, Layout, partition_of
 from quantbench.workload import TransformerShape
+from quantbench.workload.parameters import padded_vocab
 from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 
 if TYPE_CHECKING:
@@ -241,7 +242,8 @@ class PlanOptions(ShapeOptions):
         )  # fmt: skip
 
     def space(self) -> Space:
-        from quantbench.planner.search import Space, divisors
+        from quantbench.planner.search import Space
+        from quantbench.quantization import divisors
 
         return Space(
             dp=integers("--dp", self.dp),

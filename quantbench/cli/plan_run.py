@@ -28,7 +28,6 @@ from quantbench.planner.calibration import STACKS, Calibration, site_json
 from quantbench.planner.constraints import Violation, is_possible, violations
 from quantbench.planner.fitting import fit_site, observe
 from quantbench.planner.folklore import Judged, judge_folklore
-from quantbench.planner.formulas import parameters
 from quantbench.planner.layer_time import Span
 from quantbench.planner.layout import Job, Layout
 from quantbench.planner.memory import GIB, limit_bytes
@@ -39,6 +38,7 @@ from quantbench.planner.rows import read_table
 from quantbench.planner.search import Found, search
 from quantbench.store.environment import installed_versions, relevant_environment
 from quantbench.units import percent
+from quantbench.workload.parameters import parameters
 
 ModeResult = tuple[bool, Callable[[], dict[str, Any]], Iterable[StyledLine | Table]]
 
@@ -333,7 +333,7 @@ def fit_table(arguments: PlanOptions, path: Path, output: Path) -> ModeResult:
     if len({(case.job.cluster.device.name, case.job.stack) for case, _ in cases}) > 1:
         raise InputError("plan --fit", f"{path.name} has rows of several GPUs or stacks", "one site with one stack")
     prior = arguments.calibration(cases[0][0].job) if cases else arguments.calibrations.of_stack("", "")
-    fit = fit_site(observe([(case, s, path.name) for case, s in cases], arguments.times, prior), prior)
+    fit = fit_site(observe([(case, s, path.name) for case, s in cases], arguments.times), prior)
     before = 100 * sum(abs(r.error or 0.0) for r in results if r.case) / max(1, len(cases))
     write_file("plan --fit", output, json.dumps(site_json(fit.calibration), indent=1) + "\n")
     known = fit.calibration.provenance

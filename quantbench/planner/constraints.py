@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 from quantbench.megatron import softmax_objections
 from quantbench.planner.calibration import STACKS
-from quantbench.planner.layout import ALIGNED_ELEMENTS, Job, Layout, padded_vocab
+from quantbench.planner.layout import Job, Layout
+from quantbench.quantization import ALIGNED_ELEMENTS
 from quantbench.units import percent
 from quantbench.workload import Softmax
+from quantbench.workload.parameters import padded_vocab
 
 
 @dataclass(frozen=True)

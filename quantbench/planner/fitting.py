@@ -88,16 +88,14 @@ class Observed:
         return job.stack, architecture(job.cluster.device), self.table
 
 
-def observe(
-    runs: Iterable[tuple[Case, float, str]], times: TimesOf, constants: Calibration | None = None
-) -> list[Observed]:
+def observe(runs: Iterable[tuple[Case, float, str]], times: TimesOf) -> list[Observed]:
     """Prepares measured runs (case, seconds, table) for fits; runs of one job share their layer times."""
     known: dict[tuple[object, ...], LayerTimes] = {}
     found = []
     for case, seconds, table in runs:
         key = (case.job.shape, case.job.cluster.key)
         if key not in known:
-            known[key] = LayerTimes(case.job, times(case.job.cluster.device), constants or start_from({}))
+            known[key] = LayerTimes(case.job, times(case.job.cluster.device))
         found.append(Observed(case, known[key], seconds, table))
     return found
 
@@ -124,7 +122,7 @@ def scatter_beyond(observed: Sequence[Observed], errors: FloatArray) -> float:
 
 def start_from(rest: Mapping[str, float]) -> Calibration:
     """Returns constants before a fit: times of single ops, and what no fit of times determines."""
-    usual: dict[str, Any] = {"unaligned_share": 0.5, "base_gib": 4.0, "activation_slack": 0.1}
+    usual: dict[str, Any] = {"base_gib": 4.0, "activation_slack": 0.1}
     return Calibration(1.0, 0.0, 1.0, **{**usual, **rest})
 
 

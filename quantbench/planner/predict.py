@@ -82,7 +82,7 @@ class Planner:
 
     def __init__(self, job: Job, times: OpTimes, calibration: Calibration) -> None:
         self.job, self.calibration = job, calibration
-        self.layers = LayerTimes(job, times, calibration)
+        self.layers = LayerTimes(job, times)
         self._hardware_flops = cache(partial(hardware_flops, job.shape, job.gbs))
         self._model_flops = model_flops(job.shape, job.gbs)
         self._limit_bytes = limit_bytes(job)

@@ -18,11 +18,10 @@ from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.op_times import OpTimes
 from quantbench.planner.calibration import Calibration
 from quantbench.planner.constraints import chunk_layers, is_possible
-from quantbench.planner.formulas import parameters
 from quantbench.planner.layout import RECOMPUTATIONS, Job, Layout, partition_of
 from quantbench.planner.memory import Memory, limit_bytes, memory
 from quantbench.planner.predict import Planner, Prediction
-from quantbench.workload import TransformerShape
+from quantbench.quantization import divisors
 
 
 @dataclass(frozen=True)
@@ -185,23 +184,3 @@ def _tensor_degrees(job: Job, space: Space) -> Iterator[int]:
 
 def _allowed(values: list[int], wanted: tuple[int, ...]) -> list[int]:
     return [value for value in values if not wanted or value in wanted]
-
-
-def divisors(number: int) -> list[int]:
-    """Returns all divisors, ascending.
-
-    >>> divisors(12)
-    [1, 2, 3, 4, 6, 12]
-    """
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return small + [number // d for d in reversed(small) if d * d != number]
-
-
-def layers_within(shape: TransformerShape, budget: float, tolerance: float) -> tuple[float, float, float]:
-    """Returns the (fractional) numbers of layers for (1 − tolerance), 1 and (1 + tolerance) times the budget."""
-    least = shape.dense_layers + 1
-    one = parameters(replace(shape, layers=least))
-    each = parameters(replace(shape, layers=least + 1)) - one
-    rest = one - least * each
-    low, middle, high = (((1 + part) * budget - rest) / each for part in (-tolerance, 0.0, tolerance))
-    return low, middle, high

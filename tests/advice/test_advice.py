@@ -21,10 +21,9 @@ from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.model_times import ModelTimes
 from quantbench.latency.op_times import UNMEASURED_COMMON, OpTimes, RememberedTimes, peak_share
 from quantbench.latency.softmax import fallback_bytes
-from quantbench.planner.calibration import shipped
-from quantbench.planner.formulas import parameters, useful_parameters
 from quantbench.workload import Gemm, Softmax, TransformerShape
 from quantbench.workload.kinds import Compute
+from quantbench.workload.parameters import parameters, useful_parameters
 
 A100 = lookup("a100-sxm4-80gb")
 #: the shape of the BigScience search: heads of 150, which are no multiple of 8
@@ -49,7 +48,7 @@ class SimpleTimes:
 
 def answers_of(times: OpTimes) -> RememberedTimes:
     """The times as `advise` asks them."""
-    return RememberedTimes(times, softmax="megatron", unaligned_share=shipped().unaligned_share)
+    return RememberedTimes(times, softmax="megatron")
 
 
 SMALL = TransformerShape(hidden=1024, heads=16, seq=512, vocab=51200, layers=4, tp=2, attention="unfused")
@@ -407,9 +406,6 @@ def test_unaligned_batches_run_at_the_fitted_rate(modelled: ModelTimes) -> None:
     assert slow.latency_us > 3 * fast.latency_us
     assert slow.low_us < slow.latency_us < slow.high_us
     assert "unaligned rows: at a rate fitted to whole iterations" in times.note
-    # Where the fitted rate would be faster than aligned rows are, the slower of the two counts.
-    eager = RememberedTimes(modelled, unaligned_share=16.0)
-    assert eager.estimate(unaligned).latency_us >= 0.9 * fast.latency_us
 
 
 def test_batches_beyond_what_the_models_know_grow_in_proportion(modelled: ModelTimes) -> None:

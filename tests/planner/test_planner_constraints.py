@@ -8,8 +8,9 @@ from planner_doubles import bloom_like, job
 from quantbench.errors import InputError
 from quantbench.latency.interconnect import cluster
 from quantbench.planner.constraints import CONSTRAINTS, is_possible, strict_violations, violations
-from quantbench.planner.layout import Job, Layout, StageKind, padded_vocab, stage_kinds
+from quantbench.planner.layout import Job, Layout, StageKind, stage_kinds
 from quantbench.workload import TransformerShape
+from quantbench.workload.parameters import padded_vocab
 
 GOOD = Layout(dp=8, tp=4, pp=12, mbs=2)
 

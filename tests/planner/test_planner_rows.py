@@ -308,7 +308,7 @@ def test_a_table_left_out_is_predicted_from_its_relatives() -> None:
     """Two tables of eager FSDP: each is predicted better with factors fitted to the other than with none."""
     runs = [one for one in published(DATA, TIMES, shipped()) if one.table in ("MPT A100-80GB", "MPT A100-40GB")]
     errors = left_out(runs, rest_of(shipped()), lambda one: one.table)
-    bare = [log_errors([one], Calibration(1.0, 0.0, 1.0, 0.5, 3.0, 0.1))[0] for one in runs]
+    bare = [log_errors([one], Calibration(1.0, 0.0, 1.0, 3.0, 0.1))[0] for one in runs]
     assert abs(errors).mean() < 0.1 < abs(np.array(bare)).mean()
 
 
@@ -343,7 +343,7 @@ def test_calibrations_survive_a_round_trip_and_refuse_others(tmp_path: Path) -> 
     with pytest.raises(InputError, match="surplus"):
         Calibrations.from_json(data)
     with pytest.raises(InputError, match=r"tensor_factor = 12; expected a number from 0\.05 to 10\.0"):
-        Calibration(12, 0, 0.5, 0.5, 1.0, 0.1)
+        Calibration(12, 0, 0.5, 1.0, 0.1)
     file, site = tmp_path / "site.json", shipped().sites[SITE]
     file.write_text(json.dumps(site_json(site)))
     assert load_site(file) == site

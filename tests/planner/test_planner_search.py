@@ -21,7 +21,8 @@ from quantbench.planner.iteration import ring_passes
 from quantbench.planner.layout import Job, Layout
 from quantbench.planner.memory import limit_bytes, memory
 from quantbench.planner.predict import job_to_json, provenance
-from quantbench.planner.search import Space, divisors, layout_groups, search
+from quantbench.planner.search import Space, layout_groups, search
+from quantbench.quantization import divisors
 from quantbench.workload import TransformerShape
 from quantbench.workload.presets import preset
 from tools.planner_bridge import PUBLISHED_LAYOUTS, Published
