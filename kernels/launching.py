@@ -1,23 +1,15 @@
-"""Compiles, describes and launches kernels with the installed triton.
+"""Compiles, describes and launches kernels with triton: 3.2 on Volta and Turing, 3.6 and newer on later GPUs.
 
-Entry points: `step`, which compiles and describes one kernel as a `Step`; `Plan`, which runs one or more; `describe`,
-`enqueue`, `fastest`, `short`; `collect`, which lists the kernels that a plan would compile; `Gpu`, `gpu_of`. Checks of
-tensors: `require_like`, `require_contiguous`, `result`, `widest`; of the GPU and of triton: `require_support`,
-`unsupported_architecture`, `badly_compiled`, `wrong_in_interpreter`. Constants: `INTERPRETER`,
-`HAS_TENSOR_DESCRIPTOR`, `MAX_REGISTERS`, `TMA_ALIGN_BYTES`, `TORCH_DTYPES`. Used by `gemm`, `softmax`, `attention`,
-`providers.triton_kernels` and `sweep.compiling`.
-
-All checks of the triton version belong here. triton 3.2 (torch 2.6) to 3.7 (torch 2.13) are supported.
+`step` compiles and describes one kernel as a `Step`, and a `Plan` runs one or more. All checks of the triton version
+and of the GPU belong here.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -32,7 +24,7 @@ from quantbench.quantization import WARP_THREADS, resident_blocks
 TRITON = tuple(int(number) for number in triton.__version__.split(".")[:2])
 
 #: Whether kernels take tensor descriptors as arguments (loads and stores by the TMA unit)
-HAS_TENSOR_DESCRIPTOR = importlib.util.find_spec("triton.tools.tensor_descriptor") is not None
+HAS_TENSOR_DESCRIPTOR = TRITON >= (3, 6)
 
 #: torch dtypes by our names; tf32 is stored as fp32.
 TORCH_DTYPES = {
@@ -54,46 +46,26 @@ TMA_ALIGN_BYTES = 16
 MAX_REGISTERS = 255
 #: Options of every launch. a·b + c is one instruction: triton's default up to 3.9, and no longer from 3.10 on.
 OPTIONS = {"enable_fp_fusion": True}
-_FIRST_GOOD_TRITON = {"stream_k": (3, 5), "attention": (3, 4), "attention backward": (3, 6)}
-_VOLTA_NAMES = {(7, 0): "V100 (sm_70)", (7, 5): "T4 (sm_75)"}
 _AUTOTUNE_WARMUP_MS, _AUTOTUNE_MS = 20, 80
 
 
 def unsupported_architecture(capability: tuple[int, int], version: tuple[int, ...] = TRITON) -> str | None:
-    """Returns None if triton `version` makes tensor-core code for a compute capability, otherwise the reason.
+    """Returns None if our kernels run on a compute capability with triton `version`, otherwise the reason.
 
-    Found by compiling: triton 3.3.1 fails on sm_70 and sm_75, 3.4 and later compile `tl.dot` there to scalar
-    multiplications with thousands of spills; 3.1 and 3.2 give HMMA. 3.2 does not know sm_100.
+    Found by compiling (`make test-aot`, `make test-volta`): 3.2 is the last with tensor-core code for sm_70 and sm_75.
+    3.3 to 3.5 spill registers in stream_k or attention, or compile them not at all.
 
     >>> print(unsupported_architecture((7, 0), (3, 6)))
-    triton 3.6 makes no tensor-core code for V100 (sm_70); it needs torch 2.6 with triton 3.2 installed
+    our kernels do not run on sm_70 with triton 3.6; it needs triton 3.2 (torch 2.6)
     """
     architecture = f"sm_{capability[0]}{capability[1]}"
-    triton_version = f"triton {version[0]}.{version[1]}"
     if capability < (7, 0):
         return f"{architecture} has no tensor cores; it needs a GPU of compute capability 7.0 or newer"
-    if capability < (8, 0) and version >= (3, 3):
-        name = _VOLTA_NAMES.get(capability, architecture)
-        return f"{triton_version} makes no tensor-core code for {name}; it needs torch 2.6 with triton 3.2 installed"
-    if capability >= (10, 0) and version < (3, 3):
-        return f"{triton_version} does not know {architecture}; it needs torch 2.7 with triton 3.3 installed, or newer"
-    return None
-
-
-def badly_compiled(what: str, version: tuple[int, ...] = TRITON) -> str | None:
-    """Returns why triton `version` is not used for a GEMM schedule, `attention` or `attention backward`, or None.
-
-    Found by compiling (`make test-aot`): triton 3.3 and 3.4 spill registers in stream_k, 3.4 and 3.5 in attention
-    backward, and 3.3 also gives stream_k serialised products on sm_90; 3.2 and 3.3 reject the attention kernels.
-
-    >>> badly_compiled("stream_k", (3, 3))
-    'triton 3.3 compiles stream_k with register spills or not at all, unlike 3.5 and newer'
-    """
-    first = _FIRST_GOOD_TRITON.get(what, (3, 2))
-    if version >= first or (what == "stream_k" and version < (3, 3)):
+    volta = capability < (8, 0)
+    if version == (3, 2) if volta else version >= (3, 6):
         return None
-    compiles = f"triton {version[0]}.{version[1]} compiles {what} with register spills or not at all"
-    return f"{compiles}, unlike {first[0]}.{first[1]} and newer"
+    needs = "triton 3.2 (torch 2.6)" if volta else "triton 3.6 or newer (torch 2.10)"
+    return f"our kernels do not run on {architecture} with triton {version[0]}.{version[1]}; it needs {needs}"
 
 
 def wrong_in_interpreter(dtype: str) -> str | None:
@@ -110,85 +82,12 @@ class Gpu:
     l2_bytes: int
 
 
-@dataclass
-class _Collected:
-    """Kernels that plans need on `gpu`: what compiles each, by triton's cache key."""
-
-    gpu: Gpu
-    kernels: dict[str, Callable[[], object]] = field(default_factory=dict)
-
-
-_collected: _Collected | None = None  # while `collect` runs
-
-
 def gpu_of(x: torch.Tensor, interpreted: Gpu) -> Gpu:
     """Returns the GPU that a checked tensor is on. interpreted: the one that the interpreter simulates."""
-    if _collected is not None:
-        return _collected.gpu
     if not x.is_cuda:
         return interpreted
     properties = torch.cuda.get_device_properties(x.device)
     return Gpu((properties.major, properties.minor), properties.multi_processor_count, properties.L2_cache_size)
-
-
-def collect(gpu: Gpu, make_plans: Callable[[], object]) -> dict[str, Callable[[], object]]:
-    """Returns a function for each kernel that the plans of `make_plans` need on `gpu`, by an identifier.
-
-    The function compiles the kernel into triton's cache on disk, where a launch finds it. The GPU is not needed.
-    From now on triton compiles for `gpu` in this process.
-
-    make_plans: function that makes plans of tensors on torch's meta device.
-    """
-    global _collected
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime import driver
-
-    driver.set_active(_NoDriver(GPUTarget("cuda", 10 * gpu.capability[0] + gpu.capability[1], WARP_THREADS)))
-    _collected = _Collected(gpu)
-    try:
-        make_plans()
-        return _collected.kernels
-    finally:
-        _collected = None
-
-
-@dataclass
-class _NoDriver:
-    """Stands for the driver of a GPU for which triton compiles but launches nothing."""
-
-    target: Any
-
-    def get_current_target(self) -> Any:
-        return self.target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
-def _collect(kernels: dict[str, Callable[[], object]], kernel: Any, arguments: Mapping[str, Any]) -> None:
-    """Add what compiles `kernel` for these arguments, unless it is there."""
-
-    def not_now(*, key: object, repr: str, **_: object) -> bool:
-        kernels.setdefault(f"{repr} {key}", partial(kernel.warmup, grid=(1, 1, 1), **arguments, **OPTIONS))
-        return True
-
-    hooks, name = _cache_hook()
-    before = getattr(hooks, name)
-    setattr(hooks, name, not_now)
-    try:
-        kernel.warmup(grid=(1, 1, 1), **arguments, **OPTIONS)
-    finally:
-        setattr(hooks, name, before)
-
-
-def _cache_hook() -> tuple[Any, str]:
-    """Return where triton keeps the function that it calls before it compiles, and that skips it by returning True."""
-    if TRITON >= (3, 4):
-        return triton.knobs.runtime, "jit_cache_hook"
-    return triton.runtime.jit.JITFunction, "cache_hook"
 
 
 def require_support(
@@ -211,8 +110,6 @@ def require_support(
 
 def _capability(who: str, name: str, x: torch.Tensor) -> tuple[int, int]:
     """Return the compute capability of x's GPU. Raises UnsupportedError if x is not on a GPU."""
-    if _collected is not None:
-        return _collected.gpu.capability
     if not x.is_cuda:
         raise UnsupportedError(
             who, f"{name} on {x.device}", "CUDA tensors, or TRITON_INTERPRET=1 set before triton is imported"
@@ -309,11 +206,9 @@ def describe(
 ) -> Launch:
     """Compiles `kernel` for these arguments and returns its Launch without a grid.
 
-    Registers and occupancy are None in the interpreter and in `collect`, which compiles nothing.
+    Registers and occupancy are None in the interpreter.
     """
-    if _collected is not None:
-        _collect(_collected.kernels, kernel, arguments)
-    if INTERPRETER or _collected is not None:
+    if INTERPRETER:
         return Launch(kernel.fn.__name__, tile=tile)
     with torch.cuda.device(device):
         compiled = kernel.warmup(grid=(1, 1, 1), **arguments, **OPTIONS)

@@ -12,10 +12,10 @@ import shutil
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -37,6 +37,17 @@ from quantbench.launch import Tile
 from quantbench.quantization import SM_LIMITS, WARP_THREADS
 from quantbench.workload import Attention
 from quantbench.workload.dtypes import DTYPES
+
+#: Whether all kernels are compiled (`make test-aot`), or a few of each kind (`make test`).
+ALL_KERNELS = os.environ.get("QUANTBENCH_AOT") == "1"
+in_test_aot = pytest.mark.skipif(not ALL_KERNELS, reason="make test-aot compiles all kernels")
+_Case = TypeVar("_Case")
+
+
+def few(cases: Sequence[_Case], count: int) -> Sequence[_Case]:
+    """Returns `count` of the cases, evenly spaced; all of them in `make test-aot`."""
+    return cases if ALL_KERNELS else cases[:: len(cases) // count][:count]
+
 
 #: Shared memory that one block may ask for, bytes, by architecture (80 for sm_80): what the SM has, less the 1 KiB that
 #: the driver keeps from compute capability 8.0 on. Source: see `quantbench.occupancy`.
@@ -100,8 +111,6 @@ def compile_kernel(fn: Any, arguments: Mapping[str, Any], arch: int) -> KernelRe
     """
     if INTERPRETER:
         raise UnsupportedError("compile_kernel", "TRITON_INTERPRET=1 is set", "a process without the interpreter")
-    if arch >= 100 and TRITON < (3, 3):
-        pytest.skip("triton 3.2 knows no sm_100, and ends the process")
     missing = [name for name in (*fn.arg_names, "num_warps", "num_stages") if name not in arguments]
     if missing:
         expected = ", ".join([*fn.arg_names, "num_warps", "num_stages"])

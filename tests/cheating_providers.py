@@ -463,28 +463,6 @@ class KeepsTheFirstResult(HonestReference):
 # --- the harness itself ---------------------------------------------------------------------------------------------
 
 
-class SlowClock(Honest):
-    """Replaces the clock."""
-
-    def allocate(self, inputs: Inputs) -> None:
-        super().allocate(inputs)
-        real = time.perf_counter_ns
-        time.perf_counter_ns = lambda: real() // 100
-
-
-class KindJudge(Honest):
-    """Replaces the check."""
-
-    def allocate(self, inputs: Inputs) -> None:
-        super().allocate(inputs)
-        from quantbench.providers import correctness
-
-        correctness.check = lambda *args, **options: 0.0
-
-    def compute(self) -> None:
-        pass
-
-
 class HidesItsInputs(Honest):
     """As tasks were before they had inputs(): nothing can be checked."""
 

@@ -22,22 +22,6 @@ GEMMA_3_12B: dict[str, Any] = {  # google/gemma-3-12b-it: head_dim and vocab_siz
     "vision_config": {"hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16},
 }  # fmt: skip
 
-MLP = """time_stats.emb.median,time_stats.attn_pre_proj.median,time_stats.attn_post_proj.median,\
-time_stats.mlp_up_proj.median,time_stats.mlp_down_proj.median,n_head,n_kv_head,n_embd,n_expanded_embd,vocab_size,\
-use_gated_mlp,num_tokens,num_tensor_parallel_workers
-0.2,1.5,0.5,3.0,1.4,32,8,4096,11008,32768,True,2048,2
-"""
-
-
-ATTENTION = """time_stats.attn_prefill.median,time_stats.attn_decode.median,time_stats.attn_kv_cache_save.median,\
-n_embd,n_q_head,n_kv_head,block_size,num_tensor_parallel_workers,max_model_len,batch_size,prefill_chunk_size,\
-kv_cache_size,is_prefill,attention_backend
-0.4,,0.01,4096,32,8,16,4,4096,1,1024,0,True,AttentionBackend.FLASH_ATTENTION
-0.4,,0.01,4096,32,8,16,4,4096,1,1024,512,True,AttentionBackend.FLASH_ATTENTION
-,0.1,0.01,4096,32,8,16,4,4096,16,0,511,False,AttentionBackend.FLASH_ATTENTION
-"""
-
-
 # The two lines of the documents, in full.
 MS_LINE = (
     "[default7]: iteration 2/ 250000 | consumed samples: 384 | consumed tokens: 786432 | elapsed time per iteration "

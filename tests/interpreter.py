@@ -31,8 +31,14 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ACTIVE = os.environ.get("TRITON_INTERPRET", "0") == "1"
+#: Of a property test: few, because the interpreter is slow. `.ci/nightly` tries 40.
+EXAMPLES = settings(
+    max_examples=int(os.environ.get("QUANTBENCH_EXAMPLES", "8")), deadline=None, derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)  # fmt: skip
 _TIMEOUT_S = 900
 
 

@@ -1,7 +1,7 @@
 """Writes profiles of the GPUs that public tables cover, with models, cliffs and verdicts but without measured rows.
 
-Entry point: `main`, or `python -m tools.shelf` (extra `tables`; the published files of `tools.accuracy.tables`, without
-which their GPUs are left out). The `provenance` of a profile names where the rows are.
+Entry point: `main`, or `python -m tools.shelf` (extra `tables`; the files of `tools.published_tables`, without which
+their GPUs are left out). The `provenance` of a profile names where the rows are.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from quantbench import __version__
 from quantbench.analysis.check import check_run
 from quantbench.device.registry import lookup
-from quantbench.importers import neusight
 from quantbench.importers.aiconfigurator import find_tables, origin_of, read_rows
 from quantbench.importers.runs import write_run
 from quantbench.latency.attention import AttentionModel
@@ -25,7 +24,8 @@ from quantbench.profile.models import Models
 from quantbench.profile.profile import Profile
 from quantbench.profile.schema import Provenance
 from quantbench.store.folder import Run, read_run
-from tools.accuracy.tables import DATA, IMPORTERS, PUBLISHED, RAN, SHIPPED_GPUS
+from tools.accuracy.tables import SHIPPED_GPUS
+from tools.published_tables import DATA, PUBLISHED
 
 _KINDS = ("gemm", "context_attention")
 # Maximum number of cliffs in a profile, besides those that many curves have in common.
@@ -36,12 +36,12 @@ _MOST_CLIFFS = 50
 class Source:
     """Where a GPU's measured rows are. dtypes: formats with a shipped model, the usual one first.
 
-    words: where the rows stay. again: the command that makes runs of them.
+    words: where the rows stay. again: the command that makes runs of them, if there is one.
     """
 
     dtypes: tuple[str, ...]
     words: str
-    again: str
+    again: str = ""
 
 
 def public_runs(slug: str, folder: Path) -> tuple[list[Run], Source]:
@@ -58,12 +58,9 @@ def public_runs(slug: str, folder: Path) -> tuple[list[Run], Source]:
 def published_runs(slug: str, folder: Path) -> tuple[list[Run], Source]:
     """Imports the published file of a GPU (`PUBLISHED`) as a run below `folder`. Raises StoreError without the file."""
     dtypes = tuple(dtype for gpu, dtype in PUBLISHED if gpu == slug)
-    table, spec = PUBLISHED[slug, dtypes[0]], lookup(slug)
-    path, importer = DATA / table, IMPORTERS[table]
-    rows = importer.read_rows(path, spec)
-    origin = neusight.origin_of(path, rows, spec) if importer is neusight else importer.origin_of(path, spec)
-    run = read_run(write_run(folder, spec, origin, rows).folder)
-    return [run], Source(dtypes, RAN[table][2], f"quantbench import {importer.__name__.rpartition('.')[2]}")
+    table = PUBLISHED[slug, dtypes[0]]
+    written = write_run(folder, lookup(slug), table.origin(slug), table.rows(slug))
+    return [read_run(written.folder)], Source(dtypes, table.source)
 
 
 def shelf_profile(slug: str, runs: list[Run], source: Source) -> Profile:
@@ -71,10 +68,9 @@ def shelf_profile(slug: str, runs: list[Run], source: Source) -> Profile:
     device = lookup(slug)
     checks = [check_run(run) for run in runs]
     cliffs, num_cliffs = cliffs_of(checks, keep=_MOST_CLIFFS)
-    note = (
-        f"models and findings only: the measured rows stay in {source.words} and are not redistributed; "
-        f"{source.again} makes runs of them"
-    )
+    note = f"models and findings only: the measured rows stay in {source.words} and are not redistributed"
+    if source.again:
+        note += f"; {source.again} makes runs of them"
     attention = AttentionModel.best(device) if device.peak("fp16") else None
     products = tuple(GemmModel.best(slug, dtype=dtype) for dtype in source.dtypes)
     return Profile(

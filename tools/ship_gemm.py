@@ -38,13 +38,11 @@ from quantbench.latency.libraries import SYSTEMS, default_library, libraries_of
 from quantbench.workload.dtypes import GEMM_DTYPES
 from tools.accuracy.scoring import coverage, random_split, summarize
 from tools.accuracy.tables import (
-    PUBLISHED,
     SHIPPED_GPUS,
     PackagedTable,
-    PublishedTable,
     read_packaged,
-    read_published,
 )
+from tools.published_tables import PUBLISHED, PublishedTable, read_published
 
 POOL_ROWS = 700
 _BLIND_ROWS = 4000

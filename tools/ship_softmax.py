@@ -13,7 +13,7 @@ from quantbench.device import lookup
 from quantbench.files import write_file
 from quantbench.latency.softmax import SHIPPED, SoftmaxModel
 from tools.accuracy.scoring import random_split, summarize
-from tools.accuracy.tables import SOFTMAX_GPUS, SoftmaxTable, read_softmax
+from tools.published_tables import SOFTMAX_GPUS, SoftmaxTable, read_softmax
 
 
 def _shipped(gpu: str, table: SoftmaxTable) -> dict[str, Any]:

@@ -237,7 +237,7 @@ def _by_descriptors(checked: Checked, capability: tuple[int, int], operands: str
     require_choice(WHO, "operands", operands, ("auto", "pointers", "descriptors"))
     if operands == "descriptors" and not checked.descriptors:
         raise InputError(
-            WHO, "operands = 'descriptors'", "triton 3.4 or newer, 16-bit numbers, and rows at multiples of 16 bytes"
+            WHO, "operands = 'descriptors'", "triton 3.6 or newer, 16-bit numbers, and rows at multiples of 16 bytes"
         )
     # sm_120 has TMA but not the matrix instructions that read what it writes.
     return operands == "descriptors" or (

@@ -66,8 +66,7 @@ def check(
         scale = work.head_dim**-0.5
     if not isfinite(scale) or scale <= 0:
         raise InputError(WHO, f"scale = {scale!r}", "a finite number above 0")
-    kernels = f"{WHO} backward" if "grad" in others else WHO
-    launching.require_support(WHO, "q", q, work.dtype, too_old, lambda _: launching.badly_compiled(kernels))
+    launching.require_support(WHO, "q", q, work.dtype, too_old)
     strides = [stride for x in tensors.values() for stride in _strides(x)]
     return Checked(
         work=work,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from quantbench.kernels.gemm.menu import SCHEDULES, architecture, tiles
-from quantbench.kernels.launching import MAX_REGISTERS, TMA_ALIGN_BYTES, widest
+from quantbench.kernels.launching import HAS_TENSOR_DESCRIPTOR, MAX_REGISTERS, TMA_ALIGN_BYTES, widest
 
 from quantbench.errors import InputError, require_choice
 from quantbench.launch import Tile
@@ -109,9 +109,8 @@ class Config:
 
 
 def configure(
-    operands: Operands, schedule: str, tile: Tile, capability: tuple[int, int], *, path: str = "auto",
-    descriptors_available: bool,
-) -> Config:  # fmt: skip
+    operands: Operands, schedule: str, tile: Tile, capability: tuple[int, int], *, path: str = "auto"
+) -> Config:
     """Configures the kernel for a schedule and a tile; tile fields that are None come from `menu.tiles`.
 
     path: `auto` uses descriptors on Hopper and newer if they can address the operands (never for fp32), else pointers.
@@ -120,7 +119,7 @@ def configure(
     require_choice(WHO, "operands", path, ("auto", "pointers", "descriptors"))
     tile = complete(tile, operands.gemm.dtype, schedule, capability, align_bytes(operands))
     _check_tile(tile, operands.gemm, schedule)
-    load = _load_by_descriptors(operands, capability, path, descriptors_available)
+    load = _load_by_descriptors(operands, capability, path)
     longest = max(operands.a.leading, operands.b.leading)
     if not load and longest > _LARGEST_LEADING:  # by pointers, offsets inside a tile are 32 bits wide
         raise InputError(WHO, f"a leading dimension of {longest} elements", f"at most {_LARGEST_LEADING}")
@@ -222,13 +221,12 @@ def _check_tile(tile: Tile, gemm: Gemm, schedule: str) -> None:
         raise InputError(WHO, f"tile {tile} with k = {gemm.k}", f"at most {steps} parts, the steps of the reduction")
 
 
-def _load_by_descriptors(operands: Operands, capability: tuple[int, int], path: str, available: bool) -> bool:
-    possible = available and operands.a.descriptor and operands.b.descriptor
+def _load_by_descriptors(operands: Operands, capability: tuple[int, int], path: str) -> bool:
+    possible = HAS_TENSOR_DESCRIPTOR and operands.a.descriptor and operands.b.descriptor
     if path == "descriptors":
-        if not available:
-            raise InputError(WHO, "operands = 'descriptors'", "triton 3.4 or newer, or operands = 'pointers'")
         if not possible:
-            raise InputError(WHO, "operands = 'descriptors'", "rows and first elements at multiples of 16 bytes")
+            expected = "triton 3.6 or newer, rows and first elements at multiples of 16 bytes"
+            raise InputError(WHO, "operands = 'descriptors'", expected)
         return True
     # fp32 without tf32 runs on scalar units, which read shared memory by rows: TMA's layout gains nothing there.
     return path == "auto" and capability >= (9, 0) and operands.gemm.dtype != "fp32" and possible

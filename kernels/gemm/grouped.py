@@ -176,10 +176,7 @@ def plan(
     gpu = launching.gpu_of(a, host.INTERPRETED)
     tile = tile or pick(operands.gemm, schedule, gpu.capability, gpu.sm_count, align_bytes(operands))
     of_weights = b.dim() == 2
-    config = configure(
-        operands, schedule, tile, gpu.capability, path="pointers" if of_weights else path,
-        descriptors_available=launching.HAS_TENSOR_DESCRIPTOR,
-    )  # fmt: skip
+    config = configure(operands, schedule, tile, gpu.capability, path="pointers" if of_weights else path)
     arguments, tiles = kernel_arguments(a, b, out, operands, config, tokens_per_expert)
     kernel = KERNELS[schedule]
     described = launching.describe(WHO, kernel, arguments, a.device, config.tile)

@@ -38,7 +38,7 @@ from quantbench.kernels.gemm.config import (
 from quantbench.kernels.gemm.menu import architecture, pick, tiles
 from quantbench.kernels.launching import TORCH_DTYPES, Plan, short
 
-from quantbench.errors import InputError, UnsupportedError, require_int
+from quantbench.errors import InputError, require_int
 from quantbench.launch import Tile
 from quantbench.quantization import cdiv, quantize
 from quantbench.workload.dtypes import dtype_name, missing_format
@@ -105,14 +105,9 @@ def plan(
         require_int(WHO, "programs", programs)
     gpu = launching.gpu_of(a, INTERPRETED)
     capability, sm_count = gpu.capability, gpu.sm_count
-    reason = None if launching.INTERPRETER else launching.badly_compiled(schedule)
-    if reason is not None:
-        raise UnsupportedError(WHO, reason, "another schedule there")
 
     def build(tile: Tile) -> GemmPlan:
-        config = configure(
-            checked, schedule, tile, capability, path=operands, descriptors_available=launching.HAS_TENSOR_DESCRIPTOR
-        )
+        config = configure(checked, schedule, tile, capability, path=operands)
         return _build(a, b, out, checked, config, sm_count, programs)
 
     if tile is not None:

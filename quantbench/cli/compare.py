@@ -14,8 +14,8 @@ from rich.table import Table
 
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, json_option, option, percentage
-from quantbench.cli.output import StyledLine, check_file, check_folder, print_result, warning
-from quantbench.errors import StoreError, printable
+from quantbench.cli.output import StyledLine, check_file, print_result
+from quantbench.errors import printable
 
 if TYPE_CHECKING:
     from quantbench.analysis.compare import Comparison
@@ -31,13 +31,12 @@ def compare(
     provider_b: str = option("", "Use only this provider's points of B."),
     noise: str = option("", "Relative standard deviation of times without samples (imported tables): 3%."),
     force: bool = option(False, "Compare even if devices or origins (measured, imported, …) differ."),
-    folder: Path | None = option(None, "Folder for the picture (default: run B's).", "-o", "--output"),
     junit: Path | None = option(None, "Also write JUnit XML here."),
     as_json: bool = json_option(),
 ) -> None:
     """Compare two runs point by point; exit code 1 on a regression."""
     from quantbench.analysis.compare import CompareOptions, compare_runs
-    from quantbench.report.comparison import comparison_to_json, draw_comparison, write_junit
+    from quantbench.report.comparison import comparison_to_json, write_junit
     from quantbench.report.source import read_one_run
 
     options = CompareOptions(
@@ -45,31 +44,17 @@ def compare(
         noise=percentage("--noise", noise) if noise else None, force=force,
     )  # fmt: skip
     a, b = read_one_run(run_a), read_one_run(run_b)
-    if folder is not None:
-        check_folder("write picture", folder)
     if junit is not None:
         check_file("write JUnit", junit)
     comparison = compare_runs(a, b, options)
-    picture: Path | None = None
-    unwritten: StyledLine | None = None
-    if comparison.points:
-        picture = (folder or run_b) / f"compare-with-{comparison.a.info.run_id}.png"
-        try:
-            draw_comparison(comparison, picture)
-        except StoreError as error:
-            if folder is not None:
-                raise
-            # Run B may only be read: the verdict is printed all the same.
-            picture, unwritten = None, warning(f"no picture: {error}; -o names another folder")
     if junit is not None:
         write_junit(comparison, junit)
-    lines = _lines(comparison, f"picture: {picture}" if picture is not None else unwritten, junit)
-    print_result(as_json, lambda: {**comparison_to_json(comparison), "picture": picture}, lines)
+    print_result(as_json, lambda: comparison_to_json(comparison), _lines(comparison, junit))
     if comparison.regressions:
         raise typer.Exit(1)
 
 
-def _lines(comparison: Comparison, picture: StyledLine | None, junit: Path | None) -> Iterator[StyledLine | Table]:
+def _lines(comparison: Comparison, junit: Path | None) -> Iterator[StyledLine | Table]:
     from quantbench.report.comparison import comparison_table, differences_lines, method_lines, result_lines
 
     yield device_line(comparison.b.info.device)
@@ -82,7 +67,6 @@ def _lines(comparison: Comparison, picture: StyledLine | None, junit: Path | Non
     yield from ("", table) if table is not None else ()
     yield ""
     yield from result_lines(comparison)
-    yield from () if picture is None else (picture,)
     if junit is not None:
         yield f"JUnit: {junit}"
     yield f"Next: quantbench report {comparison.b.folder}"

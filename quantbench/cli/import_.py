@@ -1,5 +1,4 @@
-"""Command `import`: imports tables of aiconfigurator, Vidur, NeuSight, DeepBench, aiter and CSV files as runs, and
-Megatron logs as summaries.
+"""Command `import`: imports tables of aiconfigurator and CSV files as runs, and Megatron logs as summaries.
 
 Entry point: `import_` (one subcommand per source), loaded by `app`. The package `importers` does the work.
 """
@@ -68,69 +67,6 @@ def import_aiconfigurator(
     _write(to, spec, zip(rows, origins, strict=True), missing)
 
 
-@import_.command("vidur")
-@command
-def import_vidur(
-    to: ImportOptions,
-    file: Path = argument("mlp.csv, attention.csv, all_reduce.csv or send_recv.csv."),
-    gpu: str = gpu_option(),
-    dtype: str = option("fp16", "Number format that was profiled (not in the file)."),
-) -> None:
-    """Import a Vidur profile."""
-    from quantbench.importers import vidur
-
-    spec = lookup(gpu)
-    kind, rows = vidur.read_rows(file, dtype=dtype)
-    _write(to, spec, [(rows, vidur.origin_of(file, kind, run_id=to.run_id))])
-
-
-@import_.command("neusight")
-@command
-def import_neusight(
-    to: ImportOptions,
-    file: Path = argument("A CSV or Parquet file; rows of other GPUs are left out."),
-    gpu: str = gpu_option(),
-) -> None:
-    """Import NeuSight's times of fp32 products and softmax in PyTorch."""
-    from quantbench.importers import neusight
-
-    spec = lookup(gpu)
-    rows = neusight.read_rows(file, spec)
-    _write(to, spec, [(rows, neusight.origin_of(file, rows, spec, run_id=to.run_id))])
-
-
-@import_.command("deepbench")
-@command
-def import_deepbench(
-    to: ImportOptions,
-    file: Path = argument("What gemm_bench printed, or its results as CSV."),
-    gpu: str = gpu_option(),
-    dtype: str | None = option(None, "Number format (fp32, fp16), if not in the file."),
-) -> None:
-    """Import DeepBench's times of products in cuBLAS."""
-    from quantbench.importers import deepbench
-
-    spec = lookup(gpu)
-    rows = deepbench.read_rows(file, spec, dtype=dtype)
-    _write(to, spec, [(rows, deepbench.origin_of(file, spec, run_id=to.run_id))])
-
-
-@import_.command("aiter")
-@command
-def import_aiter(
-    to: ImportOptions,
-    file: Path = argument("A file such as a8w8_blockscale_tuned_gemm.csv, or Parquet."),
-    gpu: str = gpu_option(),
-    dtype: str | None = option(None, "Number format, if neither columns nor name state it."),
-) -> None:
-    """Import ROCm aiter's tuned products: best times of a search."""
-    from quantbench.importers import aiter
-
-    spec = lookup(gpu)
-    rows = aiter.read_rows(file, spec, dtype=dtype)
-    _write(to, spec, [(rows, aiter.origin_of(file, spec, run_id=to.run_id))])
-
-
 @import_.command("csv")
 @command
 def import_csv(
@@ -184,7 +120,6 @@ def import_megatron_log(
     pp: int = option(0, "Pipeline stages, if not in the log.", min=0),
     mbs: int = option(0, "Micro-batch size, if not in the log.", min=0),
     seq: int = option(0, "Sequence length, if not in the log.", min=0),
-    plot: Path | None = option(None, "Draw tokens per second by layout over GPUs here (PNG)."),
     rows: Path | None = option(None, "Write a table of layouts for plan --rows and --fit here (CSV)."),
     results: Path = results_option(),
     run_id: str | None = option(None, "Name of the run, for one file."),
@@ -193,13 +128,11 @@ def import_megatron_log(
     """Import training logs, also with line prefixes, restarts, several ranks and truncated lines."""
     from quantbench.importers.megatron_log import read_log
     from quantbench.importers.training_run import default_run_id, summarize, write_training
-    from quantbench.report.training import draw_throughput, training_table
+    from quantbench.report.training import training_table
 
     spec = lookup(gpu)
     if run_id is not None and len(files) > 1:
         raise InputError("import training log", f"--run-id {run_id} for {len(files)} files", "one file with it")
-    if plot is not None:
-        check_file("import --plot", plot, suffix=".png")
     if rows is not None:
         check_file("import --rows", rows, suffix=".csv")
     given = {name: value for name, value in {"gpus": gpus, "tp": tp, "pp": pp, "mbs": mbs}.items() if value}
@@ -213,8 +146,6 @@ def import_megatron_log(
         summaries.append(summary)
         folders.append(write_training(results, spec.name, name, path, found, summary))
         cells.append({**found.arguments, **asdict(summary), "row_id": name, "gpu": spec.name})
-    if plot is not None:
-        draw_throughput(summaries, plot)
     if rows is not None:
         table = [",".join("" if row.get(c) is None else str(row[c]) for c in _LAYOUT_COLUMNS) for row in cells]
         write_file("import --rows", rows, "\n".join((",".join(_LAYOUT_COLUMNS), *table, "")))
@@ -223,6 +154,5 @@ def import_megatron_log(
         lines += [f"{summary.name}: {count} lines left out: {reason}" for reason, count in summary.left_out.items()]
         lines.append(str(folder))
         answer.append({**asdict(summary), "folder": folder})
-    lines += [] if plot is None else [f"picture: {plot}"]
     lines.append(f"Next: quantbench report {' '.join(map(str, folders))}")
     print_result(as_json, lambda: answer, (training_table(summaries), *lines))

@@ -239,6 +239,8 @@ def chosen_model(
         same = named is not None and typed.get("heads", base.heads) == base.heads
         grouped, wide = base.kv_heads != base.heads, base.heads * base.head_dim != base.hidden
         kept = {"kv_heads": base.kv_heads * (same and grouped), "head_dim": base.head_dim * (same and wide)}
+        if named is not None and not wide and not {"heads", "head_dim"} & typed.keys():
+            kept |= _heads_at(base, typed["hidden"], typed.get("tp", 1))
         changes = {**kept, **changes}
         if "hidden" in typed:
             changes.setdefault("ffn", round(base.ffn / base.hidden * typed["hidden"]))
@@ -246,7 +248,7 @@ def chosen_model(
     if options.softmax and how["attention"] == "flash":
         raise InputError(who, f"--softmax {options.softmax} with flash attention", "--attention unfused")
     if named is not None:
-        follows = (name for name in ("kv_heads", "head_dim", "ffn") if name in changes and name not in typed)
+        follows = (name for name in ("heads", "kv_heads", "head_dim", "ffn") if name in changes and name not in typed)
         assumed += [f"{name} = {changes[name] or 'heads'}" for name in follows if changes[name] or name != "head_dim"]
     elif "layers" not in typed:
         changes["layers"] = max(1, round(typed["hidden"] / USUAL_ASPECT))
@@ -289,6 +291,16 @@ def chosen_model(
         raise InputError(who, error.value, error.expected) from None
     assumed += latent_words(shape.kv_rank, shape.core_dim)
     return shape, (*assumed, *window_ignored(shape.sliding_window, shape.seq))
+
+
+def _heads_at(base: TransformerShape, hidden: int, tp: int) -> dict[str, int]:
+    """Returns heads and kv_heads at another hidden size, of the same head_dim and in the same ratio; {} if there are
+    none that tp divides, so that the number of heads stays."""
+    heads = hidden // base.head_dim
+    kv_heads = heads * base.kv_heads // base.heads
+    whole = heads * base.head_dim == hidden and kv_heads * base.heads == heads * base.kv_heads
+    split = kv_heads and heads % tp == 0 and (kv_heads % tp == 0 or tp % kv_heads == 0)
+    return {"heads": heads, "kv_heads": kv_heads} if whole and split and heads != base.heads else {}
 
 
 def held_and_dims(arguments: GridOptions, who: str = "sweep", *, listed: bool = False) -> tuple[Held, tuple[str, ...]]:
@@ -389,12 +401,14 @@ def assumed_words(
             # Named ops run whatever the usual attention is.
             words += [] if held.ops else [word for word in of_attention if "dropout" not in word]
             words += ["dropout is not timed"] if how["dropout"] else []
-            if not held.heads and not {"heads", "head_dim"} & axes:
-                words.append("heads of a width near 128")
+            if not held.heads and not {"heads", "head_dim"} & (typed | axes):
+                fixed = held.head_dim or 128 * ("hidden" in axes)
+                words.append(f"head_dim = {fixed}" if fixed else "heads of a width near 128")
             if named is not None and "seq" not in axes:
                 words += window_ignored(named.shape.sliding_window, held.seq)
         if named is not None and not held.kv_heads and named.shape.kv_heads != named.shape.heads:
-            words.append("kv_heads = heads")
+            ratio = held.heads_per_kv_head
+            words.append("kv_heads = heads" if ratio == 1 else f"kv_heads = heads / {ratio}")
         if named is not None and "hidden" in typed | axes:  # the model's widths stay, unless ffn is 4 · hidden
             widths = {"ffn": held.ffn and {"mlp_up", "mlp_up_gate"} & set(ops), "moe_ffn": set(EXPERT_OPS) & set(ops)}
             words += [f"{name} = {getattr(held, name)}" for name in widths if widths[name] and name not in typed | axes]
@@ -448,20 +462,21 @@ def sweep_words(arguments: GridOptions) -> str:
 
 
 def _free_what_follows(held: Held, given: set[str]) -> Held:
-    """Sets to 0 the preset's sizes that follow from given ones: heads, kv_heads and head_dim from hidden, kv_heads and
-    head_dim from heads, heads and kv_heads from head_dim, and ffn from hidden if it is 4 · hidden. Given sizes stay.
-
-    An axis of hidden needs heads that divide each of its sizes, near 128 wide; a typed hidden is one point of such an
-    axis. (`chosen_model` describes one model, whose heads stay.)
+    """Sets to 0 the preset's sizes that follow from given ones: heads and kv_heads from hidden at the same head_dim (if
+    heads × head_dim is hidden), kv_heads and head_dim from heads, heads and kv_heads from head_dim, and ffn from hidden
+    if it is 4 · hidden. Given sizes stay.
     """
     given = {name.replace("-", "_") for name in given}
-    free = set()
+    free: set[str] = set()
     if "hidden" in given:
-        free |= {"head_dim"} if "heads" in given else {"heads", "kv_heads", "head_dim"}
-        free |= {"ffn"} if held.ffn == 4 * held.hidden else set()
+        if held.heads * held.head_dim == held.hidden:
+            free |= {"heads", "kv_heads"}
+        if held.ffn == 4 * held.hidden:
+            free.add("ffn")
     if "heads" in given:
         free |= {"head_dim", "kv_heads"}
     if "head_dim" in given and "heads" not in given:
         free |= {"heads", "kv_heads"}
     freed: dict[str, Any] = dict.fromkeys(free - given, 0)
-    return replace(held, **freed)
+    ratio = held.heads // held.kv_heads if held.kv_heads and "heads" not in given else 1
+    return replace(held, **freed, heads_per_kv_head=ratio)

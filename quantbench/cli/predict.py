@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from quantbench.cli.model_options import GridOptions, assumed_words, held_and_dims, latent_words, sweep_words
-from quantbench.cli.options import command, gpu_option, json_option, library_option, option, profile_option
-from quantbench.cli.output import check_file, print_result
+from quantbench.cli.options import command, gpu_option, json_option, library_option, profile_option
+from quantbench.cli.output import print_result
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.libraries import resolve_library
 from quantbench.sweep.axes import EXPERT_OPS, Axis, with_defaults
+from quantbench.units import counted
 from quantbench.workload import MoE
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ def predict(
     arguments: GridOptions,
     library: str = library_option(),
     profile: Path | None = profile_option(),
-    plot: Path | None = option(None, "PNG file for a plot of the predicted times."),
     as_json: bool = json_option(),
 ) -> None:
     """Predict the result of a sweep on any known GPU, without that GPU or optional packages."""
@@ -40,7 +40,6 @@ def predict(
     from quantbench.cli.times import chosen_times
     from quantbench.latency.model_times import chosen_libraries
     from quantbench.report.forecast import (
-        draw_forecast,
         forecast_table,
         forecast_to_json,
         rises_in_words,
@@ -50,10 +49,8 @@ def predict(
 
     times, models = chosen_times("predict", gpu, library, profile)
     spec = times.device
-    if plot is not None:
-        check_file("predict --plot", plot, suffix=".png")
     arguments = replace(arguments, ops=_whole_experts(arguments.ops))
-    axes, found, assumed = predict_sweep(arguments, times, library)
+    _, found, assumed = predict_sweep(arguments, times, library)
     dtype = found.rows[0].estimate.ops[0].op.workload.dtype
     experts = any(isinstance(op.op.workload, MoE) for op in found.ops)
     words = f"times of {profile}"
@@ -61,15 +58,11 @@ def predict(
         words = chosen_libraries(spec, dtype, library, "predict", experts=experts)
     model, _ = models.products(dtype)
     rises, slower = rises_at_next_m(found.rows, model), slower_than_best_kernel(found.rows, model)
-    if plot is not None:
-        dtypes = ", ".join(dict.fromkeys(op.op.workload.dtype for row in found.rows for op in row.estimate.ops))
-        title = f"{spec.name} · {dtypes} · predicted, with 90 % intervals"
-        draw_forecast(found.rows, axes[0].field, spec, plot, title=title, caption="; ".join(found.notes))
 
     def answer() -> dict[str, Any]:
         return {
             "device": spec.name, "dtype": dtype, "library": words, "assumed": assumed, "notes": found.notes,
-            "rows": forecast_to_json(found.rows, spec, rises, slower), "impossible": found.impossible, "plot": plot,
+            "rows": forecast_to_json(found.rows, spec, rises, slower), "impossible": found.impossible,
         }  # fmt: skip
 
     def lines() -> Iterator[str | Table]:
@@ -78,12 +71,10 @@ def predict(
             yield f"assumed: {', '.join(assumed)}"
         yield from (f"  {note}" for note in found.notes)
         if found.impossible:
-            yield f"{len(found.impossible)} sizes are left out, the first because {found.impossible[0]}"
+            yield f"left out at {counted(len(found.impossible), 'size')}, the first: {found.impossible[0]}"
         yield from filter(None, [summed_line(found.rows)])
         yield forecast_table(found.rows)
         yield from filter(None, [slower_in_words(found.rows, slower), rises_in_words(found.rows, rises)])
-        if plot is not None:
-            yield f"\npicture: {plot}"
         yield f"\nOn such a card, measure it: quantbench sweep {sweep_words(arguments)}"
 
     print_result(as_json, answer, lines())

@@ -1,12 +1,9 @@
-"""Command `report`: writes a self-contained HTML report, plus PNGs, for a run or for imported training logs.
-
-Entry point: `report`, loaded by `app`. `report.page` and `report.training` do the work.
-"""
+"""Command `report`: writes a self-contained HTML report of a run, or of imported training logs."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +11,6 @@ from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, json_option, option
 from quantbench.cli.output import StyledLine, print_result, warning
 from quantbench.errors import InputError, printable
-from quantbench.units import counted
 
 if TYPE_CHECKING:
     from quantbench.report.page import Written
@@ -26,7 +22,7 @@ def report(
     runs: list[Path] = argument("Folder of a run, or one or more of imported training logs.", metavar="RUN"),
     target: Path | None = option(
         None,
-        "Folder for the page and its PNGs (default: the run's), or NAME.html for the page alone.",
+        "Folder for the page (default: the run's), or NAME.html.",
         "-o",
         "--output",
     ),
@@ -49,11 +45,11 @@ def report(
         summaries = [read_training(folder) for folder in logs]
         answer = fastest(summaries)
         untold = (
-            "the logs do not give GPUs and tokens, so there is no picture: import them with --gpus, --seq and the "
-            "layout (quantbench import megatron-log --help)"
+            "the logs do not give GPUs and tokens: import them with --gpus, --seq and the layout "
+            "(quantbench import megatron-log --help)"
         )
-        told = {"page": made.page, "pictures": made.pictures, "answer": answer or None}
-        lines = (training_table(summaries), answer or untold, _page_line(made.page, made.pictures))
+        told = {"page": made.page, "answer": answer or None}
+        lines = (training_table(summaries), answer or untold, f"page: {made.page}")
         print_result(as_json, lambda: told, lines)
         return
     if len(runs) > 1:
@@ -62,7 +58,7 @@ def report(
     found = read_one_run(runs[0])
     written = write_report(found, target or runs[0], asked)
     lead = None if written.lead is None else written.lead.sentence
-    told = {"page": written.page, "pictures": written.pictures, "answer": lead}
+    told = {"page": written.page, "answer": lead}
     print_result(as_json, lambda: told, _lines(found, written, runs[0]))
 
 
@@ -72,12 +68,8 @@ def _lines(found: Run, written: Written, folder: Path) -> Iterator[StyledLine]:
         yield (f"{found.info.origin.upper()} DATA", "bold"), ": not measured on this machine"
     yield from (warning(printable(text)) for text in found.warnings)
     yield "this run has no measured point" if written.lead is None else written.lead.sentence
-    yield _page_line(written.page, written.pictures)
+    yield f"page: {written.page}"
     if written.lead is not None and written.lead.several:
         shape = written.lead.bad[0].row.axes.items()
         held = ",".join(f"{name.replace('_', '-')}={value}" for name, value in shape if name != written.lead.axis)
         yield f"to see one shape: quantbench report {folder} --where {held}"
-
-
-def _page_line(page: Path, pictures: Sequence[Path]) -> str:
-    return f"page: {page}" + (f" (and {counted(len(pictures), 'picture')} beside it)" if pictures else "")

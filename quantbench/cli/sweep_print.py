@@ -54,7 +54,7 @@ def plan_lines(plan: Plan, *, already: int = 0, retried: int = 0, devices: int =
     if retried:
         yield f"{retried} point{' that failed is' if retried == 1 else 's that failed are'} tried again"
     if plan.impossible:
-        yield f"{len(plan.impossible)} sizes are left out, the first because {plan.impossible[0]}"
+        yield f"left out at {counted(len(plan.impossible), 'size')}, the first: {plan.impossible[0]}"
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,6 @@ from quantbench.store.folder import read_run
 from quantbench.store.record import Measured
 from quantbench.store.run import read_run_info
 from quantbench.sweep.child import WorkerProcess, refusal
-from quantbench.sweep.compiling import compile_kernels
 from quantbench.sweep.options import SweepOptions, plan_sweep
 from quantbench.sweep.plan import Plan
 from quantbench.sweep.runner import Finished, More, Progress
@@ -130,8 +129,6 @@ def measure(console: Console, session: SweepSession, assumed: Sequence[str] = ()
         say(console, "TRITON_INTERPRET is set: triton's interpreter checks results; its times are those of no kernel.")
     try:
         with progress_bar(console) as bar:
-            if compiled := compile_kernels(session.plan.points, session.hello.device, bar):
-                say(console, compiled)
             more = refine_of(session.options, session.hello.device) if session.options.refine else None
             finished = session.run(partial(show_progress, bar), more=more)
     except KeyboardInterrupt:

@@ -97,17 +97,6 @@ class CsvFile:
                 expected = f"one of {there}" if there else "a CSV file with a header line"
                 raise InputError(self._operation, f"{self.path.name} has no column {column!r}", expected)
 
-    def spelled(self, **spellings: tuple[str, ...]) -> dict[str, str]:
-        """Returns which of its spellings the file uses for each column. Raises InputError for the first with none."""
-        found = {}
-        for name, options in spellings.items():
-            found[name] = next((option for option in options if option in self.columns), "")
-            if not found[name]:
-                there = ", ".join(self.columns)[:80] or "no header line"
-                said = f"{self.path.name} has no column {' or '.join(options)}: {there}"
-                raise InputError(self._operation, said, "a table as its project publishes it")
-        return found
-
     def rows(self) -> Iterator[CsvRow]:
         """Yields all rows after the header."""
         lines = self._lines()

@@ -1,8 +1,8 @@
 """Writes imported tables as runs, with one record per workload, provider and kernel.
 
 Entry points: `write_run`, and `summary_lines` for its result, used by the command `import` and by tools; `records_of`,
-used by tools; the types `Row`, `Rows` and `Origin`, the functions `dtype_name`, `file_origin`, `digest`, `rows_of_gpu`,
-`slug_of`, and `UNITS_US`, used by the readers of tables in this package.
+used by tools; the types `Row`, `Rows` and `Origin`, the functions `dtype_name`, `file_origin`, `digest`, and
+`UNITS_US`, used by the readers of tables in this package.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import os
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
@@ -19,9 +19,8 @@ from math import isfinite
 from operator import add
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
-from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError, StoreError
 from quantbench.files import read_bytes
@@ -35,8 +34,6 @@ from quantbench.store.run import RunInfo, now_text, read_run_info
 from quantbench.timing.options import TimingOptions
 from quantbench.units import counted, latency
 from quantbench.workload import Attention, Collective, Gemm, Workload
-
-_T = TypeVar("_T")
 
 # Bounds of a table's median of time / roofline. The packaged tables have 0.6 to 3.7, small shapes in a cache down to
 # 0.05; with a unit wrong by a factor of 1,000 they have less than 0.004 or more than 500.
@@ -119,7 +116,6 @@ class Origin:
     options: description of the table in run.json (importer, file, sha256, …).
     mode: timing mode, if known.
     caveats: reasons stored with the grade of every record.
-    notes: what readers of the times must know, shown at the import and stored in run.json.
     """
 
     run_id: str
@@ -128,36 +124,6 @@ class Origin:
     options: dict[str, str]
     mode: str = "unknown"
     caveats: tuple[str, ...] = ("imported: spread, clock and cache state were not recorded",)
-    notes: tuple[str, ...] = ()
-
-
-@cache
-def slug_of(name: str) -> str:
-    """Returns the slug of a GPU by its name in a table, or the name if it is not known."""
-    try:
-        return lookup(name).name
-    except InputError:
-        return name
-
-
-def rows_of_gpu(
-    operation: str, path: Path, rows: Iterable[_T], gpu_of: Callable[[_T], str], here: str, found: Rows
-) -> Iterator[_T]:
-    """Yields the rows of the GPU `here`, and counts the others as left out.
-
-    gpu_of: function from a row to its GPU.
-    Raises InputError after the last row if the table has no row of `here`.
-    """
-    there: set[str] = set()
-    for row in rows:
-        gpu = gpu_of(row)
-        there.add(gpu)
-        if gpu == here:
-            yield row
-        else:
-            found.left_out[f"rows of {gpu}"] += 1
-    if there and here not in there:
-        raise InputError(operation, f"{path.name} has no row of {here}", "one of " + ", ".join(sorted(there)))
 
 
 def digest(path: Path) -> str:
@@ -255,7 +221,7 @@ def write_run(
         axes[name].add(value)
     info = RunInfo(
         origin.run_id, spec, _UNKNOWN_STATE, origin.software, {name: sorted(values) for name, values in axes.items()},
-        {**described, "left_out": dict(found.left_out), "notes": list(origin.notes)}, seed=0, environment={},
+        {**described, "left_out": dict(found.left_out)}, seed=0, environment={},
         started=now_text(), origin="imported", source=origin.source,
     )  # fmt: skip
     with RunWriter.create(results, info) as writer:
@@ -266,7 +232,7 @@ def write_run(
     no_tile = sum(record.launch is not None and record.launch.tile is None for record in records)
     return ImportSummary(
         folder, origin.source, found.total, len(records), letters["rejected"], letters["D"], len(timeless),
-        len(repeated), no_tile, (*origin.notes, *_notes(timeless, repeated, no_tile)), dict(found.left_out),
+        len(repeated), no_tile, tuple(_notes(timeless, repeated, no_tile)), dict(found.left_out),
         seconds=time.perf_counter() - begun,
     )  # fmt: skip
 

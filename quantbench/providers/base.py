@@ -53,7 +53,7 @@ class Task(Protocol):
     def inputs(self) -> tuple[torch.Tensor, ...]:
         """Returns the tensors that `run` reads, the same objects on each call, with the layout of `input_templates`.
 
-        gemm: a and b, and for `torch.addmm` a bias of n numbers.
+        gemm: a and b.
         grouped_gemm: a and b, rows in the order of their experts. permute: x, for a sum the weights, and the order.
         softmax: x; for a full mask the mask; for backward the gradient of the result.
         attention: q, k and v; for backward the gradient of the result.

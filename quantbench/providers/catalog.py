@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 #: id → (workload kind, module, class)
 _CATALOG: dict[str, tuple[str, str, str]] = {
     "torch.mm": ("gemm", "torch_gemm", "TorchMm"),
-    "torch.addmm": ("gemm", "torch_gemm", "TorchAddmm"),
     "torch.grouped_loop": ("grouped_gemm", "torch_moe", "TorchGroupedLoop"),
     "torch.grouped_mm": ("grouped_gemm", "torch_moe", "TorchGroupedMm"),
     "torch.permute": ("permute", "torch_moe", "TorchPermute"),
@@ -47,7 +46,7 @@ _CATALOG: dict[str, tuple[str, str, str]] = {
 
 #: Variants that a library's name alone selects.
 _DEFAULTS: dict[str, tuple[str, ...]] = {
-    "torch": tuple(name for name in _CATALOG if name.startswith("torch.") and name != "torch.addmm"),
+    "torch": tuple(name for name in _CATALOG if name.startswith("torch.")),
     "triton": ("triton.data_parallel", "triton.grouped", "triton.fused", "triton.flash"),
 }
 #: providers of grouped GEMMs that multiply each expert's rows as they are

@@ -240,15 +240,14 @@ def project(
 
 
 def _product(work: Gemm, inputs: Sequence[torch.Tensor], c: torch.Tensor, generator: torch.Generator) -> list[Rows]:
-    a, b = (tensor if tensor.dim() == 3 else tensor.unsqueeze(0) for tensor in inputs[:2])
+    a, b = (tensor if tensor.dim() == 3 else tensor.unsqueeze(0) for tensor in inputs)
     c = c if c.dim() == 3 else c.unsqueeze(0)
     compute = _precision(work)
-    bias = inputs[2].to(compute) if len(inputs) == 3 else None
     _, m, k = a.shape
     # So many that a chunk holds 64 rows of each.
     together = max(1, _CHUNK_ELEMENTS[a.device.type] // (64 * max(m, k, c.shape[-1])))
     parts = zip(a.split(together), b.split(together), c.split(together), strict=True)
-    return _joined([_freivalds(*part, bias, generator, compute) for part in parts])
+    return _joined([_freivalds(*part, generator, compute) for part in parts])
 
 
 def _grouped(
@@ -266,7 +265,7 @@ def _grouped(
             one = (a[None, :, start:end], b[None, start:end], c[None, expert])
         else:
             one = (a[None, start:end], b[None, expert], c[None, start:end])
-        parts.append(_freivalds(*one, None, generator, compute))
+        parts.append(_freivalds(*one, generator, compute))
     found = _joined(parts)
     if idle and work.layout == "tn":
         zeros = _square(c[idle].to(compute))
@@ -289,10 +288,9 @@ def _permuted(work: Permute, inputs: Sequence[torch.Tensor], y: torch.Tensor) ->
 
 
 def _freivalds(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None, generator: torch.Generator,
-    compute: torch.dtype,
-) -> list[Rows]:  # fmt: skip
-    """Estimates the error of each row and column of c − a·b − bias for a[group, m, k].
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, generator: torch.Generator, compute: torch.dtype
+) -> list[Rows]:
+    """Estimates the error of each row and column of c − a·b for a[group, m, k].
 
     Norms are the expected ones of a·b for random a and b, or c's own norm through the same vectors if that is larger.
     """
@@ -305,10 +303,6 @@ def _freivalds(
     expected_x = project(a, compute, right=of_b.right).right
     expected_y = of_b.left
     element = of_a.square * of_b.square / (group**2 * m * k * n)  # the mean square of an element of a·b
-    if bias is not None:
-        expected_x = expected_x + bias @ x
-        expected_y = expected_y + y.sum(-1, keepdim=True) * bias
-        element = element + bias.double().square().mean()
 
     def rows(what: str, found: torch.Tensor, expected: torch.Tensor, dim: int, norm: torch.Tensor) -> Rows:
         error, own = (values.double().square_().mean(dim).flatten() for values in (found - expected, found))

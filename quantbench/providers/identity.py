@@ -1,8 +1,7 @@
 """Identifies the kernel that a workload ran, with torch.profiler, and the installed software versions.
 
-Entry points: `identify`, used by `sweep.naming`; `versions`, used by `sweep.worker` and the command `comm`;
-`trace_events` and `kernel_events`, used by `tools.evidence`; `KernelEvent` and `launch_of`, used by
-`importers.neusight` and `tools.evidence`. Each point is profiled once, in a process that times nothing.
+Entry points: `identify`, `versions`; tools use `trace_events`, `kernel_events`, `KernelEvent` and `launch_of` too. Each
+point is profiled once, in a process that times nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Creates random inputs of workloads on the device.
 
-Entry points: `Inputs`; `MetaInputs`, which have no memory; `input_templates`, `output_templates`, `torch_device`,
-`TORCH_DTYPES`. Used by the other modules of this package, by `sweep.compiling` and tools. The same seed gives the same
+Entry points: `Inputs`; `input_templates`, `output_templates`, `torch_device`,
+`TORCH_DTYPES`. Used by the other modules of this package and by tools. The same seed gives the same
 tensors on devices of one kind.
 
 Distributions (recorded with every run, because the power a GPU draws depends on the data):
@@ -156,16 +156,6 @@ class Inputs:
             drawn = self._fill(torch.empty(part.shape, dtype=torch.float32, device=self.device))
             drawn.div_(quantum(dtype, self.distribution)).clamp_(-largest, largest)
             part.copy_(drawn.round_() if dtype == "int8" else drawn)
-
-
-class MetaInputs(Inputs):
-    """Inputs without memory, on torch's meta device: kernels can be compiled for them, not run."""
-
-    def __init__(self) -> None:
-        self.device = torch.device("meta")
-
-    def operands(self, workload: Workload) -> tuple[torch.Tensor, ...]:
-        return input_templates(workload)
 
 
 def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:

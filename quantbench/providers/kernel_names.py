@@ -1,6 +1,6 @@
 """Parses a GPU kernel's name into its library, role and tile.
 
-Entry points: `parse`, and its result `KernelName`. Used by `identity`, `importers.runs` and `importers.aiter`.
+Entry points: `parse`, and its result `KernelName`. Used by `identity` and `importers.runs`.
 quantbench's own kernels state their tile themselves and are not parsed.
 
 Names of library kernels are not documented. The grammars here were derived from names seen in practice and checked

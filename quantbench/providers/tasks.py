@@ -1,7 +1,7 @@
 """Provides the base class of quantbench's own providers and the tasks they create.
 
 Entry points: `BuiltInProvider`, `LaunchTask`, `ForwardTask`, `BackwardTask`. Used by `torch_gemm`, `torch_attention`,
-`torch_moe`, `triton_kernels` and `sweep.compiling`.
+`torch_moe` and `triton_kernels`.
 
 `LaunchTask` runs kernels that write into given tensors. `ForwardTask` and `BackwardTask` run torch operations that
 return new tensors: each run first releases the previous results, so that torch's caching allocator returns the same

@@ -1,6 +1,6 @@
 """Provides GEMMs with torch, which calls cuBLAS or cuBLASLt (oneDNN or MKL on a CPU).
 
-Entry points: `TorchMm` and `TorchAddmm`, imported by `catalog` by name; `product_call`, `no_product` and `with_tf32`,
+Entry points: `TorchMm`, imported by `catalog` by name; `product_call`, `no_product` and `with_tf32`,
 used by `torch_moe`.
 """
 
@@ -55,27 +55,6 @@ def product_call(work: Gemm, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) 
 def no_product(work: Gemm, device: DeviceSpec) -> str | None:
     """Returns why torch cannot compute a product on the device, None if it can."""
     return _no_format(work, device) or _no_narrow(work, device)
-
-
-class TorchAddmm(BuiltInProvider[Gemm]):
-    """`torch.addmm`: one GEMM plus a bias of n numbers, as a linear layer with bias runs it; the bias is not counted in
-    FLOPs and bytes."""
-
-    kind = "gemm"
-
-    def refusal(self, work: Gemm, device: DeviceSpec) -> str | None:
-        """Like `torch.mm`, but only unbatched floating-point GEMMs."""
-        if work.batch > 1:
-            return f"torch.addmm takes single products, and this is a batch of {work.batch}"
-        if work.dtype in ("fp8", "int8"):
-            return f"torch.addmm does not take {work.dtype}"
-        return _no_format(work, device)
-
-    def task(self, work: Gemm, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
-        a, b = inputs.operands(work)
-        bias = inputs.tensor(work.n, dtype=work.dtype)
-        c = torch.empty_like(output_templates(work)[0], device=a.device)
-        return LaunchTask(with_tf32(partial(torch.addmm, bias, a, b, out=c), _tf32(work, c)), (a, b, bias), (c,))
 
 
 def with_tf32(call: Callable[[], object], allowed: bool | None) -> Callable[[], object]:

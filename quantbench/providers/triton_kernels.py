@@ -1,8 +1,7 @@
 """Provides quantbench's own Triton kernels (`quantbench.kernels`) as providers.
 
-Entry points: `TritonGemm`, `TritonGrouped`, `TritonFusedSoftmax` and `TritonFlash`, imported by `catalog` by name. The
-kernels state their own launch, so no profiler is needed. V100 and T4 are refused under triton 3.3 and newer, which make
-no code for their tensor cores. Triton's interpreter launches nothing, so tasks then report no launch.
+The kernels state their own launch, so no profiler is needed. Triton's interpreter launches nothing, so tasks then
+report no launch.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from quantbench.kernels.launching import (
     INTERPRETER,
     TORCH_DTYPES,
     Plan,
-    badly_compiled,
     unsupported_architecture,
     wrong_in_interpreter,
 )
@@ -46,14 +44,14 @@ class _TritonProvider(BuiltInProvider[_W]):
         capability = device.compute_capability
         if device.kind != "cuda" or capability is None:
             return f"{self.id} needs a CUDA GPU, or TRITON_INTERPRET=1 set to run in triton's interpreter"
-        return next(filter(None, (reason(capability) for reason in reasons)), None)
+        return next(filter(None, (reason(capability) for reason in (*reasons, unsupported_architecture))), None)
 
-    def _no_product(self, dtype: str, device: DeviceSpec, *reasons: Reason) -> str | None:
+    def _no_product(self, dtype: str, device: DeviceSpec) -> str | None:
         """Like `_no_gpu`, for products in a dtype."""
         if dtype not in TORCH_DTYPES:
             return f"{self.id} does not take {dtype}"
         interpreter = wrong_in_interpreter(dtype)
-        return self._no_gpu(device, interpreter, unsupported_architecture, lambda c: missing_format(dtype, c), *reasons)
+        return self._no_gpu(device, interpreter, lambda c: missing_format(dtype, c))
 
 
 def _task(work: Plan, inputs: tuple[torch.Tensor, ...], forward: Plan | None = None, outputs: int = 3) -> LaunchTask:
@@ -72,7 +70,7 @@ class TritonGemm(_TritonProvider[Gemm]):
     kind = "gemm"
 
     def refusal(self, work: Gemm, device: DeviceSpec) -> str | None:
-        return self._no_product(work.dtype, device, lambda c: badly_compiled(self.variant))
+        return self._no_product(work.dtype, device)
 
     def task(self, work: Gemm, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
         a, b = inputs.operands(work)
@@ -109,7 +107,7 @@ class TritonFusedSoftmax(_TritonProvider[Softmax]):
         if work.cols > softmax.MAX_COLS:
             return f"{self.id} takes rows of up to {softmax.MAX_COLS} columns, not {work.cols}"
         interpreter = "triton's interpreter truncates to bf16" if work.dtype == "bf16" else None
-        return self._no_gpu(device, interpreter, unsupported_architecture, lambda c: missing_format(work.dtype, c))
+        return self._no_gpu(device, interpreter, lambda c: missing_format(work.dtype, c))
 
     def task(self, work: Softmax, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
         given = inputs.operands(work)
@@ -135,11 +133,7 @@ class TritonFlash(_TritonProvider[Attention]):
     def refusal(self, work: Attention, device: DeviceSpec) -> str | None:
         if not MIN_HEAD_DIM <= work.head_dim <= MAX_HEAD_DIM:
             return f"{self.id} takes head_dim from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {work.head_dim}"
-        kernels = "attention" if work.direction == "forward" else "attention backward"
-        return self._no_gpu(
-            device, wrong_in_interpreter(work.dtype), too_old, unsupported_architecture,
-            lambda c: badly_compiled(kernels),
-        )  # fmt: skip
+        return self._no_gpu(device, wrong_in_interpreter(work.dtype), too_old)
 
     def task(self, work: Attention, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
         given = inputs.operands(work)

@@ -1,23 +1,18 @@
-"""Plotting helpers that the figures of a report share: style, labels, saving, panels, and which curves to plot.
-
-Entry points: `figure` (one PNG), `draw_panels` (one panel per op), `draw_curve`; the axes' helpers `plain`, `position`,
-`limit_heights`, `label_sizes`, `is_wide`; `rate` and `rate_unit`; `typical`, `curve_names`; `PALETTE`, `MARKERS`,
-`CLIFF_COLOUR`, `WAVE_COLOUR`. Used by every module of this package that plots, and by `tools.guide`.
-"""
+"""Plotting helpers: one figure with its style, heading and legend; the rate that is plotted; the curves to plot."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from math import log
+from io import BytesIO
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from quantbench.analysis.curves import Curve
-from quantbench.analysis.summary import Point, Row, op_order
+from quantbench.analysis.summary import Point, Row
 from quantbench.errors import StoreError, printable
-from quantbench.quantization import cdiv
+from quantbench.report.content import PALETTE
 from quantbench.report.source import dashed
 
 if TYPE_CHECKING:
@@ -28,41 +23,30 @@ if TYPE_CHECKING:
 _DPI = 130
 # Seaborn's "whitegrid" with a paler grid: intervals and edges are thin lines and must stand out from it.
 _STYLE = {"grid.color": "#ebebeb", "axes.edgecolor": "#999999"}
-#: colours of a predicted wave edge and of a cliff, in every plot
-WAVE_COLOUR, CLIFF_COLOUR = "tab:purple", "#c1272d"
-#: colours of curves that people with any colour vision can tell apart (Okabe and Ito, "Color Universal Design",
-#: https://jfly.uni-koeln.de/color/), without its vermilion, which is too close to CLIFF_COLOUR; and their markers
-PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#666666")
+#: colour of a cliff, in every plot
+CLIFF_COLOUR = "#c1272d"
 MARKERS = ("o", "s", "^", "D", "v", "P")
 # Characters per inch of a heading and of a legend; maximum number of legend entries side by side.
 _LETTERS_PER_IN, _LEGEND_LETTERS_PER_IN, _MOST_BESIDE = 14, 16, 4
-_MOST_TICKS = 10
-# As shares of the highest point: room above it; the lowest point from which the y axis need not start at 0; and the
-# smallest span of such an axis.
-_ROOM_ABOVE, _IN_THE_UPPER_PART, _LEAST_REACH = 0.14, 0.6, 0.08
 # Non-Latin characters that all of matplotlib's fonts have.
 _MORE_SIGNS = "–…×·µμ→≥≤±°▼"
-# Sizes that span more than this factor are drawn on a logarithmic axis.
-_WIDE = 24.0
 
 
 @contextmanager
 def figure(
-    path: Path,
+    target: Path | BytesIO,
     size_in: tuple[float, float],
     lines: int = 1,
     columns: int = 1,
     *,
-    title: str = "",
-    caption: str = "",
-    legend: bool = True,
+    title: str,
+    caption: str,
     **options: Any,
 ) -> Iterator[Any]:
-    """Yields the (lines, columns) array of panels of a new figure and writes it to `path`, a PNG, on exit.
+    """Yields the (lines, columns) array of panels of a new figure and writes it to `target`, a PNG, on exit.
 
     size_in: width and height, inches.
     caption: line below the title: GPU, dtype, library and source of the data (`source.picture_caption`).
-    legend: if true, one legend for all panels is put below them. Equal labels appear once.
     options: passed to pyplot.subplots.
     Raises StoreError if the file cannot be written.
     """
@@ -77,17 +61,14 @@ def figure(
         drawn, panels = plt.subplots(lines, columns, figsize=size_in, squeeze=False, layout="constrained", **options)
         try:
             yield panels
-            if legend:
-                _legend_below(drawn, panels.flat)
-            if title:
-                width = int(_LETTERS_PER_IN * size_in[0])
-                below = wrap(plain(caption, 4 * width), width, break_on_hyphens=False)
-                drawn.suptitle("\n".join([plain(title, width), *below]), x=0.01, ha="left", fontsize=9)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            _legend_below(drawn, panels.flat)
+            width = int(_LETTERS_PER_IN * size_in[0])
+            below = wrap(plain(caption, 4 * width), width, break_on_hyphens=False)
+            drawn.suptitle("\n".join([plain(title, width), *below]), x=0.01, ha="left", fontsize=9)
             # Without matplotlib's version in the file, equal data gives equal files.
-            drawn.savefig(path, dpi=_DPI, metadata={"Software": None})
+            drawn.savefig(target, dpi=_DPI, metadata={"Software": None})
         except OSError as error:
-            raise StoreError("write picture", f"{path} ({error.strerror})", "a folder that can be written") from None
+            raise StoreError("write picture", f"{target} ({error.strerror})", "a folder that can be written") from None
         finally:
             plt.close(drawn)
 
@@ -121,85 +102,6 @@ def rate_unit(measured: Point | Row) -> str:
     if measured.peak_share is not None:
         return "share of peak, %"
     return "TFLOP/s" if measured.tflops else "GB/s"
-
-
-def draw_curve(
-    panel: Axes, curve: Curve, number: int, name: str, line: dict[str, Any], interval: dict[str, Any]
-) -> list[float]:
-    """Draws the points of a curve with their 95 % intervals. Returns the y values of the points.
-
-    number: index of the curve in its panel; selects colour and marker.
-    line, interval: further matplotlib options for the curve and for its intervals.
-    """
-    heights = [rate(point) for point in curve.points]
-    colour, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
-    panel.plot(curve.sizes, heights, "-", marker=marker, color=colour, label=plain(name, 44), **line)
-    pairs = list(zip(heights, curve.points, strict=True))
-    low, high = [h * p.latency_us / p.high_us for h, p in pairs], [h * p.latency_us / p.low_us for h, p in pairs]
-    panel.vlines(curve.sizes, low, high, zorder=4, **interval)
-    return heights
-
-
-def limit_heights(panel: Axes, heights: Sequence[float]) -> None:
-    """Sets the limits of the y axis: from 0 up, with room above.
-
-    If the lowest point is above 60 % of the highest, the axis starts a little below it, so that steps of a few percent
-    are visible.
-    """
-    low, high = min(heights), max(heights)
-    if low < _IN_THE_UPPER_PART * high:
-        panel.set_ylim(0, high + _ROOM_ABOVE * high)
-    else:
-        reach = max(high - low, _LEAST_REACH * high)
-        panel.set_ylim(max(0.0, low - 0.6 * reach), high + 0.25 * reach)
-
-
-def is_wide(sizes: Sequence[int]) -> bool:
-    """Returns whether the sizes need a logarithmic axis: all above 0, and spanning more than a factor of 24."""
-    return min(sizes) > 0 and max(sizes) / min(sizes) > _WIDE
-
-
-def label_sizes(panel: Axes, axis: str, sizes: Sequence[int]) -> None:
-    """Sets name and scale of the x axis, with a tick at each size if there are at most ten."""
-    if is_wide(sizes):
-        panel.set_xscale("log", base=2)
-        panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    if len(sizes) <= _MOST_TICKS:
-        panel.set_xticks(list(sizes), [str(size) for size in sizes])
-        panel.minorticks_off()
-    panel.set_xlabel(plain(dashed(axis)))
-
-
-def position(size: int, sizes: Sequence[int]) -> float:
-    """Returns the normalized x position of `size`, 0 to 1, log-scaled if the axis is. sizes: ascending."""
-    scale = log if is_wide(sizes) else float
-    return (scale(size) - scale(sizes[0])) / (scale(sizes[-1]) - scale(sizes[0]) or 1.0)
-
-
-_COLUMNS = 2
-_WIDTH_IN, _HEIGHT_IN, _TITLE_IN = 6.4, 3.4, 0.9
-
-
-def draw_panels(
-    ops: Iterable[str], draw: Callable[[Axes, str], None], axis: str, path: Path, *, title: str, caption: str
-) -> None:
-    """Writes a PNG with one panel per op, in the usual order of ops.
-
-    Raises StoreError if the file cannot be written.
-    """
-    names = sorted(set(ops), key=op_order)
-    columns = min(_COLUMNS, len(names))
-    lines = cdiv(len(names), columns)
-    size_in = (_WIDTH_IN * columns, _HEIGHT_IN * lines + _TITLE_IN)
-    with figure(path, size_in, lines, columns, title=title, caption=caption, sharex=True) as panels:
-        for panel in panels.flat[len(names) :]:
-            panel.set_axis_off()
-        for panel, name in zip(panels.flat, names, strict=False):
-            draw(panel, name)
-            panel.set_title(name, loc="left", fontweight="bold")
-        for panel in panels.flat[len(names) - columns : len(names)]:  # the lowest panel of each column
-            panel.set_xlabel(dashed(axis))
-            panel.tick_params(labelbottom=True)
 
 
 def typical(curves: Sequence[Curve], most: int) -> list[Curve]:

@@ -1,8 +1,4 @@
-"""Shows a comparison of two runs (`analysis.compare`): as text and a table, as JSON, as a plot, and as JUnit XML.
-
-Entry points: `differences_lines`, `method_lines`, `result_lines`, `comparison_table`, `comparison_to_json`,
-`draw_comparison` and `write_junit`. Used by the command `compare`. (`shape_comparison` compares the shapes of one run.)
-"""
+"""Shows a comparison of two runs (`analysis.compare`) as text and a table, as JSON, and as JUnit XML."""
 
 from __future__ import annotations
 
@@ -14,12 +10,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from quantbench.analysis.compare import FIGURES_METHOD, METHOD, VERDICTS, Compared, Comparison, Matched
+from quantbench.analysis.compare import FIGURES_METHOD, METHOD, VERDICTS, Comparison, Matched
 from quantbench.analysis.summary import floor_lines
 from quantbench.errors import printable
 from quantbench.junit import Case, write_suite
-from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, figure
-from quantbench.report.source import dashed, picture_caption
+from quantbench.report.source import dashed
 from quantbench.report.terminal import plain_table
 from quantbench.store.record import Failed, Place
 from quantbench.units import latency, percent
@@ -156,70 +151,6 @@ def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
             for lost in comparison.lost
         ],
     }  # fmt: skip
-
-
-_COLOURS = {"slower": CLIFF_COLOUR, "faster": PALETTE[0], "same": "#7a7a7a", "unclear": PALETTE[1]}
-_MARKERS = {"slower": "^", "faster": "v", "same": "o", "unclear": "D"}
-# Ratios beyond this factor are drawn at the rim: one point that is 40 times slower would flatten all others.
-_RIM = 3.0
-_MOST_TICKS = 9
-# More points than this are drawn smaller.
-_MANY = 300
-
-
-def draw_comparison(comparison: Comparison, path: Path) -> None:
-    """Writes a PNG of all ratios B / A; above 1 is slower.
-
-    If the points differ in one axis, it runs along x; otherwise the points are sorted by ratio.
-    """
-    from matplotlib.ticker import MaxNLocator, NullLocator
-
-    points = comparison.points
-    axis = _axis(points)
-    a, b = (
-        f"{name}: {run.info.run_id} · {picture_caption(run.info, (getattr(p, side) for p in points))}"
-        for name, run, side in (("A", comparison.a, "a"), ("B", comparison.b, "b"))
-    )
-    with figure(path, (9.0, 4.2), title=a, caption=b) as panels:
-        panel = panels[0][0]
-        tolerance = comparison.tolerance
-        panel.axhspan(1 / (1 + tolerance), 1 + tolerance, color="0.92", zorder=0, label="does not count")
-        panel.axhline(1.0, color="0.4", linewidth=0.8)
-        _draw_points(panel, points, axis)
-        panel.set_yscale("log")
-        panel.yaxis.set_major_locator(MaxNLocator(_MOST_TICKS, steps=[1, 2, 5, 10]))
-        panel.yaxis.set_major_formatter("{x:g}")
-        panel.yaxis.set_minor_locator(NullLocator())
-        panel.set_ylabel("time of B / time of A   (above 1: slower)")
-        panel.set_xlabel(dashed(axis) if axis else "points, from fastest to slowest")
-
-
-def _axis(points: Sequence[Compared]) -> str:
-    """Returns the axis to draw along x: the only one that varies; "" if there is no such axis."""
-    names = {tuple(point.place.axes) for point in points}
-    if len(names) != 1:
-        return ""
-    (axes,) = names
-    varied = [name for name in axes if len({point.place.axes[name] for point in points}) > 1]
-    return varied[0] if len(varied) == 1 else ""
-
-
-def _draw_points(panel: Any, points: Sequence[Compared], axis: str) -> None:
-    size = 4.0 if len(points) <= _MANY else 1.5
-    ordered = sorted(points, key=lambda p: (p.place.axes[axis] if axis else p.ratio, p.place.op))
-    for verdict in VERDICTS:
-        own = [(i, p) for i, p in enumerate(ordered) if p.verdict == verdict]
-        if not own:
-            continue
-        x = [p.place.axes[axis] if axis else i for i, p in own]
-        y, low, high = (
-            [min(max(getattr(p, ratio) or p.ratio, 1 / _RIM), _RIM) for _, p in own]
-            for ratio in ("ratio", "low", "high")
-        )
-        colour = _COLOURS[verdict]
-        label = f"{len(own)} {verdict}"
-        panel.plot(x, y, _MARKERS[verdict], markersize=size, color=colour, label=label, zorder=3)
-        panel.vlines(x, low, high, color=colour, linewidth=0.9, zorder=2)
 
 
 def write_junit(comparison: Comparison, path: Path) -> None:

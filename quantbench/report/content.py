@@ -1,25 +1,29 @@
-"""Defines the parts of a report's page: tables, plots, sections.
+"""Defines the parts of a report's page: tables, charts, pictures, sections.
 
-Entry points: `Section`, `PictureCard`, `Table`; `Gallery`, which names and embeds the plots; the type `Caption`;
-`file_name`. Used by the modules of this package that build sections, and by `page`, which renders them.
-Texts need no escaping: `page` does it.
+The modules of this package build them, and `page` renders and escapes them.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict, dataclass
 
 from quantbench.analysis.summary import Point
+
+#: colours of curves that people with any colour vision can tell apart (Okabe and Ito, "Color Universal Design",
+#: https://jfly.uni-koeln.de/color/), without its vermilion, which is too close to the red of a cliff
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#666666")
+
+#: returns the caption for these points: see `source.picture_caption`
+Caption = Callable[[Sequence[Point]], str]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A plain table of the page.
+    """A plain table, for the page and the terminal.
 
     head: column names, as of `terminal.plain_table`.
     whole: indices of columns that are never folded.
@@ -31,67 +35,83 @@ class Table:
 
 
 @dataclass(frozen=True)
-class PictureCard:
-    """A plot with its explanations.
+class Dot:
+    """A point of a curve with its interval. words: shown when a reader points at it."""
 
-    file, data, alt: the PNG: its file name in the page's folder, content as a `data:` URL, alternative text.
+    x: float
+    y: float
+    low: float
+    high: float
+    words: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve of a chart."""
+
+    name: str
+    dots: tuple[Dot, ...]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A size marked in red; its label is drawn below the point."""
+
+    x: float
+    y: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves that the browser draws (`templates/charts.js`). axis, unit: labels of x and y."""
+
+    axis: str
+    unit: str
+    lines: tuple[Line, ...]
+    marks: tuple[Mark, ...] = ()
+
+    @property
+    def data(self) -> str:
+        """The chart as JSON, with its colours."""
+        return json.dumps({**asdict(self), "colours": PALETTE})
+
+
+@dataclass(frozen=True)
+class Card:
+    """A chart, or a picture as a `data:` URL, with its explanations.
+
+    caption: GPU, dtype, library and source of the data.
     note: message about what was left out, or "".
-    cliffs: table with number, place, cost and cause of each numbered cliff.
-    kernels: (colour, label, full name) for each kernel in the bands below the curves.
-    chart: JSON of the interactive plot that a browser draws in place of the picture (`templates/charts.js`), or "".
+    table: number, place, cost and cause of each numbered mark.
+    kernels: (label, full name) of each kernel that ran.
     """
 
-    file: str
-    data: str
-    alt: str
-    title: str = ""
+    title: str
+    caption: str
+    chart: Chart | None = None
+    picture: str = ""
     note: str = ""
-    cliffs: Table | None = None
-    kernels: tuple[tuple[str, str, str], ...] = ()
-    chart: str = ""
+    table: Table | None = None
+    kernels: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page.
-
-    folded: whether it is closed until the reader opens it.
-    """
+    """A section of the page. folded: whether it is closed until the reader opens it."""
 
     id: str
     title: str
     note: str = ""
-    cards: tuple[PictureCard, ...] = ()
+    cards: tuple[Card, ...] = ()
     table: Table | None = None
     lines: tuple[str, ...] = ()
     folded: bool = False
 
 
-#: returns the caption for a plot of these points: see `source.picture_caption`
-Caption = Callable[[Sequence[Point]], str]
-
-
-class Gallery:
-    """The plots of one report: `path` reserves a file name, `card` embeds the file once it is written."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.files: list[Path] = []
-
-    def path(self, *parts: str) -> Path:
-        """Reserves a new file name for a plot, built from `parts`."""
-        name = "report-" + "-".join(filter(None, (file_name(part).strip("-.")[:40] for part in parts)))
-        path, number = self.folder / f"{name}.png", 1
-        while path in self.files:
-            number += 1
-            path = self.folder / f"{name}-{number}.png"
-        self.files.append(path)
-        return path
-
-    def card(self, path: Path, alt: str, **more: Any) -> PictureCard:
-        """Reads a written PNG for embedding. alt: alternative text. more: further fields of the card."""
-        data = base64.b64encode(path.read_bytes()).decode("ascii")
-        return PictureCard(path.name, f"data:image/png;base64,{data}", alt, **more)
+def embedded(png: bytes) -> str:
+    """Returns a PNG as a `data:` URL."""
+    return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
 
 
 def file_name(text: str) -> str:

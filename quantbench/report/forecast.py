@@ -1,16 +1,10 @@
-"""Shows a prediction of `quantbench predict`: as a table, as JSON, and as a plot along one axis.
-
-Entry points: `forecast_table`, `summed_line`, `rises_in_words`, `slower_in_words`, `forecast_to_json`, `draw_forecast`.
-Used by the command `predict`. (`analysis.forecast` makes the prediction.)
-"""
+"""Shows a prediction of `quantbench predict` as a table and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -18,18 +12,12 @@ from rich.text import Text
 from quantbench.analysis.forecast import ForecastRow, Rise
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.op_times import OpEstimate, peak_share
-from quantbench.report.canvas import MARKERS, PALETTE, WAVE_COLOUR, draw_panels
 from quantbench.report.source import dashed
 from quantbench.report.terminal import plain_table, share_cell
 from quantbench.units import latency, percent
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 # TFLOP/s below which only "<0.001" is shown.
 _LEAST_RATE = 0.001
-# Maximum number of wave edges in a panel.
-_MOST_WAVE_EDGES = 40
 # Maximum number of places named; the rest is counted.
 _MOST_LIKELY = 8
 # Smallest share by which a place is named as measured slower.
@@ -144,51 +132,3 @@ def _op_to_json(op: OpEstimate, spec: DeviceSpec) -> dict[str, Any]:
         "tile": None if tile is None else [tile.block_m, tile.block_n],
         "split_k": None if tile is None else tile.split_k,
     }
-
-
-def draw_forecast(
-    rows: Sequence[ForecastRow], axis: str, spec: DeviceSpec, path: Path, *, title: str, caption: str
-) -> None:
-    """Writes a PNG: a panel per op with its predicted share of peak over `axis`, or TFLOP/s, and the 90 % interval.
-
-    Dashed lines mark where one more wave begins, if waves can be stated.
-    """
-
-    def height(op: OpEstimate, latency_us: float) -> float:
-        share = peak_share(op.op.workload, latency_us, spec)
-        return op.op.workload.flops / latency_us / 1e6 if share is None else 100.0 * share
-
-    def draw(panel: Axes, op_label: str) -> None:
-        curves: dict[str, list[tuple[int, OpEstimate]]] = {}
-        for row in rows:
-            others = " ".join(f"{dashed(name)}={value}" for name, value in row.axes.items() if name != axis)
-            curves.setdefault(others, []).extend((row.axes[axis], op) for op in row.ops if op.op.label == op_label)
-        for i, (name, curve) in enumerate(curves.items()):
-            colour, marker = PALETTE[i % len(PALETTE)], MARKERS[i % len(MARKERS)]
-            curve.sort(key=lambda point: point[0])
-            x = [at for at, _ in curve]
-            middle = [height(op, op.estimate.latency_us) for _, op in curve]
-            low, high = ([height(op, getattr(op.estimate, us)) for _, op in curve] for us in ("high_us", "low_us"))
-            panel.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
-            label = f"predicted {name}".strip()
-            panel.plot(x, middle, "-", marker=marker, markersize=3, color=colour, linewidth=1.4, label=label)
-        _draw_wave_edges(panel, next(iter(curves.values())))
-        known = any(peak_share(op.op.workload, 1.0, spec) is not None for curve in curves.values() for _, op in curve)
-        panel.set_ylabel("share of peak, %" if known else "TFLOP/s")
-        panel.set_ylim(bottom=0)
-
-    draw_panels((op.op.label for row in rows for op in row.ops), draw, axis, path, title=title, caption=caption)
-
-
-def _draw_wave_edges(panel: Axes, curve: Sequence[tuple[int, OpEstimate]]) -> None:
-    edges = [
-        at
-        for (at, before), (_, after) in pairwise(curve)
-        if before.estimate.launch == after.estimate.launch
-        and before.estimate.waves is not None
-        and after.estimate.waves is not None
-        and before.estimate.waves < after.estimate.waves
-    ]
-    for i, edge in enumerate(edges[:_MOST_WAVE_EDGES]):
-        label = "one more wave (predicted)" if i == 0 else None
-        panel.axvline(edge, color=WAVE_COLOUR, linestyle="--", linewidth=0.7, alpha=0.5, zorder=0, label=label)

@@ -1,8 +1,4 @@
-"""Builds the first screen of a report: sizes with a lower rate than a smaller one nearby, why, and the better sizes.
-
-Entry points: `lead_of` (message and table, as a `Lead`), `Causes` (finds causes; none rests on an assumed tile) and
-`draw_lead` (curve with the slow sizes in red). Used by `page`.
-"""
+"""Builds the first screen of a report: sizes with a lower rate than a smaller one nearby, why, and the better sizes."""
 
 from __future__ import annotations
 
@@ -10,9 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 from quantbench.analysis.blocks import IdleReason, idle_reasons
 from quantbench.analysis.check import Check
@@ -21,12 +15,8 @@ from quantbench.analysis.neighbours import NEAR, BadSize, bad_sizes_on, curves_o
 from quantbench.analysis.summary import Point, Row
 from quantbench.errors import printable
 from quantbench.quantization import kernel_change_words
-from quantbench.report import canvas
 from quantbench.report.source import dashed
 from quantbench.units import latency, percent
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 # Maximum number of rows in the table of the first screen; the table of all sizes has the rest.
 _MOST_ROWS = 12
@@ -252,66 +242,3 @@ class Causes:
         if used is None or used.source == "assumed":
             return None
         return idle_reasons(point.workload, self._check.run.info.device, used, point.peak_share)
-
-
-_MOST_CURVES = 4
-# Minimum distance of two labels, as a share of the x axis.
-_LABEL_GAP = 0.1
-# Points below this share of the y axis are labelled above, not below.
-_NEAR_THE_FOOT = 0.1
-
-
-def draw_lead(rows: Sequence[Row], bad: Sequence[BadSize], axis: str, path: Path, caption: str) -> None:
-    """Writes a PNG: share of peak over `axis`, all ops of a place together, bad sizes in red.
-
-    Draws at most four curves, those with the largest total loss. caption: see `canvas.figure`.
-    """
-    losses: dict[int, float] = {}
-    for one in bad:
-        losses[id(one.row)] = max(one.loss, losses.get(id(one.row), 0.0))
-    curves = [curve for curve in curves_of_rows(rows, axis) if len(curve) > 1]
-    curves.sort(key=lambda curve: -sum(losses.get(id(row), 0.0) for row in curve))
-    curves = curves[:_MOST_CURVES]
-    several_providers = len({curve[0].provider for curve in curves}) > 1
-    ops = ", ".join(dict.fromkeys(point.op for point in curves[0][0].points))
-    title = f"{ops}, together" if "," in ops else ops
-    with canvas.figure(path, (6.4, 4.1), title=title, caption=caption) as panels:
-        panel = panels[0][0]
-        heights = []
-        for i, curve in enumerate(curves):
-            x, y = [row.axes[axis] for row in curve], [canvas.rate(row) for row in curve]
-            heights += y
-            held = [f"{dashed(name)}={value}" for name, value in curve[0].axes.items() if name != axis]
-            label = canvas.plain(" ".join([*([curve[0].provider] if several_providers or not held else []), *held]), 44)
-            line = {"marker": canvas.MARKERS[i], "color": canvas.PALETTE[i], "markersize": 3.5, "linewidth": 1.1}
-            panel.plot(x, y, "-", label=label, zorder=3, **line)
-            in_red = [(at, h) for at, h, row in zip(x, y, curve, strict=True) if id(row) in losses]
-            if in_red:
-                panel.plot(*zip(*in_red, strict=True), "o", color=canvas.CLIFF_COLOUR, markersize=4, zorder=4)
-        sizes = sorted({row.axes[axis] for curve in curves for row in curve})
-        canvas.label_sizes(panel, axis, sizes)
-        canvas.limit_heights(panel, heights)
-        _label_worst(panel, [b for b in bad if any(b.row in curve for curve in curves)], sizes)
-        panel.plot([], [], "o", color=canvas.CLIFF_COLOUR, markersize=4, label="loses against a size near it")
-        panel.set_ylabel(canvas.rate_unit(curves[0][0]))
-
-
-def _label_worst(panel: Axes, bad: Sequence[BadSize], sizes: Sequence[int]) -> None:
-    from matplotlib.patheffects import withStroke
-
-    placed: list[float] = []
-    bottom, top = panel.get_ylim()
-    floor = bottom + _NEAR_THE_FOOT * (top - bottom)
-    better: set[int] = set()  # only the worst of the sizes that lose against the same one is labelled
-    for one in sorted(bad, key=lambda b: -b.loss):
-        if id(one.better) in better:
-            continue
-        better.add(id(one.better))
-        at, height = canvas.position(one.size, sizes), canvas.rate(one.row)
-        if all(abs(at - other) > _LABEL_GAP for other in placed):
-            placed.append(at)
-            panel.annotate(
-                f"−{percent(one.loss)}", (one.size, height), xytext=(0, -11 if height > floor else 6),
-                textcoords="offset points", ha="center", fontsize=8, color=canvas.CLIFF_COLOUR, fontweight="bold",
-                zorder=5, path_effects=[withStroke(linewidth=2.5, foreground="white")],
-            )  # fmt: skip

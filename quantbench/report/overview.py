@@ -1,21 +1,17 @@
-"""Plots a whole run: heat maps over two axes, jumps between neighbouring sizes, and the device's state over time.
-
-Entry points: `maps_section`, `spread_picture` and `state_section`. Used by `page`.
-"""
+"""Shows a whole run: heat maps over two axes, and the device's state over time."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import combinations, pairwise
-from pathlib import Path
+from io import BytesIO
+from itertools import combinations
 
 import numpy as np
 
-from quantbench.analysis.curves import Curve
 from quantbench.analysis.summary import Row
-from quantbench.report.canvas import CLIFF_COLOUR, figure, plain
-from quantbench.report.content import Caption, Gallery, PictureCard, Section
+from quantbench.report.canvas import figure, plain
+from quantbench.report.content import Caption, Card, Chart, Dot, Line, Section, embedded
 from quantbench.report.source import dashed
 from quantbench.stats import median
 from quantbench.store.record import Measured, Record
@@ -29,7 +25,7 @@ _FULL = 0.9
 _MOST_LABELLED = 130
 
 
-def maps_section(rows: Sequence[Row], axes: Sequence[str], gallery: Gallery, caption: Caption) -> Section | None:
+def maps_section(rows: Sequence[Row], axes: Sequence[str], caption: Caption) -> Section | None:
     """Builds the section with up to four heat maps over pairs of axes that both vary, the usual pairs first; None if
     there is none, as for a run of one axis.
 
@@ -40,7 +36,7 @@ def maps_section(rows: Sequence[Row], axes: Sequence[str], gallery: Gallery, cap
     varied = [axis for axis in axes if values[axis] > 1]
     pairs = [pair for pair in _FIRST if set(pair) <= set(varied)]
     pairs += [pair for pair in combinations(varied, 2) if pair not in pairs and pair[::-1] not in pairs]
-    cards: list[PictureCard] = []
+    cards: list[Card] = []
     for pair in pairs:
         x_axis, y_axis = sorted(pair, key=lambda axis: -values[axis])  # the axis with more values is drawn along x
         slices: dict[tuple[str, ...], list[Row]] = defaultdict(list)
@@ -56,16 +52,16 @@ def maps_section(rows: Sequence[Row], axes: Sequence[str], gallery: Gallery, cap
         own = slices[words]
         if len(cards) == _MOST_MAPS or any(len({row.axes[axis] for row in own}) < 2 for axis in pair):
             continue
-        path = gallery.path("map", x_axis, y_axis)
         points = [point for row in own for point in row.points]
-        draw_heat_map(own, x_axis, y_axis, path, title=", ".join(words), caption=caption(points))
-        over = f"over {dashed(x_axis)} and {dashed(y_axis)}"
-        cards.append(gallery.card(path, f"heat map {over}", title=f"Share of peak {over}"))
+        ops = ", ".join(dict.fromkeys(point.op for point in points))
+        title = f"Share of peak of {ops} over {dashed(x_axis)} and {dashed(y_axis)}"
+        picture = draw_heat_map(own, x_axis, y_axis, title=", ".join(words), caption=caption(points))
+        cards.append(Card(title, "", picture=embedded(picture)))
     return Section("maps", "Heat maps over two sizes", cards=tuple(cards)) if cards else None
 
 
-def draw_heat_map(rows: Sequence[Row], x_axis: str, y_axis: str, path: Path, *, title: str, caption: str) -> None:
-    """Writes a PNG: percent of peak, one cell per place; places that were not measured stay empty.
+def draw_heat_map(rows: Sequence[Row], x_axis: str, y_axis: str, *, title: str, caption: str) -> bytes:
+    """Returns a PNG: percent of peak, one cell per place; places that were not measured stay empty.
 
     caption: see `canvas.figure`.
     """
@@ -79,7 +75,8 @@ def draw_heat_map(rows: Sequence[Row], x_axis: str, y_axis: str, path: Path, *, 
         assert row.peak_share is not None
         cells[line_of[row.axes[y_axis]], column_of[row.axes[x_axis]]] = 100 * row.peak_share
     height_in = min(6.5, 1.6 + 0.26 * len(y) + (0.6 if len(y) < 6 else 0.0))
-    with figure(path, (6.8, height_in), title=title, caption=caption) as panels:
+    drawn = BytesIO()
+    with figure(drawn, (6.8, height_in), title=title, caption=caption) as panels:
         panel = panels[0][0]
         sns.heatmap(
             cells, ax=panel, cmap="viridis", annot=cells.size <= _MOST_LABELLED,
@@ -92,55 +89,13 @@ def draw_heat_map(rows: Sequence[Row], x_axis: str, y_axis: str, path: Path, *, 
         panel.set_ylabel(plain(dashed(y_axis)))
         panel.tick_params(axis="y", rotation=0)
         panel.tick_params(axis="x", rotation=45 if len(x) > 8 else 0)
+    return drawn.getvalue()
 
 
 def _ticks(values: Sequence[int], most: int) -> tuple[list[float], list[str]]:
     """Returns the centres of at most `most` evenly spaced cells, and their labels."""
     every = -(-len(values) // most)
     return [i + 0.5 for i in range(0, len(values), every)], [str(value) for value in values[::every]]
-
-
-# Sizes further apart than this factor are not compared.
-_NEIGHBOURS = 1.1
-# Pairs of sizes on fewer curves than this are left out.
-_FEWEST_CURVES = 8
-# Maximum number of pairs; those with the largest median jump are plotted.
-_MOST_PAIRS = 28
-
-
-def spread_picture(curves: Sequence[Curve], axis: str, gallery: Gallery, caption: str) -> PictureCard | None:
-    """Plots the change in time per unit of work between neighbouring sizes: median and 10 to 90 % range over shapes.
-
-    Returns None if no pair of close sizes is on at least eight curves.
-    """
-    ratios: dict[tuple[int, int], list[float]] = defaultdict(list)
-    for curve in curves:
-        for a, b in pairwise(curve.points):
-            before, after = a.axes[curve.axis], b.axes[curve.axis]
-            if after <= _NEIGHBOURS * before:
-                work = b.workload.flops / a.workload.flops if a.workload.flops else 1.0
-                ratios[before, after].append(b.latency_us / a.latency_us / work)
-    changes = {
-        pair: [100 * (float(q) - 1) for q in np.quantile(own, (0.1, 0.5, 0.9))]
-        for pair, own in sorted(ratios.items())
-        if len(own) >= _FEWEST_CURVES
-    }
-    if not changes:
-        return None
-    chosen = sorted(sorted(changes, key=lambda pair: -changes[pair][1])[:_MOST_PAIRS], key=lambda pair: pair[0])
-    low, middle, high = zip(*(changes[pair] for pair in chosen), strict=True)
-    path = gallery.path("jumps", axis)
-    with figure(path, (6.8, 3.9), title=f"jumps of the time over {dashed(axis)}", caption=caption) as panels:
-        panel = panels[0][0]
-        places = range(len(chosen))
-        panel.axhline(0, color="0.4", linewidth=0.8)
-        panel.vlines(places, low, high, color="0.6", linewidth=5, label="10 % to 90 % of the shapes")
-        panel.plot(places, middle, "o", color=CLIFF_COLOUR, markersize=5, label="median")
-        panel.set_xticks(list(places), [f"{before}→{after}" for before, after in chosen], rotation=90, fontsize=7.5)
-        panel.set_ylabel("time per unit of work, change in %")
-        panel.set_xlabel(plain(dashed(axis)))
-        panel.grid(visible=False, axis="x")
-    return gallery.card(path, f"jump of the time per work at each step of {dashed(axis)}")
 
 
 _REFERENCE = ("reference point", "% against its first time")
@@ -181,32 +136,22 @@ def _range_words(name: str, unit: str, samples: Sequence[_Sample]) -> str:
     return f"{name} {most} {unit}" if least == most else f"{name} {least} to {most} {unit}"
 
 
-def _draw_state(tracks: dict[tuple[str, str], list[_Sample]], path: Path, caption: str) -> None:
-    size_in, title = (6.8, 1.0 + 1.15 * len(tracks)), "the device during the run"
-    with figure(path, size_in, len(tracks), title=title, caption=caption, sharex=True) as panels:
-        for (panel,), (name, samples) in zip(panels, tracks.items(), strict=True):
-            minutes, values, low, high = zip(*samples, strict=True)
-            if low != high:
-                panel.vlines(minutes, low, high, color="0.7", linewidth=1)
-            panel.plot(minutes, values, "o-" if name == _REFERENCE else "o", markersize=2.5, linewidth=0.9)
-            if name == _REFERENCE:
-                panel.axhline(0, color=CLIFF_COLOUR, linewidth=0.7)
-            panel.set_title(", ".join(name), loc="left", fontsize=9)
-            panel.ticklabel_format(axis="y", useOffset=False)
-        panels[-1][0].set_xlabel("minutes since the run began")
-
-
-def state_section(records: Sequence[Record], gallery: Gallery, origin: str, caption: str) -> Section:
-    """Builds the section on the device's state, with a plot if anything was recorded at several times."""
+def state_section(records: Sequence[Record], origin: str, caption: str) -> Section:
+    """Builds the section on the device's state, with a chart of all that was recorded at several times."""
     title = "The device during the run"
     tracks = _tracks(records)
     if not tracks:
         why = "imported figures come without it" if origin == "imported" else "this device does not tell"
         return Section("state", title, f"Clock, temperature, power and drift are not known: {why}.")
     words = "; ".join(_range_words(*name, samples) for name, samples in tracks.items())
-    if len({minute for samples in tracks.values() for minute, *_ in samples}) < 2:
-        return Section("state", title, words)
-    path = gallery.path("device-state")
-    _draw_state(tracks, path, caption)
-    card = gallery.card(path, "clock, temperature, power and drift over the minutes of the run")
-    return Section("state", title, words, (card,))
+    several = {name: samples for name, samples in tracks.items() if len({minute for minute, *_ in samples}) > 1}
+    cards = (_track_card(*name, samples, caption) for name, samples in several.items())
+    return Section("state", title, words, tuple(cards))
+
+
+def _track_card(name: str, unit: str, samples: Sequence[_Sample], caption: str) -> Card:
+    dots = [
+        Dot(minute, middle, low, high, f"{name} {middle:.4g} {unit} at {minute:.1f} minutes")
+        for minute, middle, low, high in samples
+    ]
+    return Card(name, caption, Chart("minutes since the run began", unit, (Line(name, tuple(dots)),)))

@@ -1,33 +1,27 @@
-"""Writes the report of a run: one self-contained HTML page, and its plots as PNG files.
-
-Entry points: `write_report`, used by the command `report` and `tools.evidence`; `write_page`, which writes any `Page`,
-used by `training`; both return the paths as `Written`; `template_text`, used by `explore.page`.
-"""
+"""Writes the report of a run: one self-contained HTML page."""
 
 from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from quantbench import __version__
 from quantbench.analysis.check import check_run
-from quantbench.analysis.curves import Curve, curves_of
-from quantbench.analysis.neighbours import curves_of_rows, rows_by_dtype
+from quantbench.analysis.curves import curves_of
+from quantbench.analysis.neighbours import rows_by_dtype
 from quantbench.analysis.summary import Point, Row, are_parts, floor_lines, layer_rows, points_of
 from quantbench.errors import StoreError, printable
 from quantbench.files import write_file
-from quantbench.report.content import Gallery, PictureCard, Section
-from quantbench.report.lead import Causes, Lead, draw_lead, lead_of
-from quantbench.report.op_curves import axis_section
-from quantbench.report.overview import maps_section, spread_picture, state_section
+from quantbench.report.content import Card, Section
+from quantbench.report.lead import Causes, Lead, lead_of
+from quantbench.report.op_curves import axis_section, losses_card
+from quantbench.report.overview import maps_section, state_section
 from quantbench.report.sections import (
     facts_of,
     how_section,
@@ -65,17 +59,16 @@ class Page:
     facts: Sequence[tuple[str, str]]
     sections: Sequence[Section]
     lead: Lead | None = None
-    lead_picture: PictureCard | None = None
+    lead_card: Card | None = None
     explanation: str = ""
     origin: str = ""
 
 
 @dataclass(frozen=True)
 class Written:
-    """Paths of the written HTML file and its PNGs, and the first screen (see `Page`)."""
+    """Path of the written HTML file, and the first screen (see `Page`)."""
 
     page: Path
-    pictures: tuple[Path, ...]
     lead: Lead | None
 
 
@@ -87,15 +80,13 @@ def write_report(run: Run, output: Path, where: Mapping[str, int] | None = None)
     Raises StoreError if the page cannot be written, InputError if the run has no such point.
     """
     shown = points_where(points_of(run.records, run.info.device), where or {})
-    return write_page(output, lambda gallery: build_page(run, shown, gallery, where or {}))
+    return write_page(output, build_page(run, shown, where or {}))
 
 
-def write_page(output: Path, make: Callable[[Gallery], Page]) -> Written:
-    """Writes the plots, then the HTML file in one step.
+def write_page(output: Path, page: Page) -> Written:
+    """Writes the HTML file in one step.
 
-    output: folder for the page and its PNGs, created if needed; or a file name that ends in .html or .htm, for a page
-        without separate PNGs.
-    make: function that draws the plots and builds the page.
+    output: a file name that ends in .html or .htm, or a folder for report.html, created if needed.
     Raises StoreError if the page cannot be written.
     """
     alone = output.suffix.lower() in (".html", ".htm") and not os.path.isdir(output)
@@ -104,15 +95,12 @@ def write_page(output: Path, make: Callable[[Gallery], Page]) -> Written:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError("report", f"{path.parent} ({error.strerror})", "a folder that can be written") from None
-    with TemporaryDirectory() if alone else nullcontext(output) as folder:
-        gallery = Gallery(Path(folder))
-        page = make(gallery)
     write_file("report", path, render(page))
-    return Written(path, tuple(file for file in gallery.files if os.path.exists(file)), page.lead)
+    return Written(path, page.lead)
 
 
-def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mapping[str, int]) -> Page:
-    """Builds the page for some points of a run, selected by `where`, and draws its plots."""
+def build_page(run: Run, points: Sequence[Point], where: Mapping[str, int]) -> Page:
+    """Builds the page for some points of a run, selected by `where`."""
     info, spec = run.info, run.info.device
     caption = partial(picture_caption, info)
     axes = list(dict.fromkeys(name for point in points for name in point.axes if name not in (*where, SHAPE_DIM)))
@@ -120,7 +108,7 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
     layers = layer_rows(points) if are_parts(points) else rows
     sections: list[Section | None] = []
     models = options_from_json(info.options).models if info.options.get("models") else ()
-    lead, lead_picture = None, None
+    lead, lead_card = None, None
     if models and points:
         comparison = compare_shapes(points, models)
         lead = Lead(SHAPE_DIM, comparison_sentence(comparison))
@@ -134,15 +122,16 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
         )
         curves = {axis: curves_of(points, axis) if where else check.curves.get(axis, ()) for axis in axes}
         ordered = sorted(axes, key=lambda axis: axis != lead.axis)
-        sections += [axis_section(axis, curves[axis], check, gallery, caption) for axis in ordered]
+        sections += [axis_section(axis, curves[axis], check, caption) for axis in ordered]
         sections += [
             steps_section(check),
-            maps_section(layers, axes, gallery, caption),
+            maps_section(layers, axes, caption),
             rules_section(check.rules, spec),
         ]
-        lead_picture = _lead_picture(lead, layers, curves[lead.axis], gallery, caption(points))
+        if not lead.several:  # the table is of one shape or a few
+            lead_card = losses_card(layers, lead.bad, lead.axis, caption(points))
         all_sizes = sizes_section(rows, check)
-    sections += [state_section(run.records, gallery, info.origin, caption(points)), trust_section(run), all_sizes]
+    sections += [state_section(run.records, info.origin, caption(points)), trust_section(run), all_sizes]
     sections.append(how_section(run))
     title = ", ".join(map(dashed, axes)) or "shapes side by side" if points else "no point measured"
     held = ", ".join(f"{dashed(name)} = {value}" for name, value in where.items())
@@ -152,23 +141,11 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
         banners=_banners(run, points),
         facts=facts_of(run),
         lead=lead,
-        lead_picture=lead_picture,
+        lead_card=lead_card,
         explanation=explanation,
         sections=[section for section in sections if section is not None],
         origin=f" from {printable(str(run.folder))}",
     )
-
-
-def _lead_picture(
-    lead: Lead, rows: Sequence[Row], curves: Sequence[Curve], gallery: Gallery, caption: str
-) -> PictureCard | None:
-    """Draws the jumps if the table is over many shapes, else the curve of all ops with the bad sizes in red."""
-    picture = spread_picture(curves, lead.axis, gallery, caption) if lead.several else None
-    if picture is not None or all(len(curve) == 1 for curve in curves_of_rows(rows, lead.axis)):
-        return picture
-    path = gallery.path("sizes", lead.axis)
-    draw_lead(rows, lead.bad, lead.axis, path, caption)
-    return gallery.card(path, f"share of peak over {dashed(lead.axis)}, sizes that lose in red")
 
 
 def _subtitle(run: Run, rows: Sequence[Row]) -> str:
@@ -209,7 +186,8 @@ def render(page: Page) -> str:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     script = ""
-    if any(card.chart for section in page.sections for card in section.cards):
+    cards = [card for section in page.sections for card in section.cards]
+    if page.lead_card is not None or any(card.chart for card in cards):
         # The page's policy allows this script alone, by its digest.
         script = "\n".join(template_text(name) for name in ("uplot.min.js", "charts.js"))
     digest = base64.b64encode(sha256(script.encode()).digest()).decode("ascii")

@@ -1,18 +1,15 @@
-"""Shows the result of `quantbench sweep`: a table of its rows, the same as JSON, and one plot per axis.
-
-Entry points: `sweep_table`, `ops_line`, `trust_lines`, `rows_to_json` and `draw_run`, used by the command `sweep`;
-`cliff_to_json`, also used by `check`; `row_figures` and `row_words`, used by `sections` for the report's table of all
-sizes. Tools use `draw_run`.
-"""
+"""Shows the result of `quantbench sweep`: a table of its rows, the same as JSON, and one picture."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.table import Table
 from rich.text import Text
 
@@ -21,15 +18,17 @@ from quantbench.analysis.check import Check
 from quantbench.analysis.cliffs import Cliff
 from quantbench.analysis.curves import Curve, curves_of
 from quantbench.analysis.periods import TileOf
-from quantbench.analysis.sawtooth import drawn_edges
-from quantbench.analysis.summary import Point, Row, points_of
+from quantbench.analysis.summary import Row, op_order, points_of
 from quantbench.device.spec import DeviceSpec
 from quantbench.measurement import Grade
-from quantbench.report.canvas import PALETTE, curve_names, draw_curve, draw_panels, plain, rate_unit
+from quantbench.quantization import cdiv, credible_waves, quantize
+from quantbench.report.canvas import MARKERS, curve_names, figure, plain, rate, rate_unit
+from quantbench.report.content import PALETTE
 from quantbench.report.source import dashed, picture_caption
 from quantbench.report.terminal import plain_table, share_cell
 from quantbench.store.folder import Run
 from quantbench.units import latency, percent, with_interval
+from quantbench.workload import Gemm
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -161,48 +160,65 @@ def cliff_to_json(cliff: Cliff) -> dict[str, Any]:
 # Maximum number of wave edges per curve (the first ones are the large steps), and of curves drawn with edges, because
 # the edges of more curves cannot be told apart.
 _MOST_WAVE_EDGES, _MOST_WITH_EDGES = 40, 2
+_COLUMNS = 2
+_WIDTH_IN, _HEIGHT_IN, _TITLE_IN = 6.4, 3.4, 0.9
 
 
 def draw_run(run: Run, check: Check, axis: str) -> Path:
-    """Plots all points of a run over `axis`. Returns the PNG's path, in the run's folder."""
+    """Draws all points of a run over `axis`: a panel per op. Returns the PNG's path, in the run's folder.
+
+    A line per provider and value of the other axes, with 95 % intervals. Sizes after which another wave begins are
+    dashed, in the colour of their curve.
+    """
     points = points_of(run.records, run.info.device)
     path = run.folder / f"efficiency-{dashed(axis)}.png"
     title = f"efficiency over {dashed(axis)}: {run.info.run_id}"
-    draw_efficiency(points, axis, check.tile_of, path, title=title, caption=picture_caption(run.info, points))
+    names = sorted({point.op for point in points}, key=op_order)
+    columns = min(_COLUMNS, len(names))
+    lines = cdiv(len(names), columns)
+    size_in = (_WIDTH_IN * columns, _HEIGHT_IN * lines + _TITLE_IN)
+    with figure(path, size_in, lines, columns, title=title, caption=picture_caption(run.info, points)) as panels:
+        for panel in panels.flat[len(names) :]:
+            panel.set_axis_off()
+        for panel, name in zip(panels.flat, names, strict=False):
+            curves = curves_of([point for point in points if point.op == name], axis, fewest=1)
+            _draw_op(panel, curves, check.tile_of)
+            panel.set_title(name, loc="left", fontweight="bold")
+            panel.set_xlabel(dashed(axis))
     return path
 
 
-def draw_efficiency(
-    points: Sequence[Point], axis: str, tile_of: TileOf, path: Path, *, title: str, caption: str
-) -> None:
-    """Writes a PNG with a panel per op: medians with 95 % intervals, a line per provider and value of the other axes.
+def _draw_op(panel: Axes, curves: Sequence[Curve], tile_of: TileOf) -> None:
+    for i, (curve, name) in enumerate(zip(curves, curve_names(curves), strict=True)):
+        colour = PALETTE[i % len(PALETTE)]
+        marker = MARKERS[i % len(MARKERS)]
+        label = plain(name, 44)
+        heights = np.array([rate(point) for point in curve.points])
+        us, low_us, high_us = np.array([(p.latency_us, p.low_us, p.high_us) for p in curve.points]).T
+        panel.plot(curve.sizes, heights, "-", marker=marker, color=colour, markersize=4, linewidth=1.2, label=label)
+        panel.vlines(curve.sizes, heights * us / high_us, heights * us / low_us, color="0.3", linewidth=0.9, zorder=4)
+        edges = wave_edges(curve, tile_of)[:_MOST_WAVE_EDGES] if len(curves) <= _MOST_WITH_EDGES else ()
+        for number, edge in enumerate(edges):
+            said = f"wave edge, {label}" if number == 0 else None
+            panel.axvline(edge, color=colour, linestyle="--", linewidth=0.8, alpha=0.7, zorder=0, label=said)
+    panel.set_ylim(bottom=0)
+    panel.set_ylabel(rate_unit(curves[0].points[0]))
 
-    tile_of: function that returns the tile of a point (`Check.tile_of`). If that was recorded or recovered from the
-        steps, tile edges are ticks at the foot and wave edges dashed lines in the colour of their curve.
+
+def wave_edges(curve: Curve, tile_of: TileOf) -> list[int]:
+    """Returns the sizes after which a curve of GEMMs needs another wave of a recorded or recovered tile.
+
+    Assumed tiles give no edges, because nothing in the run supports them, and neither do waves that are not credible
+    at the size after the edge (`quantization.credible_waves`).
     """
-
-    def draw(panel: Axes, op: str) -> None:
-        curves = curves_of([p for p in points if p.op == op], axis, fewest=1)
-        line, interval = {"markersize": 4, "linewidth": 1.2}, {"color": "0.3", "linewidth": 0.9}
-        for i, (curve, name) in enumerate(zip(curves, curve_names(curves), strict=True)):
-            draw_curve(panel, curve, i, name, line, interval)
-            if len(curves) <= _MOST_WITH_EDGES:
-                _draw_edges(panel, curve, tile_of, PALETTE[i], plain(name, 44))
-        panel.set_ylim(bottom=0)
-        panel.set_ylabel(rate_unit(curves[0].points[0]))
-
-    draw_panels((p.op for p in points), draw, axis, path, title=title, caption=caption)
-
-
-def _draw_edges(panel: Axes, curve: Curve, tile_of: TileOf, colour: str, name: str) -> None:
-    tile_edges, wave_edges = drawn_edges(curve, tile_of)
-    if tile_edges:
-        panel.plot(
-            tile_edges, [0.0] * len(tile_edges), "|", transform=panel.get_xaxis_transform(), color=colour,
-            markersize=10, clip_on=False, label=f"tile edge, {name}",
-        )  # fmt: skip
-    for i, edge in enumerate(wave_edges[:_MOST_WAVE_EDGES]):
-        panel.axvline(
-            edge, color=colour, linestyle="--", linewidth=0.8, alpha=0.7, zorder=0,
-            label=f"wave edge, {name}" if i == 0 else None,
-        )  # fmt: skip
+    found = []
+    for size, (before, after) in zip(curve.sizes, pairwise(curve.points), strict=False):
+        used = tile_of(after)
+        if used is None or used.source == "assumed" or not used.waves:
+            continue
+        if not isinstance(before.workload, Gemm) or not isinstance(after.workload, Gemm):
+            continue
+        waves = credible_waves(after.workload, used.tile, used.resident_blocks, used.blocks_per_sm, after.peak_share)
+        if waves is not None and quantize(before.workload, used.tile, used.resident_blocks).num_waves < waves.num_waves:
+            found.append(size)
+    return found

@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
-from math import isqrt, prod
+from math import isqrt, lcm, prod
 from typing import Any
 
 from quantbench.device import default_attention, default_dtype
@@ -36,9 +36,6 @@ _GROUPED_OPS = ("experts_up", "experts_up_gate", "experts_down")
 EXPERT_OPS = (*_GROUPED_OPS, "permute", "unpermute")
 MODEL_OPS = (*LINEAR_OPS, *_OTHER_LINEAR, *_ATTENTION_OPS, *EXPERT_OPS, "logits")
 DIRECTIONS = ("forward", "backward", "both")
-
-#: kinds of attention that a sweep runs; `both` only occurs in runs from before 0.2
-SWEPT_ATTENTIONS = (*ATTENTIONS, "both")
 
 
 @dataclass(frozen=True)
@@ -197,7 +194,9 @@ def check_axes(axes: tuple[Axis, ...], who: str = "sweep") -> None:
 class Held:
     """Sizes and options that no axis varies. 0 and "" select a default that depends on the device or the shape.
 
-    attention: one of SWEPT_ATTENTIONS; `ops` overrides it.
+    attention: one of ATTENTIONS; `ops` overrides it.
+    heads: 0: hidden / head_dim; along an axis of hidden, head_dim is 128 if it is 0.
+    heads_per_kv_head: ratio of heads to kv_heads if kv_heads = 0.
     experts, top_k, moe_ffn, ep, shared_ffn, q_rank, …: as of `TransformerShape`; experts = 0: an MLP, unless
         an axis is one of MOE_DIMS.
     tokens: tokens of each GPU's micro-batch, instead of seq · mbs.
@@ -210,6 +209,7 @@ class Held:
     hidden: int = 0
     heads: int = 0
     kv_heads: int = 0
+    heads_per_kv_head: int = 1
     head_dim: int = 0
     ffn: int = 0
     gated: bool = False
@@ -247,10 +247,12 @@ class Held:
         for op in self.ops:
             if op not in MODEL_OPS:
                 raise InputError("--ops", repr(op), "one of " + ", ".join(MODEL_OPS))
+        if "attention" in self.ops and set(UNFUSED_OPS) & set(self.ops):
+            raise InputError("--ops", ",".join(self.ops), "attention, or scores, softmax and context: not both")
         require_choice("--direction", "direction", self.direction, DIRECTIONS)
         require_choice("--dtype", "dtype", self.dtype, ("", *GEMM_DTYPES))
         require_choice("--layout", "layout", self.layout, LAYOUTS)
-        require_choice("--attention", "attention", self.attention, ("", *SWEPT_ATTENTIONS))
+        require_choice("--attention", "attention", self.attention, ("", *ATTENTIONS))
         require_choice("--softmax", "softmax", self.softmax, SOFTMAXES)
 
 
@@ -278,55 +280,65 @@ def ops_at(
 
     Raises InputError for an impossible point (heads that do not divide hidden, …).
     """
+    return _ops_and_left_out(axes, values, held, who, modelled=modelled)[0]
+
+
+def _ops_and_left_out(
+    axes: tuple[Axis, ...], values: tuple[int, ...], held: Held, who: str, *, modelled: bool
+) -> tuple[tuple[Op, ...], str]:
+    """Returns the ops of one point, and which wanted ops are left out and why ("" if none), as of `ops_at`."""
     point = {axis.field: value for axis, value in zip(axes, values, strict=True)}
     if axes[0].dim in GEMM_DIMS:
         sizes = {name: point.get(name, getattr(held, name)) for name in GEMM_DIMS}
-        return (Op("gemm", "forward", Gemm(**sizes, dtype=held.dtype, layout=held.layout), 1),)
+        return (Op("gemm", "forward", Gemm(**sizes, dtype=held.dtype, layout=held.layout), 1),), ""
+    heads = _heads_of(point, held, who)
+    shape = _shape({**point, **heads.sizes}, held, who)
     # By default the ops that the axes change most, with this kind of attention.
-    other = {"flash": UNFUSED_OPS, "unfused": ("attention",)}.get(held.attention, ())
-    changed = {op for axis in axes for op in _DIMS[axis.dim].ops}
-    wanted = held.ops or tuple(op for op in MODEL_OPS if op in changed and op not in other)
-    # The linear layers are the same with either attention; take them from the kind whose ops are wanted.
-    main = "unfused" if "attention" not in wanted and set(UNFUSED_OPS) & set(wanted) else "flash"
-    found = []
-    for attention, core in (("flash", ("attention",)), ("unfused", UNFUSED_OPS)):
-        names = {op for op in wanted if op in core or (attention == main and op not in _ATTENTION_OPS)}
-        shape = _shape(point, held, who, attention)
-        if modelled and shape.experts and held.direction == "forward":
-            names |= {"experts"} if set(EXPERT_OPS) & set(wanted) and attention == main else set()
-            found += [op for op in shape.modelled_ops() if op.name in names]
-            continue
-        found += [op for op in shape.ops(backward=held.direction != "forward") if op.name in names]
+    other = UNFUSED_OPS if shape.attention == "flash" else ("attention",)
+    changed = {op for axis in axes for op in _DIMS[axis.dim].ops}.difference(other)
+    wanted = held.ops or [op for op in MODEL_OPS if op in changed]
+    missing = [op for op in wanted if op in heads.without]
+    names = set(wanted).difference(missing)
+    if missing and not names:
+        raise InputError(who, heads.objection, heads.expected)
+    if modelled and shape.experts and held.direction == "forward":
+        ops = shape.modelled_ops()
+        if names & set(EXPERT_OPS):
+            names.add("experts")
+    else:
+        ops = shape.ops(backward=held.direction != "forward")
     if held.direction == "backward":
-        found = [op for op in found if op.phase != "forward"]
-    return tuple(found)
+        ops = tuple(op for op in ops if op.phase != "forward")
+    left_out = f"{heads.objection}: without {', '.join(missing)}" if missing else ""
+    return tuple(op for op in ops if op.name in names), left_out
 
 
 def places_of(
     axes: Sequence[Axis], held: Held, who: str = "sweep", *, skip_impossible: bool = False, modelled: bool = False
 ) -> tuple[list[tuple[dict[str, int], tuple[Op, ...]]], tuple[str, ...]]:
-    """Returns the ops at each place of a grid, and why impossible places are left out.
+    """Returns the ops at each place of a grid, and why impossible places, or ops of a place, are left out.
 
-    skip_impossible: whether to leave them out; otherwise the first raises InputError. Others: as of `ops_at`.
+    skip_impossible: whether to leave impossible places out; otherwise the first raises InputError. Others: as of
+        `ops_at`.
     """
     places, impossible = [], []
     for values in product(*(axis.values for axis in axes)):
         try:
-            ops = ops_at(tuple(axes), values, held, who, modelled=modelled)
+            ops, left_out = _ops_and_left_out(tuple(axes), values, held, who, modelled=modelled)
         except InputError as error:
             if not skip_impossible:
                 raise
             impossible.append(str(error))
             continue
+        if left_out:
+            impossible.append(left_out)
         places.append(({axis.field: value for axis, value in zip(axes, values, strict=True)}, ops))
     return places, tuple(impossible)
 
 
-def _shape(point: dict[str, int], held: Held, who: str, attention: str) -> TransformerShape:
+def _shape(point: dict[str, int], held: Held, who: str) -> TransformerShape:
     names = {f.name for f in fields(TransformerShape)} & {f.name for f in fields(Held)}
-    values: dict[str, Any] = {name: point.get(name, getattr(held, name)) for name in names - {"attention"}}
-    if values["heads"] == 0:
-        values["heads"] = _heads_for(values["hidden"], values["head_dim"], values["tp"], who)
+    values: dict[str, Any] = {name: point.get(name, getattr(held, name)) for name in names}
     if values["experts"]:
         values["gated"] = True  # as in all published models with experts
         if tokens := point.get("tokens", held.tokens):
@@ -335,22 +347,64 @@ def _shape(point: dict[str, int], held: Held, who: str, attention: str) -> Trans
             values["routing"] = f"power_law_{skew / 100:g}"
     else:
         values |= dict.fromkeys(("top_k", "moe_ffn", "shared_ffn"), 0)
+    if "attention" in held.ops:
+        values["attention"] = "flash"
+    elif set(UNFUSED_OPS) & set(held.ops):
+        values["attention"] = "unfused"
     try:
-        return TransformerShape(**values, attention=attention)
+        return TransformerShape(**values)
     except InputError as error:
         raise InputError(who, error.value, error.expected) from None
 
 
-def _heads_for(hidden: int, head_dim: int, tp: int, who: str) -> int:
-    """Returns hidden / head_dim if head_dim is set, else the divisor of hidden and multiple of tp whose head_dim is
-    nearest to 128 (the linear layers do not depend on it)."""
-    if head_dim:
-        if hidden % head_dim:
-            raise InputError(who, f"hidden = {hidden} with head-dim = {head_dim}", "hidden divisible by head-dim")
-        return hidden // head_dim
+@dataclass(frozen=True)
+class _Heads:
+    """Heads of one point.
+
+    sizes: heads, kv_heads and head_dim; those that are not here are `Held`'s.
+    without: ops that the point does not have, because no whole number of heads has its head_dim.
+    objection, expected: why, and what hidden would have them.
+    """
+
+    sizes: dict[str, int]
+    without: tuple[str, ...] = ()
+    objection: str = ""
+    expected: str = ""
+
+
+def _heads_of(point: dict[str, int], held: Held, who: str) -> _Heads:
+    """Returns heads that follow hidden at a fixed head_dim, unless their number is given. Products do not know heads:
+    at sizes between, they are those of the heads whose head_dim is nearest."""
+    at = {name: point.get(name, getattr(held, name)) for name in ("hidden", "heads", "head_dim", "kv_heads", "tp")}
+    hidden, tp = at["hidden"], at["tp"]
+    if at["heads"]:
+        return _Heads({})
     if hidden % tp:
         raise InputError(who, f"hidden = {hidden} with tp = {tp}", "hidden divisible by tp")
-    per_gpu = hidden // tp
-    small = [d for d in range(1, isqrt(per_gpu) + 1) if per_gpu % d == 0]
-    divisors = [d * tp for half in small for d in (half, per_gpu // half)]
-    return min(divisors, key=lambda heads: (abs(hidden / heads - _USUAL_HEAD_DIM), heads))
+    ratio = 1 if at["kv_heads"] else held.heads_per_kv_head
+    head_dim = at["head_dim"] or _USUAL_HEAD_DIM * ("hidden" in point)
+    if not head_dim and at["kv_heads"]:
+        heads = _nearest_heads(hidden, lcm(tp, at["kv_heads"]), _USUAL_HEAD_DIM)
+        return _Heads({"heads": heads})
+    if head_dim and hidden % head_dim == 0:
+        heads = hidden // head_dim
+        kv_heads = at["kv_heads"] or max(1, heads // ratio)
+        split = kv_heads % tp == 0 or tp % kv_heads == 0
+        if split and heads % tp == 0 and heads % (kv_heads * ratio) == 0:
+            return _Heads({"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim})
+    without: tuple[str, ...] = _ATTENTION_OPS if head_dim else ()
+    if hidden % (tp * ratio) or at["kv_heads"]:
+        without += ("qkv",)
+        ratio = 1
+    heads = _nearest_heads(hidden, tp * ratio, head_dim or _USUAL_HEAD_DIM)
+    sizes = {"heads": heads, "kv_heads": heads // ratio, "head_dim": hidden // heads}
+    expected = "whole heads that tp and kv_heads divide, or --heads, which keeps their number"
+    return _Heads(sizes, without, f"hidden = {hidden} with head_dim = {head_dim}", expected)
+
+
+def _nearest_heads(hidden: int, step: int, head_dim: int) -> int:
+    """Returns the divisor of hidden and multiple of step whose head_dim is nearest."""
+    rest = hidden // step
+    small = [d for d in range(1, isqrt(rest) + 1) if rest % d == 0]
+    divisors = [d * step for half in small for d in (half, rest // half)]
+    return min(divisors, key=lambda heads: (abs(hidden / heads - head_dim), heads))

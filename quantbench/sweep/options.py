@@ -74,13 +74,8 @@ def options_from_json(data: object) -> SweepOptions:
     """Decodes options written by `options_to_json`. Raises InputError for other content."""
     if not isinstance(data, dict):
         raise InputError("options", repr(data)[:80], "a JSON object")
-    values = dict(data)
-    held = values.get("held")
-    if isinstance(held, dict):
-        held = {"attention": "both", **held}  # runs from before this option measured both kinds
-    values["held"] = held
-    values["models"] = named_shapes(values["models"]) if values.get("models") else ()
-    return decode(SweepOptions, values)
+    models = named_shapes(data["models"]) if data.get("models") else ()
+    return decode(SweepOptions, {**data, "models": models})
 
 
 def plan_sweep(options: SweepOptions, spec: DeviceSpec, done: Collection[str] = ()) -> tuple[tuple[Axis, ...], Plan]:

@@ -2,7 +2,7 @@
 
 Entry points: `build_plan` (grid of axes) and `lay_out` (list of `Placed` ops), which return a `Plan`: `Group` objects
 of `PlanPoint` objects; `fitting`, which selects groups for a budget; `reference_every`; `Pace` (time estimates). Used
-by `options`, `refine`, `runner`, `session`, `compiling`, `cluster` and the command `sweep`.
+by `options`, `refine`, `runner`, `session`, `cluster` and the command `sweep`.
 
 A place is one combination of axis values; a workload at several places is measured once. Points are planned in groups:
 all ops of one direction of a place by all providers and, along the longest axis, both sides of a predicted edge. A

@@ -7,25 +7,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from quantbench.cli.import_ import (
-    import_aiconfigurator,
-    import_aiter,
-    import_csv,
-    import_deepbench,
-    import_neusight,
-    import_vidur,
-)
+from quantbench.cli.import_ import import_aiconfigurator, import_csv
 from quantbench.errors import InputError, StoreError
 from quantbench.store.folder import read_run
 
 app = typer.Typer()
 app.command("csv")(import_csv)
-app.command("vidur")(import_vidur)
 app.command("aiconfigurator")(import_aiconfigurator)
-app.command("neusight")(import_neusight)
-app.command("deepbench")(import_deepbench)
-app.command("aiter")(import_aiter)
-SAMPLE = Path(__file__).parents[1] / "data" / "neusight_gemms.csv"
 
 
 def run(*words: str) -> str:
@@ -70,24 +58,6 @@ def test_a_wrong_unit_is_refused_and_can_be_insisted_on(table: Path, tmp_path: P
         run(*words, *results)
     assert not (tmp_path / "results").exists()
     assert "3 records written" in run(*words, *results, "--units-are-right")
-
-
-def test_measured_tables_say_what_their_times_are(tmp_path: Path) -> None:
-    results = ("--results", str(tmp_path / "results"))
-    said = run("neusight", str(SAMPLE), "--gpu", "v100-pcie-32gb", *results)
-    assert "rows left out: rows of t4-16gb" in said
-    printed = tmp_path / "t4.txt"
-    printed.write_text("  m  n  k  a_t  b_t  precision  time (usec)\n 1760 128 1760 0 0 half 60\n")
-    said = run("deepbench", str(printed), "--gpu", "t4", *results)
-    assert "a time is the mean of 400 calls of cublasGemmEx in a row" in said
-    tuned = tmp_path / "a8w8_blockscale_tuned_gemm.csv"
-    tuned.write_text("cu_num,M,N,K,kernelId,splitK,us,kernelName\n304,16,1536,7168,7,0,18.5,triton\n")
-    said = run("aiter", str(tuned), "--gpu", "mi300x", *results)
-    assert "a time is the best of a search over the kernels of several libraries" in said
-    (run_read,) = (read_run(folder) for folder in (tmp_path / "results" / "mi300x-192gb").iterdir())
-    assert "best of a search" in run_read.info.source
-    (record,) = run_read.records
-    assert (record.origin, record.workload.dtype) == ("imported", "fp8_block")
 
 
 def test_an_unknown_gpu_is_named(table: Path, tmp_path: Path) -> None:

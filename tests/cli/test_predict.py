@@ -1,16 +1,14 @@
-"""`quantbench predict`: a sweep without hardware, with its intervals, reasons and picture."""
+"""`quantbench predict`: a sweep without hardware, with its intervals and reasons."""
 
 import json
 import re
 import subprocess
 import sys
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 import typer
-from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from quantbench.advice.advise import advise
@@ -24,7 +22,6 @@ from quantbench.latency.estimate import Estimate
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.model_times import ModelTimes
 from quantbench.latency.op_times import UNALIGNED_NOTE
-from quantbench.report.forecast import _draw_wave_edges
 from quantbench.units import percent
 from quantbench.workload import TransformerShape
 
@@ -179,16 +176,6 @@ def test_a_window_that_is_ignored_is_said() -> None:
     assert not any("window" in word for word in assumed)  # type: ignore[attr-defined]
 
 
-@pytest.mark.slow
-def test_picture(tmp_path: Path) -> None:
-    plot = tmp_path / "pictures" / "saw.png"
-    said = run("--gpu", "a100-sxm4-80gb", "--dim", "hidden=2048:2560:64", "--plot", str(plot))
-    assert plot.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert f"picture: {plot}" in said
-    with pytest.raises(InputError, match=r"--plot: saw.svg; expected a name that ends in .png"):
-        run("--gpu", "a100-sxm4-80gb", "--dim", "hidden=2048", "--plot", "saw.svg")
-
-
 def test_errors() -> None:
     with pytest.raises(InputError, match=r"a1000"):
         run("--gpu", "a1000", "--dim", "hidden")
@@ -293,17 +280,6 @@ def test_waves_are_stated_on_an_a100_and_not_where_they_are_refuted() -> None:
     table = run("--gpu", "h100-sxm5-80gb", "--dim", "m=512", "--n", "4096", "--k", "4096")
     assert "wave " not in table
     assert "52 % idle" not in table
-
-
-def test_the_picture_has_wave_edges_only_where_waves_are_stated() -> None:
-    def edges(gpu: str) -> int:
-        _, found, _ = predict_sweep(GridOptions(dim=["m=128:4096:64"], n="4096", k="4096"), ModelTimes(lookup(gpu)))
-        panel = Figure().add_subplot()
-        _draw_wave_edges(panel, [(row.axes["m"], row.worst) for row in found.rows])
-        return len(panel.lines)
-
-    assert edges("a100-sxm4-80gb") > 0
-    assert edges("h100-sxm5-80gb") == 0
 
 
 def test_a_layer_grows_with_its_hidden_size() -> None:

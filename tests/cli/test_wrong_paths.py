@@ -49,17 +49,12 @@ COMMANDS = {
     "profile query": ("profile", "query", "PATH", "--gemm", "64,64,64"),
     "profile blindspots": ("profile", "blindspots", "PATH"),
     "import csv": ("import", "csv", "PATH", "--gpu", "a100", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype", "bf16"),
-    "import vidur": ("import", "vidur", "PATH", "--gpu", "a100-sxm4-80gb"),
-    "import neusight": ("import", "neusight", "PATH", "--gpu", "a100-pcie-40gb"),
-    "import deepbench": ("import", "deepbench", "PATH", "--gpu", "v100-sxm2-16gb"),
-    "import aiter": ("import", "aiter", "PATH", "--gpu", "mi300x"),
     "import megatron-log": ("import", "megatron-log", "PATH", "--gpu", "a100-sxm4-80gb"),
     "import aiconfigurator": ("import", "aiconfigurator", "--system", "a100_sxm", "--root", "PATH"),
 }  # fmt: skip
 #: and of those that write one
 WRITERS = {
     "sweep --results": ("sweep", "--dim", "n=64", "--results", "PATH"),
-    "predict --plot": ("predict", "--gpu", "a100", "--dim", "n=64", "-m", "64", "--plot", "PATH.png"),
     "advise --junit": ("advise", "--gpu", "a100", "--hidden", "1024", "--heads", "8", "--junit", "PATH"),
     "profile export -o": ("profile", "export", ".", "-o", "PATH"),
 }  # fmt: skip

@@ -13,8 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fake_cuda import CUDA, EVENT_MS, H100, Launches, MixedDevicesError, stand_in
-from quantbench.kernels import gemm
-from quantbench.kernels.launching import TRITON, Gpu, collect
+from quantbench.kernels.launching import TRITON
 
 from quantbench import device
 from quantbench.device.nvml import Nvml
@@ -85,8 +84,8 @@ def test_a_point_is_prepared_checked_and_timed_on_one_device(provider_id: str, w
 @pytest.mark.usefixtures("h100")
 def test_every_provider_runs_one_of_the_workloads() -> None:
     running = {name for name, work in CASES if catalog.make(name).unsupported(work, H100) is None}
-    too_new = {"torch.grouped_mm", "triton.flash"} if TRITON == (3, 2) else set()  # that of torch 2.6
-    assert set(catalog._CATALOG) - running == too_new
+    too_new = {name for name in catalog._CATALOG if name.startswith("triton.") or name == "torch.grouped_mm"}
+    assert set(catalog._CATALOG) - running == (too_new if TRITON == (3, 2) else set())
 
 
 @pytest.mark.usefixtures("h100")
@@ -181,17 +180,6 @@ def test_nvml_has_every_function_that_is_asked() -> None:
     assert isinstance(nvml, Nvml)
     assert nvml.state().note == ""
     assert nvml.limits().note == ""
-
-
-def test_a_compiled_kernel_has_what_is_read_of_it() -> None:
-    a, b = torch.empty(128, 64, device="meta").half(), torch.empty(64, 128, device="meta").half()
-    gpu = Gpu(H100.compute_capability or (9, 0), H100.sm_count, H100.l2_bytes)
-    [compile_kernel] = collect(gpu, lambda: gemm.plan(a, b)).values()
-    compiled: Any = compile_kernel()
-    assert compiled.metadata.name == "gemm_data_parallel"
-    assert compiled.metadata.num_warps * 32 in range(32, 1025)
-    assert compiled.metadata.shared > 0
-    assert "n_regs" in type(compiled)._init_handles.__code__.co_names
 
 
 # ---- faults are found

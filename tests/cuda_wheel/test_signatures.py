@@ -24,7 +24,6 @@ FILES = sorted(path for folder in ("quantbench", "kernels", "tools") for path in
 PACKAGES = ("torch", "triton", "pynvml")
 #: what triton 3.2 lacks, by file: names and calls that are reached with newer versions only
 NEWER = {
-    "kernels/launching.py": ("triton.knobs",),
     "kernels/gemm/host.py": ("triton.tools.tensor_descriptor.TensorDescriptor",),
     "kernels/attention/operands.py": ("triton.tools.tensor_descriptor.TensorDescriptor",),
     "kernels/gemm/kernels.py": ("triton.language.range: got an unexpected keyword argument 'flatten'",),

@@ -18,10 +18,10 @@ from typing import Any
 
 import jsonschema
 import made_runs
-from foreign_texts import ATTENTION, FALCON_7B, GEMMA_3_12B, LLAMA_3_70B, MLP, MS_LINE, S_LINE
+from foreign_texts import FALCON_7B, GEMMA_3_12B, LLAMA_3_70B, MS_LINE, S_LINE
 from foreign_texts import log_line as line
 
-from quantbench.importers import aiconfigurator, csv_table, megatron_log, vidur
+from quantbench.importers import aiconfigurator, csv_table, megatron_log
 from quantbench.importers.training_run import TrainingSummary, read_training, summarize, write_training
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.planner.calibration import Calibrations, shipped
@@ -207,9 +207,6 @@ TARGETS = (
         lambda b, d: csv_table.read_rows(_at(d, "t.csv.xz", b), CSV_MAP, dtype="bf16"),
         lambda: (lzma.compress(LONG_CSV),),
         "binary",
-    ),
-    Target(
-        "vidur", lambda b, d: vidur.read_rows(_at(d, "t.csv", b)), lambda: (MLP.encode(), ATTENTION.encode()), "text"
     ),
     Target("aiconfigurator.parquet", _read_aiconfigurator, lambda: (_aiconfigurator(),), "binary"),
     Target("megatron-log", lambda b, d: megatron_log.read_log(_at(d, "t.log", b)), lambda: (LOG,), "text"),

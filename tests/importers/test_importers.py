@@ -6,11 +6,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from foreign_texts import ATTENTION, MLP
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, StoreError, UnsupportedError
-from quantbench.importers import aiconfigurator, csv_table, vidur
+from quantbench.importers import aiconfigurator, csv_table
 from quantbench.importers.runs import Origin, Row, Rows, dtype_name, summary_lines, write_run
 from quantbench.store.folder import read_run
 from quantbench.store.record import Measured, Place, Skipped
@@ -235,58 +234,6 @@ def test_csv_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "u.csv").write_text("M,N,K,time\n1,2,3,4\n")
     with pytest.raises(InputError, match=r"no dtype; expected --dtype bf16, or dtype=column in --map"):
         csv_table.read_rows(tmp_path / "u.csv", mapped)
-
-
-# --- vidur -------------------------------------------------------------------------------------------------------
-
-
-def test_vidur_mlp(tmp_path: Path) -> None:
-    (tmp_path / "mlp.csv").write_text(MLP)
-    kind, found = vidur.read_rows(tmp_path / "mlp.csv")
-    assert kind == "mlp"
-    assert {r.place.op: (r.workload, r.latency_us) for r in found.rows} == {
-        "qkv": (Gemm(2048, (16 + 2 * 4) * 128, 4096, dtype="fp16", layout="nt"), 1500.0),
-        "proj": (Gemm(2048, 4096, 16 * 128, dtype="fp16", layout="nt"), 500.0),
-        "mlp_up_gate": (Gemm(2048, 11008, 4096, dtype="fp16", layout="nt"), 3000.0),
-        "mlp_down": (Gemm(2048, 4096, 5504, dtype="fp16", layout="nt"), 1400.0),
-    }
-    assert found.left_out == {"op emb: no such workload here": 1}
-
-
-def test_vidur_attention(tmp_path: Path) -> None:
-    (tmp_path / "attention.csv").write_text(ATTENTION)
-    kind, found = vidur.read_rows(tmp_path / "attention.csv")
-    assert kind == "attention"
-    assert [(r.workload, r.latency_us, r.provider) for r in found.rows] == [
-        (Attention(1, 8, 1024, 1024, 128, kv_heads=2, dtype="fp16"), 400.0, "sarathi.flash_attention"),
-        (Attention(16, 8, 1, 512, 128, kv_heads=2, dtype="fp16", causal=False), 100.0, "sarathi.flash_attention"),
-    ]
-    assert found.left_out == {
-        "op attn_kv_cache_save: no such workload here": 3,
-        "a prefix that is cached already": 1,
-    }
-
-
-def test_vidur_collectives(tmp_path: Path) -> None:
-    (tmp_path / "all_reduce.csv").write_text(
-        "time_stats.all_reduce.median,rank,num_workers,size,collective,devices_per_node,max_devices_per_node\n"
-        "0.043,0,16,2048,all_reduce,8,8\n"
-    )
-    kind, found = vidur.read_rows(tmp_path / "all_reduce.csv")
-    assert (kind, found.rows[0].latency_us) == ("collectives", pytest.approx(43.0))
-    assert found.rows[0].workload == Collective("all_reduce", 2048, 16, dtype="fp16", num_nodes=2)
-
-
-def test_vidur_errors(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(InputError, match=r"t.csv has the columns a, b; expected Vidur's mlp, attention"):
-        vidur.read_rows(tmp_path / "t.csv")
-    (tmp_path / "mlp.csv").write_text(MLP.replace(",True,2048,2", ",maybe,2048,2"))
-    with pytest.raises(InputError, match=r"mlp.csv, line 2, column use_gated_mlp = 'maybe'; expected True or False"):
-        vidur.read_rows(tmp_path / "mlp.csv")
-    (tmp_path / "mlp.csv").write_text(MLP.replace(",True,2048,2", ",True,2048,3"))
-    with pytest.raises(InputError, match=r"column n_head = '32'; expected a multiple of num_tensor_parallel_workers"):
-        vidur.read_rows(tmp_path / "mlp.csv")
 
 
 # --- aiconfigurator ----------------------------------------------------------------------------------------------

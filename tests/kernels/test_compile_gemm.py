@@ -1,8 +1,8 @@
 """Every GEMM kernel and every tile of the menus, compiled ahead of time: no spills, no stack, shared memory within one
 block's limit, tensor-core opcodes. Needs no GPU.
 
-Each tile is compiled for sm_80, sm_90 and sm_100 with every schedule; formats and layouts take turns, so that all of
-them occur for every architecture. QUANTBENCH_EXHAUSTIVE=1 compiles every combination instead (800 kernels).
+`make test-aot` compiles each tile for sm_80, sm_90 and sm_100 with every schedule; formats and layouts take turns, so
+that all of them occur for every architecture. QUANTBENCH_EXHAUSTIVE=1 compiles every combination instead (800 kernels).
 """
 
 from __future__ import annotations
@@ -13,28 +13,37 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from ahead_of_time import SHARED_MEMORY_LIMIT_BYTES, KernelResources, compile_gemm, compile_kernel
+from ahead_of_time import (
+    SHARED_MEMORY_LIMIT_BYTES,
+    KernelResources,
+    compile_gemm,
+    compile_kernel,
+    few,
+    in_test_aot,
+)
 from interpreter import ACTIVE
 from made_operands import contiguous
+from quantbench.kernels.gemm import grouped
 from quantbench.kernels.gemm import kernels as gemm_kernels
-from quantbench.kernels.gemm.config import align_bytes, configure
+from quantbench.kernels.gemm.config import Operands, align_bytes, configure
 from quantbench.kernels.gemm.menu import tiles
-from quantbench.kernels.launching import HAS_TENSOR_DESCRIPTOR, TRITON, badly_compiled
+from quantbench.kernels.launching import TRITON
 
 from quantbench.errors import InputError
 from quantbench.launch import Tile
+from quantbench.providers.inputs import input_templates, output_templates
 from quantbench.quantization import TENSOR_MEMORY_COLUMNS
-from quantbench.workload import Gemm
+from quantbench.workload import Gemm, GroupedGemm
 
 pytestmark = [
     pytest.mark.skipif(ACTIVE, reason="compiling needs a process without the interpreter"),
-    pytest.mark.skipif(TRITON < (3, 3), reason="triton 3.2 is for V100 and T4: tests/volta"),
+    pytest.mark.skipif(TRITON < (3, 6), reason="triton 3.2 is for V100 and T4: tests/volta"),
 ]
 
 EXHAUSTIVE = os.environ.get("QUANTBENCH_EXHAUSTIVE") == "1"
 ARCHS = (80, 90, 100)
 #: split_k is data_parallel's kernel, tested apart
-SCHEDULES = [name for name in ("data_parallel", "persistent", "stream_k") if badly_compiled(name) is None]
+SCHEDULES = ("data_parallel", "persistent", "stream_k")
 LAYOUTS = ("nt", "nn", "tn")
 #: What a product in a format must be made of, by architecture. HMMA: warp-level; HGMMA, QGMMA: wgmma of Hopper;
 #: UTCHMMA, UTCQMMA: tcgen05 of Blackwell.
@@ -73,11 +82,9 @@ def menu_cases(arch: int, dtypes: tuple[str, ...], size: int) -> list[Case]:
 
 
 def compiled(case: Case) -> KernelResources:
-    if TRITON == (3, 4) and (case.schedule, case.gemm.dtype, case.gemm.layout) == ("persistent", "fp8", "tn"):
-        pytest.skip("triton 3.4 spills registers (sm_90) or fails (sm_100)")
     operands = contiguous(case.gemm)
     capability = (case.arch // 10, case.arch % 10)
-    config = configure(operands, case.schedule, case.tile, capability, descriptors_available=HAS_TENSOR_DESCRIPTOR)
+    config = configure(operands, case.schedule, case.tile, capability)
     return compile_gemm(operands, config, case.arch)
 
 
@@ -93,18 +100,18 @@ def check_fits(built: KernelResources) -> None:
 
 
 TENSOR_CORE = [case for arch in ARCHS for case in menu_cases(arch, tuple(OPCODES[arch]), ALIGNED)]
-UNALIGNED = [case for arch in ARCHS for size in (ODD,) for case in menu_cases(arch, ("fp16",), size)]
+UNALIGNED = [case for arch in ARCHS for case in menu_cases(arch, ("fp16",), ODD)]
 SCALAR = [case for arch in ARCHS for case in menu_cases(arch, ("fp32",), ALIGNED)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", TENSOR_CORE, ids=str)
+@pytest.mark.parametrize("case", few(TENSOR_CORE, 4), ids=str)
 def test_menu_tiles_run_on_tensor_cores_without_spills(case: Case) -> None:
     built = compiled(case)
     check_fits(built)
     assert built.count(OPCODES[case.arch][case.gemm.dtype]) > 0
     assert built.count("FFMA") == 0
-    if case.arch >= 90 and HAS_TENSOR_DESCRIPTOR:
+    if case.arch >= 90:
         assert built.count("UTMALDG") > 0  # loads by the TMA unit
         assert built.count("UTMASTG") > 0
     elif case.gemm.dtype != "fp8":  # which some layouts transpose in registers
@@ -112,7 +119,7 @@ def test_menu_tiles_run_on_tensor_cores_without_spills(case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", UNALIGNED, ids=str)
+@pytest.mark.parametrize("case", few(UNALIGNED, 1), ids=str)
 def test_odd_sizes_still_run_on_tensor_cores(case: Case) -> None:
     built = compiled(case)
     check_fits(built)
@@ -120,7 +127,7 @@ def test_odd_sizes_still_run_on_tensor_cores(case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", SCALAR, ids=str)
+@pytest.mark.parametrize("case", few(SCALAR, 1), ids=str)
 def test_fp32_products_are_not_rounded_to_tf32(case: Case) -> None:
     built = compiled(case)
     check_fits(built)
@@ -128,7 +135,7 @@ def test_fp32_products_are_not_rounded_to_tf32(case: Case) -> None:
     assert sum(built.count(opcode) for opcode in ("HMMA", "HGMMA", "UTCHMMA")) == 0
 
 
-@pytest.mark.slow
+@in_test_aot
 @pytest.mark.parametrize("arch", ARCHS)
 def test_split_k_and_its_addition(arch: int) -> None:
     tile = replace(tiles(arch, "bf16")[0], split_k=4)
@@ -143,7 +150,7 @@ def test_split_k_and_its_addition(arch: int) -> None:
     assert any(opcode.startswith("LDG.") and ".128" in opcode for opcode in adding.opcodes)
 
 
-@pytest.mark.slow
+@in_test_aot
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_batched_products(arch: int, schedule: str) -> None:
@@ -153,7 +160,7 @@ def test_batched_products(arch: int, schedule: str) -> None:
     assert built.count(OPCODES[arch]["bf16"]) > 0
 
 
-@pytest.mark.slow
+@in_test_aot
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rows_of_half_a_line_are_still_loaded_16_bytes_at_a_time(layout: str) -> None:
     """triton itself knows of multiples of 16 elements only and would load 2 bytes at a time: see `known_multiple`."""
@@ -164,7 +171,7 @@ def test_rows_of_half_a_line_are_still_loaded_16_bytes_at_a_time(layout: str) ->
     assert all(".128" in opcode for opcode in loads)
 
 
-@pytest.mark.slow
+@in_test_aot
 def test_a_persistent_kernel_prefetches_the_next_tile() -> None:
     """Flattened, one loop loads and multiplies: as many load instructions as for a single tile, two epilogues."""
     persistent, single = (
@@ -174,6 +181,42 @@ def test_a_persistent_kernel_prefetches_the_next_tile() -> None:
     assert persistent.count("UTMALDG") == single.count("UTMALDG")
     assert persistent.count("HGMMA") == single.count("HGMMA")
     assert persistent.count("UTMASTG") == 2 * single.count("UTMASTG")
+
+
+def stored(work: GroupedGemm) -> Operands:
+    """Storage of newly allocated operands."""
+    m, k = (work.k, work.rows) if work.layout == "tn" else (work.rows, work.k)
+    one, batched = (contiguous(Gemm(m, work.n, k, batch, work.dtype, work.layout)) for batch in (1, work.num_experts))
+    return Operands(one.gemm, one.a, one.b, batched.c) if work.layout == "tn" else replace(one, b=batched.b)
+
+
+def grouped_cases() -> list[tuple[int, GroupedGemm, str, Tile]]:
+    """Every tile for every architecture; formats, layouts and schedules take turns. QUANTBENCH_EXHAUSTIVE=1: all."""
+    found = []
+    for arch in ARCHS:
+        menu = tiles(arch, "bf16")
+        formats = [dtype for dtype in ("bf16", "fp8") if dtype in OPCODES[arch]]
+        kinds = list(itertools.product(LAYOUTS, formats, grouped.SCHEDULES))
+        for index in range(len(menu)):
+            for layout, dtype, schedule in kinds if EXHAUSTIVE else [kinds[5 * index % len(kinds)]]:
+                work = GroupedGemm((4096, 0, 4000), n=4096, k=4096, dtype=dtype, layout=layout)
+                found.append((arch, work, schedule, tiles(arch, dtype, schedule)[index]))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", few(grouped_cases(), 1), ids=lambda case: f"sm_{case[0]}-{case[1].layout}-{case[2]}-{case[3]}"
+)
+def test_tiles_of_grouped_products(case: tuple[int, GroupedGemm, str, Tile]) -> None:
+    arch, work, schedule, tile = case
+    (a, b), c = input_templates(work), output_templates(work)[0]
+    operands, path = stored(work), "pointers" if work.layout == "tn" else "auto"
+    config = configure(operands, schedule, tile, (arch // 10, arch % 10), path=path)
+    arguments, _ = grouped.kernel_arguments(a, b, c, operands, config, work.tokens_per_expert)
+    built = compile_kernel(grouped.KERNELS[schedule], arguments, arch)
+    check_fits(built)
+    assert built.count(OPCODES[arch][work.dtype]) > 0
 
 
 def test_a_missing_parameter_is_named() -> None:

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from interpreter import in_interpreter
+from interpreter import EXAMPLES, in_interpreter
 from quantbench.kernels.gemm import matmul, plan
 from quantbench.kernels.gemm.menu import SCHEDULES
 
@@ -73,7 +73,7 @@ def test_batches_are_separate_products(schedule: str, operands: str) -> None:
 
 @in_interpreter
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@EXAMPLES
 @given(
     m=st.integers(1, 70), n=st.integers(1, 40), k=st.integers(1, 70), programs=st.integers(1, 9),
     split_k=st.integers(1, 5), transposed=st.tuples(st.booleans(), st.booleans()),
@@ -199,6 +199,4 @@ def test_descriptors_need_aligned_rows() -> None:
     a = torch.ones(16, 17, dtype=torch.float16)
     with pytest.raises(InputError) as caught:
         matmul(a, torch.ones(17, 16, dtype=torch.float16), operands="descriptors")
-    assert str(caught.value) == (
-        "matmul: operands = 'descriptors'; expected rows and first elements at multiples of 16 bytes"
-    )
+    assert caught.value.value == "operands = 'descriptors'"

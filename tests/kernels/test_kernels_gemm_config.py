@@ -124,7 +124,7 @@ def test_contiguous_operands(gemm: Gemm, a: Matrix, b: Matrix) -> None:
 def test_descriptors_from_hopper_on_where_they_can_address_the_operands() -> None:
     def built(gemm: Gemm, capability: tuple[int, int], schedule: str = "data_parallel", split_k: int = 1) -> tuple:  # type: ignore[type-arg]
         tile = Tile(128, 128, split_k=split_k)
-        config = configure(contiguous(gemm), schedule, tile, capability, descriptors_available=True)
+        config = configure(contiguous(gemm), schedule, tile, capability)
         return config.load_descriptors, config.store_descriptors
 
     square = Gemm(4096, 4096, 4096)
@@ -134,18 +134,14 @@ def test_descriptors_from_hopper_on_where_they_can_address_the_operands() -> Non
     assert built(Gemm(4096, 4100, 4096, layout="nt"), (9, 0)) == (True, False)
     assert built(square, (9, 0), "split_k", 2) == (True, False)
     assert built(Gemm(4096, 4096, 4096, dtype="fp32"), (9, 0)) == (False, False)
-    assert not configure(
-        contiguous(square), "stream_k", Tile(64, 64), (9, 0), descriptors_available=False
-    ).load_descriptors
-    with pytest.raises(InputError, match="triton 3\\.4 or newer"):
-        configure(contiguous(square), "stream_k", Tile(64, 64), (9, 0), path="descriptors", descriptors_available=False)
+    assert not configure(contiguous(square), "stream_k", Tile(64, 64), (9, 0), path="pointers").load_descriptors
 
 
 def test_leading_dimensions_that_32_bits_cannot_address() -> None:
     gemm = Gemm(64, 64, 64)
     far = Operands(gemm, Matrix(False, 2**23, 0, 16, True), *(Matrix(False, 64, 0, 16, True),) * 2)
     with pytest.raises(InputError) as caught:
-        configure(far, "data_parallel", Tile(64, 64), (8, 0), descriptors_available=False)
+        configure(far, "data_parallel", Tile(64, 64), (8, 0))
     assert str(caught.value) == "matmul: a leading dimension of 8388608 elements; expected at most 8388607"
 
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 from ahead_of_time import compile_gemm
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from interpreter import EXAMPLES
 from quantbench.kernels.gemm import matmul, plan
 from quantbench.kernels.gemm.menu import SCHEDULES, architecture, tiles
 from quantbench.kernels.launching import HAS_TENSOR_DESCRIPTOR
@@ -76,7 +77,7 @@ def test_layouts_and_batches(dtype: str, schedule: str, layout: str, path: str) 
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@EXAMPLES
 @given(
     m=st.integers(1, 600), n=st.integers(1, 600), k=st.integers(1, 900), batch=st.integers(1, 3),
     layout=st.sampled_from(["nn", "nt", "tn"]), dtype=st.sampled_from(["fp16", "fp32"]),

@@ -1,31 +1,22 @@
-"""Our grouped GEMM kernels against float64, run by triton's interpreter on the CPU, and compiled ahead of time.
+"""Our grouped GEMM kernels against float64, run by triton's interpreter on the CPU.
 
 Tolerances: see `test_kernels_gemm`. Outputs are filled with NaN first, so that an element that is not written shows.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import product
-
 import pytest
 import torch
-from ahead_of_time import compile_kernel
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from interpreter import ACTIVE, in_interpreter
-from made_operands import contiguous
+from interpreter import EXAMPLES, in_interpreter
 from quantbench.kernels.gemm import grouped
-from quantbench.kernels.gemm.config import Operands, configure
-from quantbench.kernels.gemm.menu import tiles
-from quantbench.kernels.launching import HAS_TENSOR_DESCRIPTOR
-from test_compile_gemm import EXHAUSTIVE, OPCODES, check_fits
 
 from quantbench.errors import InputError
 from quantbench.launch import Tile
 from quantbench.providers.inputs import input_templates, output_templates
 from quantbench.quantization import quantize
-from quantbench.workload import Gemm, GroupedGemm
+from quantbench.workload import GroupedGemm
 
 TOLERANCE = {"fp16": 5e-4, "fp32": 2e-6, "fp8": 1e-2}
 SMALL = Tile(32, 16, block_k=32, stages=2, num_warps=4)
@@ -74,7 +65,7 @@ def test_forward_and_both_gradients(counts: tuple[int, ...], schedule: str, layo
 
 
 @in_interpreter
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@EXAMPLES
 @given(
     counts=st.lists(st.integers(0, 40), min_size=1, max_size=5).filter(any), n=st.integers(1, 40),
     k=st.integers(1, 70), layout=st.sampled_from(["nn", "nt", "tn"]), dtype=st.sampled_from(["fp16", "fp32"]),
@@ -113,42 +104,3 @@ def test_operands_that_do_not_fit(shapes: tuple[tuple[int, ...], ...], counts: t
     with pytest.raises(InputError, match="matmul") as raised:
         grouped.grouped_matmul(a, b, counts)
     assert named in str(raised.value)
-
-
-def stored(work: GroupedGemm) -> Operands:
-    """Storage of newly allocated operands."""
-    m, k = (work.k, work.rows) if work.layout == "tn" else (work.rows, work.k)
-    one, batched = (contiguous(Gemm(m, work.n, k, batch, work.dtype, work.layout)) for batch in (1, work.num_experts))
-    return Operands(one.gemm, one.a, one.b, batched.c) if work.layout == "tn" else replace(one, b=batched.b)
-
-
-def cases() -> list[tuple[int, GroupedGemm, str, Tile]]:
-    """Every tile for every architecture; formats, layouts and schedules take turns. QUANTBENCH_EXHAUSTIVE=1: all."""
-    found = []
-    for arch in (80, 90, 100):
-        menu = tiles(arch, "bf16")
-        formats = [dtype for dtype in ("bf16", "fp8") if dtype in OPCODES[arch]]
-        kinds = list(product(("nn", "nt", "tn"), formats, grouped.SCHEDULES))
-        for index in range(len(menu)):
-            for layout, dtype, schedule in kinds if EXHAUSTIVE else [kinds[5 * index % len(kinds)]]:
-                work = GroupedGemm((4096, 0, 4000), n=4096, k=4096, dtype=dtype, layout=layout)
-                found.append((arch, work, schedule, tiles(arch, dtype, schedule)[index]))
-    return found
-
-
-@pytest.mark.skipif(ACTIVE, reason="compiling needs a process without the interpreter")
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", cases(), ids=lambda case: f"sm_{case[0]}-{case[1].dtype}-{case[1].layout}-{case[2]}-{case[3]}"
-)
-def test_menu_tiles_compile_without_spills(case: tuple[int, GroupedGemm, str, Tile]) -> None:
-    arch, work, schedule, tile = case
-    (a, b), c = input_templates(work), output_templates(work)[0]
-    operands, path = stored(work), "pointers" if work.layout == "tn" else "auto"
-    config = configure(
-        operands, schedule, tile, (arch // 10, arch % 10), path=path, descriptors_available=HAS_TENSOR_DESCRIPTOR
-    )
-    arguments, _ = grouped.kernel_arguments(a, b, c, operands, config, work.tokens_per_expert)
-    built = compile_kernel(grouped.KERNELS[schedule], arguments, arch)
-    check_fits(built)
-    assert built.count(OPCODES[arch][work.dtype]) > 0

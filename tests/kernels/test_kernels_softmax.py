@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from interpreter import in_interpreter
+from interpreter import EXAMPLES, in_interpreter
 from quantbench.kernels import launching
 from quantbench.kernels import softmax as kernels
 from quantbench.kernels.softmax import (
@@ -84,14 +84,14 @@ def check_masked(
 
 @in_interpreter
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None, derandomize=True)
+@EXAMPLES
 @given(st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 70)), FORMATS, st.sampled_from([0.125, 1.0]))
 def test_causal_on_any_shape(shape: tuple[int, int, int], dtype: torch.dtype, scale: float) -> None:
     check_causal(shape, dtype, scale)
 
 
 @in_interpreter
-@settings(max_examples=25, deadline=None, derandomize=True)
+@EXAMPLES
 @given(
     st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 40), st.integers(1, 150)),
     FORMATS,

@@ -19,7 +19,7 @@ from quantbench.latency.gemm.training import Effort
 from quantbench.latency.model_times import ModelTimes
 from quantbench.workload import Gemm
 from tools.accuracy.scoring import coverage
-from tools.accuracy.tables import DATA, PUBLISHED, read_published
+from tools.published_tables import DATA, PUBLISHED, read_published
 
 V100 = "v100-pcie-32gb"
 QUICK = Effort(members=1, rows_first=100, rows_other=60, growth=Growth(trees=12))
@@ -99,7 +99,7 @@ def test_models_of_published_tables_are_shipped_and_state_their_table(slug: str,
     assert model is not None
     assert GemmModel.best(slug, dtype=dtype) is model
     assert (model.device, model.dtype, model.note) == (lookup(slug), dtype, "")
-    assert model.provenance["table"] == PUBLISHED[slug, dtype]
+    assert model.provenance["table"] == PUBLISHED[slug, dtype].file
     assert 0 < model.provenance["held_out"]["median_pct"] < 12
     big = model.predict(4096, 4096, 4096)
     peak = model.device.peak(dtype)

@@ -16,12 +16,10 @@ import pytest
 from known_profile import ATTENTIONS, COLLECTIVES, gemm_row, known_profile, known_tables, table
 
 from quantbench.errors import InputError
-from quantbench.importers import vidur as importer
 from quantbench.profile.exporters import export_profile
 from quantbench.profile.exporters.options import Exported, ExportOptions
 from quantbench.profile.exporters.vidur import VidurModel
 from quantbench.profile.profile import Profile
-from quantbench.workload import Gemm
 
 #: Llama 3 8B on one GPU: tokens → µs of its four products
 MEASURED = {"attn_pre_proj": (6144, 4096), "attn_post_proj": (4096, 4096), "mlp_up_proj": (28672, 4096),
@@ -141,20 +139,16 @@ def test_the_source_tree_s_csv_and_the_release_s_are_one(tmp_path: Path) -> None
     assert json.loads((tmp_path / "network" / "config.json").read_text()) == {"sku": "a100_dgx"}
 
 
-def test_our_importer_reads_it_back(tmp_path: Path) -> None:
+def test_its_files_hold_the_measured_times(tmp_path: Path) -> None:
     exported(tmp_path)
-    kind, found = importer.read_rows(next(tmp_path.rglob("mlp.csv")), dtype="bf16")
-    times = {row.workload: row.latency_us for row in found.rows}
-    assert kind == "mlp"
+    by_tokens = {int(row["num_tokens"]): row for row in rows_of(next(tmp_path.rglob("mlp.csv")))}
     for tokens, measured in TIMES_US.items():
         for op, us in zip(MEASURED, measured, strict=True):
-            n, k = MEASURED[op]
-            assert times[Gemm(tokens, n, k, layout="nt")] == pytest.approx(us, rel=1e-12)
-    _, reduced = importer.read_rows(next(tmp_path.rglob("all_reduce.csv")), dtype="bf16")
-    assert {(row.workload.message_bytes, row.workload.num_gpus, row.workload.num_nodes): row.latency_us
-            for row in reduced.rows} == pytest.approx({
-                (size, gpus, nodes): us for (op, size, gpus, _, nodes), us in COLLECTIVES.items() if op == "all_reduce"
-            })  # fmt: skip
+            assert float(by_tokens[tokens][f"time_stats.{op}.median"]) == pytest.approx(us / 1e3, rel=1e-12)
+    reduced = rows_of(next(tmp_path.rglob("all_reduce.csv")))
+    found = {(int(row["size"]), int(row["num_workers"])): float(row["time_stats.all_reduce.median"]) for row in reduced}
+    expected = {(size, gpus): us / 1e3 for (op, size, gpus, *_), us in COLLECTIVES.items() if op == "all_reduce"}
+    assert found == pytest.approx(expected)
 
 
 def test_shares_of_a_tensor_parallel_rank() -> None:

@@ -163,16 +163,6 @@ def test_following_a_few_rows_and_columns_fails_each_time(
     assert outcome.kind == "wrong_result"
 
 
-@pytest.mark.parametrize(
-    ("cheat", "replaced"),
-    [("SlowClock", "time.perf_counter_ns"), ("KindJudge", "quantbench.providers.correctness.check")],
-)
-def test_a_provider_that_replaces_the_harness_is_refused(cheat: str, replaced: str, spec: DeviceSpec) -> None:
-    outcome = record_of(spec, cheat, SMALL).outcome
-    assert isinstance(outcome, Failed), outcome
-    assert f"{replaced} was replaced" in outcome.message
-
-
 def test_a_task_without_inputs_is_graded_d(spec: DeviceSpec) -> None:
     record = record_of(spec, "HidesItsInputs", SMALL)
     assert isinstance(record.outcome, Measured)
@@ -214,7 +204,7 @@ def test_the_honest_are_measured_and_their_error_is_recorded(honest: str, work: 
 
 
 def test_every_cheat_is_tried() -> None:
-    tried = {cheat for cheat, _, _ in CHEATS} | {"SlowClock", "KindJudge", "HidesItsInputs", "OnAllCores"}
+    tried = {cheat for cheat, _, _ in CHEATS} | {"HidesItsInputs", "OnAllCores"}
     written = {
         name
         for name, value in vars(cheating_providers).items()

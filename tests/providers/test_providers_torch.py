@@ -60,7 +60,6 @@ ATTENTIONS = [
 CASES: list[tuple[str, Workload]] = [
     *(("torch.mm", work) for work in GEMMS),
     *(("torch.mm", Gemm(17, 24, 40, dtype="int8", layout=layout)) for layout in ("nn", "nt", "tn")),
-    *(("torch.addmm", work) for work in GEMMS if work.batch == 1),
     *(
         ("torch.grouped_loop", GroupedGemm(rows, 24, 40, dtype, layout))
         for rows in [(33, 0, 1, 17), (0, 50, 0)]
@@ -125,7 +124,6 @@ def test_fp8_operands_count_as_they_are_stored() -> None:
     ("provider_id", "work", "device", "reason"),
     [
         ("torch.mm", Softmax(1, 8, 8), CPU, "torch.mm runs matrix products, not softmax"),
-        ("torch.addmm", Softmax(1, 8, 8), CPU, "torch.addmm runs matrix products, not softmax"),
         ("torch.eager", Gemm(8, 8, 8), CPU, "torch.eager runs softmax, not gemm"),
         ("torch.flash", Gemm(8, 8, 8), CPU, "torch.flash runs attention, not gemm"),
         ("torch.mm", Gemm(8, 8, 8, dtype="tf32"), CPU, "tf32 products need a CUDA device"),
@@ -149,8 +147,6 @@ def test_fp8_operands_count_as_they_are_stored() -> None:
          "torch._int_mm needs n and k divisible by 8 on CUDA, not n = 12, k = 16"),
         ("torch.mm", Gemm(32, 16, 16, batch=2, dtype="int8"), CPU,
          "torch._int_mm takes single products, and this is a batch of 2"),
-        ("torch.addmm", Gemm(8, 8, 8, batch=2), CPU, "torch.addmm takes single products, and this is a batch of 2"),
-        ("torch.addmm", Gemm(8, 8, 8, dtype="int8"), H100, "torch.addmm does not take int8"),
         ("torch.grouped_loop", Gemm(8, 8, 8), CPU, "torch.grouped_loop runs grouped products, not gemm"),
         ("torch.grouped_loop", GroupedGemm((8, 0), 16, 16, "fp8"), H100,
          "torch._scaled_mm needs a row-major and b column-major, layout nt, not nn"),
@@ -463,7 +459,6 @@ GPU_CASES: list[tuple[str, Workload]] = [
       for dtype in ("fp16", "bf16", "fp32", "tf32") for layout in ("nn", "nt", "tn")),
     *(("torch.mm", Gemm(1000, 528, 784, dtype=d, layout="nt")) for d in ("fp8", "int8")),
     ("torch.mm", Gemm(130, 67, 99, batch=5, dtype="bf16", layout="nt")),
-    ("torch.addmm", Gemm(1000, 520, 776, layout="nt")),
     *((f"torch.{name}", Attention(2, 8, 300, 300, 64, kv_heads=kv, dtype="bf16", direction=direction))
       for name in ("flash", "cudnn", "efficient", "math") for kv in (8, 2) for direction in ("forward", "backward")),
     *(("torch.eager", Softmax(8, 300, 300, mask=mask, mask_batch=2, direction=direction))

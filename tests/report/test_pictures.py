@@ -4,33 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from made_runs import SPEC, record, reference, run, samples
-from simulator import SimulatedGpu, along, records_of
-from typer.testing import CliRunner
+from made_runs import SPEC, record, run, samples
+from simulator import SimulatedGpu, records_of
 
 from quantbench.analysis.check import check_run
 from quantbench.analysis.curves import curves_of
-from quantbench.analysis.sawtooth import drawn_edges, sawtooth
-from quantbench.analysis.summary import Point, points_of
-from quantbench.cli.app import app
+from quantbench.analysis.summary import points_of
+from quantbench.errors import StoreError
 from quantbench.launch import Launch, Tile
 from quantbench.report import canvas
-from quantbench.report.content import Gallery
-from quantbench.report.page import build_page
 from quantbench.report.source import picture_caption
-from quantbench.report.sweep_result import draw_efficiency
+from quantbench.report.sweep_result import draw_run, wave_edges
 from quantbench.store.folder import Run
-from quantbench.store.record import Record
+from quantbench.store.record import Place, Record
 from quantbench.workload import Gemm
 
 pytest.importorskip("seaborn", reason="pictures need seaborn")
 
-HELD = Gemm(4096, 1, 4096)
 RECORDED = Launch("ampere_gemm_128x256", tile=Tile(128, 256), blocks_per_sm=1)
 
 
@@ -89,28 +85,6 @@ def inside(figure: Any) -> list[str]:
     return wrong
 
 
-def legend_words(figure: Any) -> list[str]:
-    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-
-
-def page_pictures(made: Run, tmp_path: Path) -> None:
-    build_page(made, points_of(made.records, made.info.device), Gallery(tmp_path), {})
-
-
-@pytest.mark.slow
-def test_every_picture_of_a_page_names_device_format_and_library(tmp_path: Path, drawn: list[Any]) -> None:
-    grid = [
-        record(Gemm(m, n, 4096), samples(m * n / 1e4, noise=0.004, count=12, seed=m + n), {"m": m, "n": n})
-        for m in (512, 520, 1024, 1032) for n in range(1024, 2048, 128)
-    ]  # fmt: skip
-    references = [reference(100.0, elapsed_s) for elapsed_s in (1.0, 60.0, 120.0)]
-    software = {"quantbench": "0.1.0", "torch": "2.11.0", "nvidia-cublas": "13.1.0.3", "triton": "3.6.0"}
-    page_pictures(run([*grid, *references], software=software, origin="measured"), tmp_path)
-    assert len(drawn) >= 5  # the lead, two axes, the map, the device
-    for figure in drawn:
-        assert "a100-test · bf16 · torch 2.11.0, cuBLAS 13.1.0.3 · measured" in figure.get_suptitle()
-
-
 @pytest.mark.parametrize(
     ("changes", "provider", "caption"),
     [
@@ -135,82 +109,64 @@ def test_measured_and_imported_figures_are_told_apart(changes: dict[str, Any], p
     assert picture_caption(made.info, points_of(made.records, SPEC)) == caption
 
 
-def edges_of(made: Run) -> tuple[int, int]:
-    """Tile and wave edges that are drawn."""
-    check = check_run(made, rules=())
+def edges_of(made: Run) -> list[int]:
     (curve,) = curves_of(points_of(made.records, made.info.device), "n")
-    tile_edges, wave_edges = drawn_edges(curve, check.tile_of)
-    return len(tile_edges), len(wave_edges)
+    return wave_edges(curve, check_run(made, rules=()).tile_of)
 
 
-def test_edges_and_sawteeth_are_drawn_where_the_tile_is_known() -> None:
-    recorded = run(stairs(RECORDED, sizes=range(1024, 2048, 256)))
-    assert edges_of(recorded) == (3, 1)  # 128, 160, 192 and 224 tiles: 2, 2, 2 and 3 waves
-    told = run(stairs())
-    assert edges_of(told)[0] > 20
+def test_wave_edges_are_drawn_where_the_tile_and_its_waves_are_known() -> None:
+    # 32 rows of tiles: a wave more begins after 3 · 256 columns, and after 6, 10, 13, … times 256.
+    assert edges_of(run(stairs(RECORDED, sizes=range(1024, 2048, 256)))) == [1536]
+    assert len(edges_of(run(stairs()))) > 5
+    assert edges_of(run(stairs(replace(RECORDED, blocks_per_sm=2)))) == []
+    assert edges_of(run(stairs(replace(RECORDED, blocks_per_sm=None)))) == []
     unknown = run(no_stairs(), device=CPU)
-    points = points_of(unknown.records, CPU)
-    check = check_run(unknown, rules=())
-    assumed = check.tile_of(points[0])
+    assumed = check_run(unknown, rules=()).tile_of(points_of(unknown.records, CPU)[0])
     assert assumed is not None
     assert assumed.source == "assumed"  # the analysis has a tile to offer, and the picture does not draw it
-    assert edges_of(unknown) == (0, 0)
-    assert sawtooth(points, "n", CPU, check.tile_of) is None
-    assert sawtooth(points_of(told.records, SPEC), "n", SPEC, check_run(told, rules=()).tile_of) is not None
+    assert edges_of(unknown) == []
 
 
-def test_a_tile_that_the_steps_tell_draws_no_sawtooth_below_half_a_wave() -> None:
-    gpu = SimulatedGpu(108, Tile(128, 256))
-    sizes = (*range(64, 1024, 64), *range(1024, 8192, 64))
-    made = run([replace(r, provider="torch.mm") for r in records_of(gpu, along("n", sizes, HELD), noise=0.005, seed=2)])
-    points = points_of(made.records, SPEC)
-    teeth = sawtooth(points, "n", SPEC, check_run(made, rules=()).tile_of)
-    assert teeth is not None
-    # 32 rows of tiles: one column of them is less than half a wave of 108, two columns are more.
-    assert teeth.sizes[0] == 320
-
-
-def test_a_sweeps_edges_stay_inside_and_are_in_the_legend(tmp_path: Path, drawn: list[Any]) -> None:
-    made = run(stairs(RECORDED))
-    points = points_of(made.records, SPEC)
-    draw_efficiency(points, "n", check_run(made, rules=()).tile_of, tmp_path / "a.png", title="t", caption="c")
+def test_a_sweeps_picture_has_a_panel_for_each_op_and_one_legend(tmp_path: Path, drawn: list[Any]) -> None:
+    made = [replace(r, places=(Place(r.places[0].axes, op),)) for op in ("qkv", "mlp_down") for r in stairs(RECORDED)]
+    swept = replace(run([*made, *stairs(sizes=(1024,))]), folder=tmp_path)
+    path = draw_run(swept, check_run(swept, rules=()), "n")
+    first = path.read_bytes()
     (figure,) = drawn
+    assert [panel.get_title(loc="left") for panel in figure.axes] == ["qkv", "mlp_down", "gemm", ""]
+    assert [panel.axison for panel in figure.axes] == [True, True, True, False]
     assert inside(figure) == []
-    assert legend_words(figure) == ["torch.mm", "tile edge, torch.mm", "wave edge, torch.mm"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["torch.mm", "wave edge, torch.mm"]
+    assert figure.get_suptitle() == "efficiency over n: run\na100-test · bf16 · torch 2.11.0 · simulated"
+    draw_run(swept, check_run(swept, rules=()), "n")
+    assert path.read_bytes() == first  # equal data gives equal files
 
 
-def test_the_computed_sawtooth_of_a_report_stays_inside_and_is_in_the_legend(tmp_path: Path, drawn: list[Any]) -> None:
-    # 27 rows of tiles: a wave more begins every 1024 columns, and each size is just past such an edge.
-    page_pictures(run(stairs(RECORDED, [1024 * i + 16 for i in range(8, 14)], m=27 * 128)), tmp_path)
-    (figure,) = [f for f in drawn if any("computed" in words for words in legend_words(f))]
-    assert "tiles and waves, computed (128x256, recorded)" in legend_words(figure)
-    assert inside(figure) == []
+def test_a_picture_that_cannot_be_written_is_an_error_of_its_own(tmp_path: Path) -> None:
+    with (
+        pytest.raises(StoreError) as caught,
+        canvas.figure(tmp_path / "none" / "p.png", (6, 3), title="some $title$", caption=""),
+    ):
+        pass
+    assert caught.value.operation == "write picture"
 
 
-def test_one_legend_names_each_thing_once(tmp_path: Path, drawn: list[Any]) -> None:
-    with canvas.figure(tmp_path / "p.png", (6, 3), columns=2) as panels:
-        for panel in panels.flat:
-            panel.plot([1, 2], [3, 4], label="measured")
-        panels[0][1].plot([1, 2], [3, 4], label="predicted")
-    assert legend_words(drawn[0]) == ["measured", "predicted"]
-
-
-def test_a_single_size_is_a_point_of_its_own(tmp_path: Path, drawn: list[Any]) -> None:
-    points: tuple[Point, ...] = points_of(run(stairs(sizes=(1024,))).records, SPEC)
-    draw_efficiency(points, "n", lambda _: None, tmp_path / "a.png", title="t", caption="c")
-    assert legend_words(drawn[0]) == ["torch.mm"]
-
-
-def test_a_forecasts_lines_stay_inside_and_are_in_the_legend(tmp_path: Path, drawn: list[Any]) -> None:
-    plot = str(tmp_path / "a.png")
-    for gpu in ("a100-sxm4-80gb", "h100-sxm5-80gb"):
-        words = ["predict", "--gpu", gpu, "--dim", "n=1024:8192:512", "-m", "4096", "-k", "4096", "--plot", plot]
-        CliRunner().invoke(app, words, catch_exceptions=False)
-    for figure, gpu, library in zip(drawn, ("a100-sxm4-80gb", "h100-sxm5-80gb"), ("SGLang", "vLLM"), strict=True):
-        assert inside(figure) == []
-        assert {line.get_label() for line in figure.axes[0].get_lines() if line.get_label()[0] != "_"} == set(
-            legend_words(figure)
-        )
-        title = figure.get_suptitle()
-        assert title.startswith(f"{gpu} · bf16 · predicted, with 90 % intervals")
-        assert library in title
+@pytest.mark.parametrize("num_curves", [1, 2, 3, 5, 13])
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_typical_curves_are_different_and_evenly_spread(num_curves: int, most: int) -> None:
+    gpu = SimulatedGpu(108, Tile(128, 256), tile_ns_per_k=30)
+    sizes = [(n, m) for n in range(1024, 1024 * (num_curves + 1), 1024) for m in range(512, 3072, 512)]
+    places = [({"m": m, "n": n}, Gemm(m, n, 4096)) for n, m in sizes]
+    short = [({"m": 512, "n": 8}, Gemm(512, 8, 4096))]  # a curve of one point is left out of longer ones
+    records = records_of(gpu, [*places, *short], noise=0.0, seed=1)
+    curves = curves_of(points_of(records, SPEC), "m", fewest=1)
+    chosen = [dict(curve.held)["n"] // 1024 for curve in canvas.typical(curves, most)]
+    if num_curves < most:
+        assert set(chosen) - {0} == set(range(1, num_curves + 1))
+        return
+    steps = [after - before for before, after in pairwise(chosen)]
+    assert len(chosen) == most
+    assert min(steps, default=1) >= 1
+    assert max(steps, default=1) - min(steps, default=1) <= 1
+    # The smallest third by work shows no steps; it is drawn only if too few curves remain without it.
+    assert chosen[0] - 1 in (round((num_curves - 1) / 3), num_curves - most)

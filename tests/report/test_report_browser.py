@@ -82,18 +82,15 @@ def test_pointing_at_a_size_tells_what_ran_there(opened: Browser, tmp_path: Path
     page = write_report(grid(), tmp_path).page
     with opened.tab(page, 1280) as tab:
         assert tab.shown.problems == []
-        plots = tab.evaluate("document.querySelectorAll('.drawn .uplot').length")
+        plots = tab.evaluate("document.querySelectorAll('[data-chart] .uplot').length")
         assert plots == page.read_text(encoding="utf-8").count("data-chart=") > 0
-        assert tab.evaluate("getComputedStyle(document.querySelector('.drawn img')).display") == "none"
-        over = "document.querySelector('.u-over').getBoundingClientRect()"
+        over = "[...document.querySelectorAll('.u-over')].at(1).getBoundingClientRect()"
         where = tab.evaluate(f"[{over}.left + {over}.width / 3, {over}.top + 50]")
         tab.evaluate(f"scrollTo(0, {where[1]} - 200)")
         where = tab.evaluate(f"[{over}.left + {over}.width / 3, {over}.top + 50]")
         tab.browser._ask("Input.dispatchMouseEvent", tab.session, type="mouseMoved", x=where[0], y=where[1])
-        said = tab.evaluate("document.querySelector('.said').textContent")
+        said = tab.evaluate("[...document.querySelectorAll('.said')].at(1).textContent")
         assert "hidden" in said
         assert "ms" in said or "µs" in said
         assert "grade" in said
-        tab.evaluate("document.querySelector('button.still').click()")
-        assert tab.evaluate("getComputedStyle(document.querySelector('.drawn img')).display") == "block"
         assert "onerror" not in tab.evaluate("[...document.images].map(i => i.outerHTML).join()")

@@ -6,7 +6,7 @@ import pytest
 from made_devices import A100
 
 from quantbench.errors import InputError
-from quantbench.sweep.axes import Axis, Held, check_axes, ops_at, parse_axis, with_defaults
+from quantbench.sweep.axes import Axis, Held, check_axes, ops_at, parse_axis, places_of, with_defaults
 from quantbench.sweep.edges import parse_grid, predicted_edges
 from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json
 from quantbench.workload import Gemm, GroupedGemm, MoE, Permute, Workload
@@ -67,7 +67,6 @@ def test_hidden_without_heads_takes_a_divisor() -> None:
     [
         ("flash", ["attention"]),
         ("unfused", ["scores", "softmax", "context"]),
-        ("both", ["attention", "scores", "softmax", "context"]),
     ],
 )
 def test_heads_give_the_attention_that_was_chosen(attention: str, names: list[str]) -> None:
@@ -84,15 +83,13 @@ def test_a_layer_runs_one_attention_in_its_order() -> None:
 
 
 def test_named_ops_win_over_the_attention_that_was_chosen() -> None:
-    held = replace(GPU, heads=32, ops=("attention", "softmax"))
-    assert [op.name for op in ops_at((parse_axis("tp=1"),), (1,), held)] == ["attention", "softmax"]
+    held = replace(GPU, heads=32, ops=("scores", "softmax"))
+    assert [op.name for op in ops_at((parse_axis("tp=1"),), (1,), held)] == ["scores", "softmax"]
 
 
-def test_runs_from_before_attention_was_chosen_keep_both_kinds() -> None:
-    stored = options_to_json(SweepOptions(dims=("heads=32",)))
-    assert options_from_json(stored).held.attention == ""
-    del stored["held"]["attention"], stored["held"]["softmax"]
-    assert options_from_json(stored).held.attention == "both"
+def test_ops_of_two_kinds_of_attention_are_refused() -> None:
+    with pytest.raises(InputError, match=r"^--ops: attention,softmax; expected "):
+        Held(ops=("attention", "softmax"))
 
 
 def test_backward_only() -> None:
@@ -196,7 +193,7 @@ def test_axes_that_make_no_grid(dims: tuple[str, ...], message: str) -> None:
         (Held(heads=7), 1024, "hidden = 1024 with heads = 7; expected hidden divisible by heads"),
         (Held(heads=4, tp=8), 1024, "heads = 4 with tp = 8; expected heads divisible by tp"),
         (Held(tp=8), 1025, "hidden = 1025 with tp = 8; expected hidden divisible by tp"),
-        (Held(head_dim=128), 1000, "hidden = 1000 with head-dim = 128; expected hidden divisible by head-dim"),
+        (Held(head_dim=128, ops=("attention",)), 1000, "hidden = 1000 with head_dim = 128; expected whole heads"),
     ],
 )
 def test_shapes_that_cannot_be(held: Held, hidden: int, message: str) -> None:
@@ -216,3 +213,32 @@ def test_predicted_edges_of_hidden_repeat_those_of_its_products() -> None:
     edges = predicted_edges((parse_axis("hidden=1024:8192:1024"),), 0, held, A100)
     # proj is 2048 × hidden: 16 row tiles, so 6 column tiles of 256 fit into a wave: 1536 is its edge, 13 make two.
     assert edges[:2] == [1536, 3328]
+
+
+def test_hidden_varies_at_a_fixed_head_dim_and_products_keep_every_size() -> None:
+    held = with_defaults(Held(ops=("qkv", "attention"), heads_per_kv_head=4), A100)
+    axes = (parse_axis("hidden=4096:4608:64"),)
+    places, left_out = places_of(axes, held)
+    assert [at["hidden"] for at, _ in places] == list(axes[0].values)
+    by_hidden = {at["hidden"]: {op.name: op.workload for op in ops} for at, ops in places}
+    attention = {hidden: ops["attention"] for hidden, ops in by_hidden.items() if "attention" in ops}
+    assert {hidden: (work.heads, work.kv_heads, work.head_dim) for hidden, work in attention.items()} == {
+        4096: (32, 8, 128),
+        4608: (36, 9, 128),
+    }
+    # Products do not know heads: their widths are those of any heads in this ratio.
+    assert {hidden: ops["qkv"].n for hidden, ops in by_hidden.items()} == {h: h + h // 2 for h in axes[0].values}
+    assert left_out[0] == "hidden = 4160 with head_dim = 128: without attention"
+    assert len(left_out) == len(places) - len(attention)
+
+
+def test_heads_that_are_given_stay() -> None:
+    held = with_defaults(Held(ops=("attention",), heads=32), A100)
+    (op,) = ops_at((parse_axis("hidden=5120"),), (5120,), held)
+    assert (op.workload.heads, op.workload.head_dim) == (32, 160)
+
+
+def test_a_misaligned_size_leaves_out_only_what_needs_heads() -> None:
+    held = with_defaults(Held(ops=("qkv", "mlp_up", "attention"), heads_per_kv_head=4), A100)
+    ((_, ops),) = places_of((parse_axis("hidden=4097"),), held)[0]
+    assert [(op.name, op.workload.k) for op in ops] == [("mlp_up", 4097)]

@@ -274,7 +274,7 @@ def test_a_picture_that_finds_no_room_takes_nothing_of_the_run_away(
     def full(*_: object, **__: object) -> None:
         raise StoreError("picture", "efficiency-n.png (No space left on device)", "a file that can be written")
 
-    monkeypatch.setattr("quantbench.report.sweep_result.draw_efficiency", full)
+    monkeypatch.setattr("quantbench.report.sweep_result.figure", full)
     bench = Bench(None, lambda request: measured(100.0))  # type: ignore[arg-type]
     with SweepSession.new(lambda spec: OPTIONS, tmp_path, connect_with(bench)) as session:  # type: ignore[arg-type]
         finished = session.run(lambda progress: None, clock=bench.clock)

@@ -36,7 +36,7 @@ def cases(arch: int) -> list[tuple[int, str, str, int, Tile]]:
 @pytest.mark.parametrize(("arch", "layout", "schedule", "size", "tile"), [*cases(70), *cases(75)], ids=str)
 def test_tiles_run_on_tensor_cores_without_spills(arch: int, layout: str, schedule: str, size: int, tile: Tile) -> None:
     operands = contiguous(Gemm(size, size, size, dtype="fp16", layout=layout))
-    config = configure(operands, schedule, tile, (arch // 10, arch % 10), descriptors_available=False)
+    config = configure(operands, schedule, tile, (arch // 10, arch % 10))
     built = compile_gemm(operands, config, arch)
     assert built.count(OPCODE[arch]) > 0
     assert (built.spills, built.stack_bytes) == (0, 0)

@@ -16,8 +16,15 @@ from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.units import percent
 from tools.accuracy.scoring import Split, coverage, held_out_sites, random_split, summarize
-from tools.accuracy.tables import PUBLISHED, SOFTMAX_GPUS, PublishedTable, SoftmaxTable, read_published, read_softmax
 from tools.guide.markers import table as markdown
+from tools.published_tables import (
+    PUBLISHED,
+    SOFTMAX_GPUS,
+    PublishedTable,
+    SoftmaxTable,
+    read_published,
+    read_softmax,
+)
 
 FloatArray = npt.NDArray[np.float64]
 

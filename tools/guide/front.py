@@ -18,8 +18,7 @@ from textwrap import wrap
 
 from quantbench.analysis.check import check_run
 from quantbench.analysis.curves import Curve, curves_of, fit_curves, repeatability
-from quantbench.analysis.periods import find_periods, tile_finder
-from quantbench.analysis.sawtooth import Sawtooth, sawtooth
+from quantbench.analysis.periods import find_periods
 from quantbench.analysis.staircase import Explanation
 from quantbench.analysis.summary import Point, points_of
 from quantbench.device import lookup
@@ -27,13 +26,16 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import QuantbenchError, StoreError
 from quantbench.importers import aiconfigurator
 from quantbench.importers.runs import write_run
-from quantbench.quantization import cdiv
-from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, figure
+from quantbench.quantization import cdiv, quantize
+from quantbench.report.canvas import CLIFF_COLOUR, figure
+from quantbench.report.content import PALETTE
 from quantbench.report.source import picture_caption
 from quantbench.report.sweep_result import draw_run
+from quantbench.stats import median
 from quantbench.store.folder import read_run
 from quantbench.store.run import RunInfo
 from quantbench.units import percent
+from quantbench.workload import Gemm
 from tools.guide.markers import fill
 
 PAGES = (Path("README.md"), Path("docs/index.md"))
@@ -59,7 +61,6 @@ class Staircase:
 
     info: RunInfo
     curve: Curve
-    teeth: Sawtooth
     tile: Explanation
     rows: int
 
@@ -82,6 +83,10 @@ class Staircase:
         """Number of tile columns of the GEMM."""
         return cdiv(_N, self.tile.block_n)
 
+    def busy_share(self, m: int) -> float:
+        """Returns the share of the SMs' time that the tiles of a product of m rows use."""
+        return quantize(Gemm(m, _N, _K), self.tile.tile, self.tile.resident_blocks).efficiency
+
     def num_waves(self, m: int) -> int:
         return cdiv(cdiv(m, self.tile.block_m) * self.columns, self.tile.resident_blocks)
 
@@ -98,10 +103,9 @@ def read_staircase() -> Staircase:
     (period,) = find_periods(fit_curves(curves, repeatability(run.records)), run.info.device)
     shown = [p for p in points if (p.axes["n"], p.axes["k"]) == (_N, _K) and p.axes["m"] in _SHOWN_M]
     (curve,) = curves_of(shown, "m")
-    teeth = sawtooth(curve.points, "m", run.info.device, tile_finder(run.info.device, [period]))
-    if teeth is None or period.chosen is None:
+    if period.chosen is None:
         raise StoreError("front page", run.info.source, "a table whose steps one tile explains")
-    return Staircase(run.info, curve, teeth, period.chosen, len(points))
+    return Staircase(run.info, curve, period.chosen, len(points))
 
 
 def staircase_text(found: Staircase) -> str:
@@ -138,18 +142,20 @@ def draw_staircase(found: Staircase, path: Path) -> None:
     """Plots time and rate over m, with those computed from tiles and waves; the largest edge is marked."""
     sizes = found.curve.sizes
     before, after = found.edge
-    flops_per_row = 2.0 * _N * _K
-    teeth_us = [m * flops_per_row / rate / 1e6 for m, rate in zip(found.teeth.sizes, found.teeth.tflops, strict=True)]
+    full_rate = median([p.tflops / found.busy_share(p.axes["m"]) for p in found.curve.points])
+    computed_m = range(sizes[0], sizes[-1] + 1)
+    rates = [full_rate * found.busy_share(m) for m in computed_m]
+    times_us = [2.0 * m * _N * _K / rate / 1e6 for m, rate in zip(computed_m, rates, strict=True)]
     tile, sms = found.tile, found.spec.sm_count
     computed = f"computed: {tile.block_m}x{tile.block_n} tiles in waves of {tile.resident_blocks}, on {sms} SMs"
     title = f"m × {_K} times {_K} × {_N} over m"
     caption = picture_caption(found.info, found.curve.points)
     with figure(path, (8.2, 6.2), 2, title=title, caption=caption, sharex=True) as panels:
-        for panel, measured, teeth, unit in (
-            (panels[0][0], [p.latency_us for p in found.curve.points], teeth_us, "time, µs"),
-            (panels[1][0], [p.tflops for p in found.curve.points], found.teeth.tflops, "TFLOP/s"),
+        for panel, measured, line, unit in (
+            (panels[0][0], [p.latency_us for p in found.curve.points], times_us, "time, µs"),
+            (panels[1][0], [p.tflops for p in found.curve.points], rates, "TFLOP/s"),
         ):
-            panel.plot(found.teeth.sizes, teeth, "--", color="0.4", linewidth=1.0, label=computed)
+            panel.plot(computed_m, line, "--", color="0.4", linewidth=1.0, label=computed)
             panel.plot(
                 sizes, measured, "o-", color=PALETTE[0], markersize=4, linewidth=1.2, label="measured (imported table)"
             )

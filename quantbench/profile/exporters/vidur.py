@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from quantbench.errors import InputError
-from quantbench.importers.vidur import GEMM_OPS
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.profile.exporters.modelled import GemmTimes, attention_times
 from quantbench.profile.exporters.options import (
@@ -43,6 +42,8 @@ MODELS = {
     "llama-3-8b": ("meta-llama/Llama-3-8B", "meta-llama/Meta-Llama-3-8B", 128256, 4096),
     "llama-3-70b": ("meta-llama/Llama-3-70B", "meta-llama/Meta-Llama-3-70B", 128256, 8192),
 }
+#: names of a layer's GEMMs: Vidur's, and quantbench's
+GEMM_OPS = {"attn_pre_proj": "qkv", "attn_post_proj": "proj", "mlp_up_proj": "mlp_up", "mlp_down_proj": "mlp_down"}
 #: device slug → (device_sku, node sku). Other devices get their slug, which must be added to Vidur first.
 _SKUS = {
     "a100-sxm4-80gb": ("a100", "a100_dgx"), "h100-sxm5-80gb": ("h100", "h100_dgx"), "l40-48gb": ("l40", "l40_pcie"),

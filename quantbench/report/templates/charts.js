@@ -1,24 +1,20 @@
-// Draws the curves of a report's plots with uPlot in place of their pictures: pointing at a size tells its shape, time,
-// kernel and grade; names below a plot toggle lines; dragging zooms. Without JavaScript and in print the pictures stay.
+// Draws a report's charts with uPlot: pointing at a size tells its shape, time, kernel and grade; names below a chart
+// toggle lines; dragging zooms.
 'use strict';
 for (const figure of document.querySelectorAll('[data-chart]')) {
-  const {axis, unit, curves, cliffs, colours} = JSON.parse(figure.dataset.chart);
+  const {axis, unit, lines, marks, colours} = JSON.parse(figure.dataset.chart);
   const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const make = (tag, name, text = '') => Object.assign(document.createElement(tag), {className: name, textContent: text});
-  const xs = [...new Set(curves.flatMap(curve => curve.points.map(point => point[0])))].sort((a, b) => a - b);
-  const at = curves.map(curve => new Map(curve.points.map(point => [point[0], point])));
-  const column = (known, i) => xs.map(x => known.has(x) ? known.get(x)[i] : null);
-  const data = [xs, ...at.flatMap(known => [column(known, 1), column(known, 2), column(known, 3)])];
-  const holder = make('div', 'plot'), said = make('p', 'note said', 'Point at a size for its shape, time, kernel and grade.');
-  const button = make('button', 'still', 'as a picture');
-  button.type = 'button';
-  button.onclick = () => { button.textContent = figure.classList.toggle('still') ? 'as a plot' : 'as a picture'; };
-  figure.prepend(holder, said, button);
-  figure.classList.add('drawn');
+  const xs = [...new Set(lines.flatMap(line => line.dots.map(dot => dot.x)))].sort((a, b) => a - b);
+  const at = lines.map(line => new Map(line.dots.map(dot => [dot.x, dot])));
+  const column = (known, name) => xs.map(x => known.has(x) ? known.get(x)[name] : null);
+  const data = [xs, ...at.flatMap(known => [column(known, 'y'), column(known, 'low'), column(known, 'high')])];
+  const holder = make('div', 'plot'), said = make('p', 'note said', 'Point at a place for what was measured there.');
+  figure.append(holder, said);
   const series = [{label: axis}], bands = [];
-  curves.forEach((curve, i) => {
+  lines.forEach((line, i) => {
     const value = (u, v) => v === null || v === undefined ? '–' : v.toFixed(1), clear = {stroke: 'transparent', spanGaps: true, points: {show: false}};
-    series.push({label: curve.name, stroke: colours[i % colours.length], width: 1.6, dash: [[], [8, 4], [2, 3]][i % 3], spanGaps: true, value, points: {show: true, size: 5}},
+    series.push({label: line.name, stroke: colours[i % colours.length], width: 1.6, dash: [[], [8, 4], [2, 3]][i % 3], spanGaps: true, value, points: {show: true, size: 5}},
       {...clear, label: 'low'}, {...clear, label: 'high'});
     bands.push({series: [3 * i + 3, 3 * i + 2], fill: `${colours[i % colours.length]}30`});
   });
@@ -31,13 +27,13 @@ for (const figure of document.querySelectorAll('[data-chart]')) {
       setCursor: [u => {
         if (u.cursor.idx === null || u.cursor.idx === undefined) return;
         const found = at.map((known, i) => u.series[3 * i + 1].show && known.get(xs[u.cursor.idx])).filter(Boolean);
-        said.textContent = found.map(point => point[4]).join(' · ');
+        said.textContent = found.map(dot => dot.words).join(' · ');
       }],
-      draw: [u => cliffs.forEach(([x, y], i) => {
-        const c = u.ctx, r = devicePixelRatio, px = u.valToPos(x, 'x', true), py = u.valToPos(y, 'y', true) + 16 * r;
+      draw: [u => marks.forEach(({x, y, label}) => {
+        const c = u.ctx, r = devicePixelRatio, px = u.valToPos(x, 'x', true), py = u.valToPos(y, 'y', true);
         if (px < u.bbox.left || px > u.bbox.left + u.bbox.width) return;
-        c.save(); c.fillStyle = css('--cliff'); c.beginPath(); c.arc(px, py, 8 * r, 0, 7); c.fill();
-        c.fillStyle = css('--paper'); c.font = `bold ${11 * r}px system-ui`; c.textAlign = 'center'; c.fillText(i + 1, px, py + 4 * r); c.restore();
+        c.save(); c.fillStyle = css('--cliff'); c.beginPath(); c.arc(px, py, 4 * r, 0, 7); c.fill();
+        c.font = `bold ${12 * r}px system-ui`; c.textAlign = 'center'; c.fillText(label, px, py + 18 * r); c.restore();
       })],
     },
   }, data, holder);

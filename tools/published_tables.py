@@ -1,0 +1,282 @@
+"""Reads the published tables that shipped models are fitted to: NeuSight's, DeepBench's and aiter's.
+
+The files are kept beside the checkout (`DATA`). What each project's words mean here stands with its reader.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.device import lookup
+from quantbench.device.spec import DeviceSpec
+from quantbench.importers.runs import Origin, Row, Rows, digest, file_origin
+from quantbench.latency.tables import read_parquet
+from quantbench.launch import Launch
+from quantbench.providers import kernel_names
+from quantbench.providers.identity import KernelEvent, launch_of
+from quantbench.store.record import Place
+from quantbench.workload import Gemm, Softmax
+
+#: folder of the published files
+DATA = Path(__file__).parents[2] / "shared" / "data"
+
+Cells = Mapping[str, Any]
+
+
+def read_neusight(rows: Iterable[Cells], spec: DeviceSpec) -> Iterator[Row]:
+    """Yields PyTorch's fp32 products and softmax. linear: torch.nn.Linear with bias; bmm: torch.bmm.
+
+    A time is the mean of the fastest 5 of 25 calls between CUDA events on an idle GPU, launch included.
+    Source: https://github.com/sitar-lab/NeuSight, neusight/Dataset/collect.py.
+    """
+    for row in rows:
+        op = row["op"]
+        work: Gemm | Softmax
+        if op == "softmax":
+            work = Softmax(1, row["rows"], row["cols"], dtype="fp32", mask="none")
+            place = _place(work, op, "batch", "rows", "cols")
+        elif op == "linear":
+            work = Gemm(row["batch"] * row["m"], row["n"], row["k"], dtype="fp32", layout="nt")
+            place = _place(work, op, "m", "n", "k", "batch")
+        else:
+            work = Gemm(row["m"], row["n"], row["k"], batch=row["batch"], dtype="fp32")
+            place = _place(work, op, "m", "n", "k", "batch")
+        launch = _neusight_launch(row, work, spec)
+        yield Row(work, row["latency_ms"] * 1e3, "torch", place, launch=launch)
+
+
+def _neusight_launch(row: Cells, work: Gemm | Softmax, spec: DeviceSpec) -> Launch | None:
+    if not row["kernel"]:
+        return None
+    grid = (row["grid_x"], row["grid_y"], row["grid_z"])
+    events = [KernelEvent(row["kernel"], 1.0, grid, (row["block_x"], row["block_y"], 1))]
+    if "splitkreduce" in row["kernels"].lower():
+        events.append(KernelEvent("splitKreduce_kernel", 0.0))
+    return launch_of(events, work, spec)
+
+
+def read_deepbench(rows: Iterable[Cells], spec: DeviceSpec) -> Iterator[Row]:
+    """Yields cuBLAS' products. A time is the mean of 400 calls in a row by the host's clock; C is added to.
+
+    cuBLAS is column-major: their C = op(A)·op(B) is the row-major Cᵀ = op(B)ᵀ·op(A)ᵀ, so their N is our m and their M
+    our n. Source: https://github.com/baidu-research/DeepBench, code/nvidia/gemm_bench.cu.
+    """
+    for row in rows:
+        layout = (row["b_transposed"] + row["a_transposed"]).lower()
+        work = Gemm(int(row["N"]), int(row["M"]), int(row["K"]), dtype=row["dtype"], layout=layout)
+        yield Row(work, float(row["time_ms"]) * 1e3, "cublas", _place(work, "gemm", "m", "n", "k"))
+
+
+# What aiter writes for a kernel that another library chose.
+_NOT_KERNELS = {"", "native", "auto", "triton", "sol2", "nan"}
+
+
+def read_aiter(rows: Iterable[Cells], spec: DeviceSpec) -> Iterator[Row]:
+    """Yields tuned products, y = x·Wᵀ. A time is the best of a search over the kernels of several libraries.
+
+    Leaves out mxfp4 products whose kernel says fp8. Source: https://github.com/ROCm/aiter, aiter/configs.
+    """
+    for row in rows:
+        kernel = row["kernel"]
+        if row["dtype"] == "mxfp4" and re.search(r"a8w8|_F8_F8_", kernel):
+            continue
+        work = Gemm(row["m"], row["n"], row["k"], dtype=row["dtype"], layout="nt")
+        launch = None
+        if kernel not in _NOT_KERNELS:
+            launch = _aiter_launch(kernel, row["split_k"])
+        yield Row(work, row["latency_us"], "aiter", _place(work, "gemm", "m", "n", "k"), launch=launch)
+
+
+def _aiter_launch(kernel: str, split: int) -> Launch:
+    """Returns the launch. split: the number of parts in the rows of assembly, FlyDSL and opus; its base-2 logarithm in
+    those of Composable Kernel (KBatch = pow(2, splitK) in csrc)."""
+    name = kernel_names.parse(kernel)
+    if name.tile is None:
+        return Launch(kernel)
+    parts = split if name.family == "aiter" else 2**split
+    return Launch(kernel, tile=replace(name.tile, split_k=max(1, parts)))
+
+
+def _place(work: Gemm | Softmax, op: str, *sizes: str) -> Place:
+    return Place({size: getattr(work, size) for size in sizes}, op)
+
+
+@dataclass(frozen=True)
+class Published:
+    """File of one project.
+
+    library: provider of its rows.
+    framework, version: what ran the products.
+    source: repository and license.
+    caveat: what a time is.
+    least_us: `read_published` leaves out products that take no longer.
+    """
+
+    name: str
+    library: str
+    file: str
+    read: Callable[[Iterable[Cells], DeviceSpec], Iterator[Row]]
+    framework: str
+    version: str
+    source: str
+    caveat: str
+    mode: str = "unknown"
+    least_us: float = 0.0
+
+    @property
+    def path(self) -> Path:
+        return DATA / self.file
+
+    def rows(self, gpu: str) -> Rows:
+        """Reads the rows of one GPU."""
+        spec = lookup(gpu)
+        if self.path.suffix == ".parquet":
+            cells = read_parquet(self.name, self.path).to_pylist()
+        else:
+            with self.path.open(encoding="utf-8") as stream:
+                cells = list(csv.DictReader(stream))
+        names = {name for name in {row["gpu"] for row in cells} if lookup(name) == spec}
+        return Rows(list(self.read((row for row in cells if row["gpu"] in names), spec)))
+
+    def origin(self, gpu: str) -> Origin:
+        """Describes a run of the rows of one GPU."""
+        return file_origin(
+            self.path, self.name.lower(), gpu, None, f"{self.name}, {gpu}, ", mode=self.mode,
+            software={self.library: "not stated"}, caveats=(f"imported: {self.caveat}",),
+        )  # fmt: skip
+
+    def provenance(self, gpu: str) -> dict[str, Any]:
+        """Describes the table as a model stores it."""
+        return {
+            "table": self.file, "sha256": digest(self.path), "package": self.source, "framework": self.framework,
+            "framework_version": self.version, "measured_on": gpu,
+        }  # fmt: skip
+
+
+NEUSIGHT = Published(
+    name="NeuSight",
+    library="torch",
+    file="neusight_fp32.parquet",
+    read=read_neusight,
+    framework="PyTorch",
+    version="2.1",
+    source="sitar-lab/NeuSight, MIT",
+    caveat="the mean of the fastest 5 of 25 calls with the launch from Python; clock not recorded",
+    mode="events",
+    least_us=100.0,  # more of a shorter time is the launch from Python than the kernel
+)
+DEEPBENCH = Published(
+    name="DeepBench",
+    library="cublas",
+    file="deepbench_v100.csv",
+    read=read_deepbench,
+    framework="cuBLAS",
+    version="10.1",
+    source="baidu-research/DeepBench, Apache-2.0",
+    caveat="the mean of 400 calls in a row, C added to; spread, clock and cache state not recorded",
+)
+AITER = Published(
+    name="aiter",
+    library="aiter",
+    file="amd_tuned_gemms.parquet",
+    read=read_aiter,
+    framework="aiter",
+    version="(best of a search)",
+    source="ROCm/aiter, MIT",
+    caveat="the best time of a search over kernels; spread, clock and cache state not recorded",
+)
+#: (device, dtype) → its table
+PUBLISHED = {
+    ("v100-pcie-32gb", "fp32"): NEUSIGHT,
+    ("t4-16gb", "fp32"): NEUSIGHT,
+    ("p100-pcie-16gb", "fp32"): NEUSIGHT,
+    ("a100-pcie-40gb", "fp32"): NEUSIGHT,
+    ("v100-sxm2-16gb", "fp16"): DEEPBENCH,
+    ("v100-sxm2-16gb", "fp32"): DEEPBENCH,
+    ("mi300x-192gb", "fp8_block"): AITER,
+    ("mi355x-288gb", "fp8_block"): AITER,
+}
+#: GPUs whose softmax was measured
+SOFTMAX_GPUS = tuple(gpu for (gpu, _), table in PUBLISHED.items() if table is NEUSIGHT)
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """Measured products of one GPU and dtype, sorted by (m, n, k, batch). provenance: as stored in a model."""
+
+    gpu: str
+    dtype: str
+    m: npt.NDArray[np.int64]
+    n: npt.NDArray[np.int64]
+    k: npt.NDArray[np.int64]
+    batch: npt.NDArray[np.int64]
+    layout: npt.NDArray[np.str_]
+    latency_us: npt.NDArray[np.float64]
+    provenance: dict[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.m)
+
+    def take(self, rows: npt.NDArray[np.intp]) -> dict[str, Any]:
+        """Returns these rows as the arguments that `GemmModel.fit` and `.predict` share."""
+        return {
+            "m": self.m[rows], "n": self.n[rows], "k": self.k[rows], "batch": self.batch[rows],
+            "layout": self.layout[rows].tolist(),
+        }  # fmt: skip
+
+    def where(self, kept: npt.NDArray[np.bool_]) -> PublishedTable:
+        """Returns the table of the rows where `kept`, (rows,), is true."""
+        arrays = {name: getattr(self, name)[kept] for name in ("m", "n", "k", "batch", "layout", "latency_us")}
+        return replace(self, **arrays)
+
+
+def read_published(gpu: str, dtype: str) -> PublishedTable:
+    """Reads the products of a pair in PUBLISHED. A shape measured twice in one layout keeps its shorter time."""
+    table = PUBLISHED[gpu, dtype]
+    best: dict[tuple[int, int, int, int, str], float] = {}
+    for row in table.rows(gpu).rows:
+        work = row.workload
+        if isinstance(work, Gemm) and work.dtype == dtype and row.has_time and row.latency_us > table.least_us:
+            key = (work.m, work.n, work.k, work.batch, work.layout)
+            best[key] = min(row.latency_us, best.get(key, inf))
+    keys = sorted(best)
+    m, n, k, batch = (np.array([key[i] for key in keys], dtype=np.int64) for i in range(4))
+    layout = np.array([key[4] for key in keys])
+    latency_us = np.array([best[key] for key in keys])
+    return PublishedTable(gpu, dtype, m, n, k, batch, layout, latency_us, table.provenance(gpu))
+
+
+@dataclass(frozen=True)
+class SoftmaxTable:
+    """Measured shapes of PyTorch's softmax on one GPU, fp32, and their times. provenance: as stored in a model."""
+
+    works: tuple[Softmax, ...]
+    latency_us: npt.NDArray[np.float64]
+    provenance: dict[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.works)
+
+    def take(self, rows: npt.NDArray[np.intp]) -> SoftmaxTable:
+        """Returns the table of these rows."""
+        return replace(self, works=tuple(self.works[i] for i in rows), latency_us=self.latency_us[rows])
+
+
+def read_softmax(gpu: str) -> SoftmaxTable:
+    """Reads a GPU of SOFTMAX_GPUS."""
+    rows = [
+        (row.workload, row.latency_us)
+        for row in NEUSIGHT.rows(gpu).rows
+        if isinstance(row.workload, Softmax) and row.has_time
+    ]
+    works, latency_us = zip(*rows, strict=True)
+    return SoftmaxTable(works, np.array(latency_us), NEUSIGHT.provenance(gpu))
