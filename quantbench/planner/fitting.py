@@ -32,6 +32,7 @@ _COVERED = 0.9
 _FEWEST = 5
 # A factor whose spread the rows reduce by less than this is not determined; a pair correlated more is not told apart.
 _DETERMINED, _APART = 0.7, 0.7
+_UNUSUAL = 2  # spreads of the prior
 
 
 class Prior(NamedTuple):
@@ -133,12 +134,14 @@ class SiteFit:
     undetermined: factors that the rows say little about; they keep the values of the stack.
     confounded: pairs of factors that the rows do not tell apart: only their joint effect is known.
     errors: relative error of each row when it is left out.
+    unusual: factors that lie further from the stack's than those of nineteen in twenty sites are expected to.
     """
 
     calibration: Calibration
     undetermined: tuple[str, ...]
     confounded: tuple[tuple[str, str], ...]
     errors: FloatArray
+    unusual: tuple[str, ...]
 
 
 def fit_site(observed: Sequence[Observed], prior: Calibration) -> SiteFit:
@@ -155,7 +158,7 @@ def fit_site(observed: Sequence[Observed], prior: Calibration) -> SiteFit:
         for name in PRIORS:
             low, high = RANGES[name]
             value = max(getattr(prior, name), 1e-3) * math.exp(effects[Term(name, "")])
-            values[name] = min(max(value, low), high)
+            values[name] = min(max(value, low / _STEP), high)  # so that a step down stays inside
         return replace(prior, **values)
 
     effects, jacobian = solve(observed, spreads, constants)
@@ -182,7 +185,9 @@ def fit_site(observed: Sequence[Observed], prior: Calibration) -> SiteFit:
         "confounded": pairs,
         "stack": observed[0].case.job.stack,
     }
-    return SiteFit(replace(found, scatter=scatter, provenance=provenance), undetermined, pairs, left_out)
+    unusual = tuple(name for name in names if abs(effects[Term(name, "")]) > _UNUSUAL * spread[name])
+    fitted = replace(found, scatter=scatter, provenance=provenance)
+    return SiteFit(fitted, undetermined, pairs, left_out, unusual)
 
 
 def solve(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -51,6 +51,10 @@ _MODEL_PARTS = (
     "rope_dim", "value_dim", "expert_groups", "top_groups",
 )  # fmt: skip
 _LONGEST_STAGE = 1.25
+# What changes the time of a run too much to be assumed in a fit.
+_NEEDED_BY_A_FIT = (
+    "hidden", "layers", "heads", "kv_heads", "ffn", "gated", "seq", "vocab", "mbs", "recompute", "sec_per_it"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -189,6 +193,20 @@ def read_table(path: Path) -> tuple[TableRow, ...]:
     if not rows:
         raise InputError(_WHO, f"{path.name} has no rows", "at least one")
     return tuple(rows)
+
+
+def require_stated(rows: Sequence[TableRow], given: Given, where: str) -> None:
+    """Raises InputError for rows without a value that a fit must know: a usual one in its place would be taken for a
+    factor. where: the table, for messages."""
+    missing = [
+        name
+        for name in _NEEDED_BY_A_FIT
+        if given.cells.get(name) in (None, "") and any(getattr(row, name) in (None, "") for row in rows)
+    ]
+    if missing:
+        raise InputError(
+            "plan --fit", f"{where} lacks {', '.join(missing)}", "these columns, or options of these names"
+        )
 
 
 def _positive(row: CsvRow, column: str) -> float:
