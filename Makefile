@@ -119,8 +119,7 @@ fuzz: install
 # The accuracy page, the pictures and the figures of docs/ and README, from measured tables and runs.
 docs: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[tables,docs]'
-	$(BIN)/python -m tools.accuracy.page docs/accuracy.md
-	mkdir -p build && $(BIN)/python -m tools.accuracy.page docs/accuracy.md --formats --work build/formats.jsonl
+	mkdir -p build && $(BIN)/python -m tools.accuracy.page docs/accuracy.md
 	$(BIN)/python -m tools.accuracy.padding docs/padding.md
 	$(BIN)/python -m tools.advice_examples docs
 	$(BIN)/python -m tools.guide.front

@@ -1,9 +1,5 @@
 """Lists the sizes that number formats and libraries require to be multiples, and finds the rules that a shape breaks.
 
-Entry points: `RULES`, each an `AlignmentRule`; `broken_rules`, for one workload on one GPU, and `broken_by_shape`, for
-a transformer at its tensor-parallel degree, which return `Broken` objects; `side_names` and `misaligned_sides`. Used by
-`advice`, the commands `check` and `pad`, tools and users' Python code.
-
 Effects. `crashes`: the library raises an error. `falls back`: it runs another, slower kernel, mostly without a message.
 `wastes`: it pads. Every rule names the threads, documentation or source files that state it; all were read in 2026-11.
 """
@@ -13,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from quantbench.device.spec import DeviceSpec
 from quantbench.quantization import VECTOR_BYTES, cdiv
+from quantbench.rules import Rule
 from quantbench.workload import Attention, Gemm, GroupedGemm, Op, TransformerShape
 from quantbench.workload.dtypes import DTYPES
 
@@ -46,7 +44,7 @@ _FORWARD = {
 
 
 @dataclass(frozen=True)
-class AlignmentRule:
+class AlignmentRule(Rule):
     """Sizes that a library or a number format requires of one op.
 
     dtypes: formats of the op's inputs that the rule is about.
@@ -58,7 +56,7 @@ class AlignmentRule:
     phases: of `Op.phase`; () for all.
     min_tp: smallest tensor-parallel degree at which it matters.
     training: whether it concerns training steps only.
-    why: text that follows the size.
+    capability: smallest CUDA compute capability that the software runs on.
     """
 
     dtypes: tuple[str, ...]
@@ -66,15 +64,16 @@ class AlignmentRule:
     multiple: int | tuple[int, ...]
     effect: str
     whose: str
-    why: str
-    sources: tuple[str, ...]
     libraries: tuple[str, ...] = ()
     phases: tuple[str, ...] = ()
     min_tp: int = 1
     training: bool = False
+    capability: tuple[int, int] = (0, 0)
 
-    def concerns(self, dtype: str, library: str, tp: int, *, training: bool) -> bool:
+    def concerns(self, dtype: str, library: str, tp: int, *, training: bool, device: DeviceSpec | None) -> bool:
         """Returns whether the rule is about such work; arguments as of `broken_rules`."""
+        if device is not None and (device.compute_capability or (0, 0)) < self.capability:
+            return False
         named = not library or not self.libraries or library in self.libraries
         return dtype in self.dtypes and named and tp >= self.min_tp and (training or not self.training)
 
@@ -100,90 +99,111 @@ class Broken:
         """Text such as `ffn / tp = 688 is no multiple of 128: crashes in vLLM, SGLang (…); next: 768`."""
         multiple = self.rule.multiple
         what = f"no multiple of {multiple}" if isinstance(multiple, int) else "between a kernel's widths"
-        effect = f"{self.rule.effect} in {self.rule.whose} ({self.rule.why})"
+        effect = f"{self.rule.effect} in {self.rule.whose} ({self.rule.claim})"
         return f"{self.name} = {self.size} is {what}: {effect}; next: {self.to}"
 
 
 _VLLM = "https://github.com/vllm-project/vllm"
 _TE = "https://github.com/NVIDIA/TransformerEngine"
 _SERVING = ("vllm", "sglang")
+# What DeepGEMM and FlashAttention need: their READMEs.
+_DEEPGEMM = (9, 0)
+_FLASH = (8, 0)
 _TRAINING = ("torch",)
 
 #: all rules; 16-byte rows first, because they concern every library
 RULES: tuple[AlignmentRule, ...] = (
     AlignmentRule(
-        tuple(name for name in DTYPES if name != "int32"), ("rows",), VECTOR_BYTES, "falls back", "every library",
+        "rows-16-bytes", "rows start at multiples of 16 bytes",
         "tensor cores run slower or not at all, and TMA cannot load such rows",
         ("https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/",
-         "https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TENSOR__MEMORY.html"),
+        "https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TENSOR__MEMORY.html"),
+        tuple(name for name in DTYPES if name != "int32"), ("rows",), VECTOR_BYTES, "falls back", "every library",
     ),
     AlignmentRule(
-        ("fp8",), ("n", "k"), 16, "crashes", "torch._scaled_mm", "both sides of the weight are checked",
-        ("https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/ScaledBlas.cpp",), _TRAINING,
+        "fp8-n-k-16-torch", "n % 16 == 0 and k % 16 == 0", "both sides of the weight are checked",
+        ("https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/ScaledBlas.cpp",),
+        ("fp8",), ("n", "k"), 16, "crashes", "torch._scaled_mm", _TRAINING,
     ),
     AlignmentRule(
-        ("fp8",), ("m",), 8, "crashes", "Transformer Engine", "rows are checked before an fp8 product",
-        (f"{_TE}/issues/1422", f"{_TE}/pull/317"), _TRAINING, ("forward", "dgrad"), training=True,
+        "fp8-m-8-te", "m % 8 == 0", "rows are checked before an fp8 product",
+        (f"{_TE}/issues/1422", f"{_TE}/pull/317"),
+        ("fp8",), ("m",), 8, "crashes", "Transformer Engine", _TRAINING, ("forward", "dgrad"), training=True,
     ),
     AlignmentRule(
-        ("fp8",), ("n", "k"), 16, "wastes", "vLLM's CUTLASS kernel", "weights are padded once, a or c in each call",
-        (f"{_VLLM}/pull/48588",), _SERVING, ("forward",),
+        "fp8-n-k-16-cutlass", "n % 16 == 0 and k % 16 == 0", "weights are padded once, a or c in each call",
+        (f"{_VLLM}/pull/48588",),
+        ("fp8",), ("n", "k"), 16, "wastes", "vLLM's CUTLASS kernel", _SERVING, ("forward",),
     ),
     AlignmentRule(
-        ("fp8_block",), ("n", "k"), 128, "crashes", "vLLM and SGLang", "tp cuts a block of scales: weights do not load",
+        "fp8-block-n-k-128-serving", "n % 128 == 0 and k % 128 == 0",
+        "tp cuts a block of scales: weights do not load",
         (f"{_VLLM}/issues/42384", f"{_VLLM}/issues/52997", "https://github.com/sgl-project/sglang/issues/3345"),
-        _SERVING, ("forward",), min_tp=2,
+        ("fp8_block",), ("n", "k"), 128, "crashes", "vLLM and SGLang", _SERVING, ("forward",), min_tp=2,
     ),
     AlignmentRule(
-        ("fp8_block",), ("n",), 64, "falls back", "vLLM", "DeepGEMM is left for CUTLASS or Triton",
-        (f"{_VLLM}/blob/main/vllm/utils/deep_gemm.py",), ("vllm",), ("forward",),
+        "fp8-block-n-64-vllm", "n % 64 == 0", "DeepGEMM is left for CUTLASS or Triton",
+        (f"{_VLLM}/blob/main/vllm/utils/deep_gemm.py",),
+        ("fp8_block",), ("n",), 64, "falls back", "vLLM", ("vllm",), ("forward",), capability=_DEEPGEMM,
     ),
     AlignmentRule(
-        ("fp8_block",), ("k",), 128, "falls back", "vLLM", "DeepGEMM is left for CUTLASS or Triton",
-        (f"{_VLLM}/blob/main/vllm/utils/deep_gemm.py",), ("vllm",), ("forward",),
+        "fp8-block-k-128-vllm", "k % 128 == 0", "DeepGEMM is left for CUTLASS or Triton",
+        (f"{_VLLM}/blob/main/vllm/utils/deep_gemm.py",),
+        ("fp8_block",), ("k",), 128, "falls back", "vLLM", ("vllm",), ("forward",), capability=_DEEPGEMM,
     ),
     AlignmentRule(
-        ("fp8_block",), ("rows of an expert",), 128, "wastes", "DeepGEMM", "the contiguous layout pads every expert",
+        "fp8-block-expert-rows-128-deepgemm", "rows of an expert % 128 == 0",
+        "the contiguous layout pads every expert",
         ("https://github.com/deepseek-ai/DeepGEMM/issues/15", "https://github.com/deepseek-ai/DeepGEMM/issues/98"),
+        ("fp8_block",), ("rows of an expert",), 128, "wastes", "DeepGEMM", capability=_DEEPGEMM,
     ),
     AlignmentRule(
-        ("mxfp8",), ("n", "k"), 32, "crashes", "Transformer Engine", "the quantizer needs whole blocks both ways",
-        (f"{_TE}/issues/2966",), _TRAINING,
+        "mxfp8-n-k-32-te", "n % 32 == 0 and k % 32 == 0", "the quantizer needs whole blocks both ways",
+        (f"{_TE}/issues/2966",),
+        ("mxfp8",), ("n", "k"), 32, "crashes", "Transformer Engine", _TRAINING,
     ),
     AlignmentRule(
-        ("mxfp8",), ("m",), 32, "crashes", "Transformer Engine", "the quantizer needs whole blocks both ways",
-        ("https://github.com/modelscope/ms-swift/issues/9723",), _TRAINING, training=True,
+        "mxfp8-m-32-te", "m % 32 == 0", "the quantizer needs whole blocks both ways",
+        ("https://github.com/modelscope/ms-swift/issues/9723",),
+        ("mxfp8",), ("m",), 32, "crashes", "Transformer Engine", _TRAINING, training=True,
     ),
     AlignmentRule(
-        ("mxfp8",), ("tokens / tp",), 32, "crashes", "Transformer Engine with sequence parallelism",
-        "each GPU quantizes its part of the tokens", ("https://github.com/modelscope/ms-swift/pull/9722",), _TRAINING,
+        "mxfp8-tokens-32-te", "tokens / tp % 32 == 0", "each GPU quantizes its part of the tokens",
+        ("https://github.com/modelscope/ms-swift/pull/9722",),
+        ("mxfp8",), ("tokens / tp",), 32, "crashes", "Transformer Engine with sequence parallelism", _TRAINING,
         min_tp=2, training=True,
     ),
     AlignmentRule(
-        ("mxfp8",), ("rows of an expert",), 32, "crashes", "Transformer Engine", "each expert's rows are quantized",
-        (f"{_TE}/issues/2966",), _TRAINING,
+        "mxfp8-expert-rows-32-te", "rows of an expert % 32 == 0", "each expert's rows are quantized",
+        (f"{_TE}/issues/2966",),
+        ("mxfp8",), ("rows of an expert",), 32, "crashes", "Transformer Engine", _TRAINING,
     ),
     AlignmentRule(
-        ("nvfp4",), ("n", "k"), 16, "crashes", "Transformer Engine", "the quantizer needs whole blocks both ways",
-        (f"{_TE}/blob/main/transformer_engine/pytorch/csrc/quantizer.cpp",), _TRAINING,
+        "nvfp4-n-k-16-te", "n % 16 == 0 and k % 16 == 0", "the quantizer needs whole blocks both ways",
+        (f"{_TE}/blob/main/transformer_engine/pytorch/csrc/quantizer.cpp",),
+        ("nvfp4",), ("n", "k"), 16, "crashes", "Transformer Engine", _TRAINING,
     ),
     AlignmentRule(
-        ("nvfp4",), ("m",), 16, "crashes", "Transformer Engine", "the quantizer needs whole blocks both ways",
-        (f"{_TE}/blob/main/transformer_engine/pytorch/csrc/quantizer.cpp",), _TRAINING, training=True,
+        "nvfp4-m-16-te", "m % 16 == 0", "the quantizer needs whole blocks both ways",
+        (f"{_TE}/blob/main/transformer_engine/pytorch/csrc/quantizer.cpp",),
+        ("nvfp4",), ("m",), 16, "crashes", "Transformer Engine", _TRAINING, training=True,
     ),
     AlignmentRule(
-        ("nvfp4",), ("n", "k"), 32, "wastes", "vLLM and SGLang", "weights are padded once, a in each call if k is",
-        (f"{_VLLM}/pull/31099", "https://github.com/sgl-project/sglang/pull/17300"), _SERVING, ("forward",),
+        "nvfp4-n-k-32-serving", "n % 32 == 0 and k % 32 == 0", "weights are padded once, a in each call if k is",
+        (f"{_VLLM}/pull/31099", "https://github.com/sgl-project/sglang/pull/17300"),
+        ("nvfp4",), ("n", "k"), 32, "wastes", "vLLM and SGLang", _SERVING, ("forward",),
     ),
     AlignmentRule(
-        ("fp16", "bf16"), ("head_dim",), 8, "wastes", "FlashAttention", "q, k and v are copied to padded tensors",
+        "fp16-head-dim-8-flash", "head_dim % 8 == 0", "q, k and v are copied to padded tensors",
         ("https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/flash_attn_interface.py",),
+        ("fp16", "bf16"), ("head_dim",), 8, "wastes", "FlashAttention", capability=_FLASH,
     ),
     AlignmentRule(
-        ("fp16", "bf16"), ("head_dim",), (32, 64, 96, 128, 192, 256), "wastes", "FlashAttention",
+        "fp16-head-dim-widths-flash", "head_dim in (32, 64, 96, 128, 192, 256)",
         "its kernels exist for these widths only",
         ("https://github.com/Dao-AILab/flash-attention/issues/1141",
-         "https://github.com/Dao-AILab/flash-attention/blob/main/csrc/flash_attn/src/static_switch.h"),
+        "https://github.com/Dao-AILab/flash-attention/blob/main/csrc/flash_attn/src/static_switch.h"),
+        ("fp16", "bf16"), ("head_dim",), (32, 64, 96, 128, 192, 256), "wastes", "FlashAttention", capability=_FLASH,
     ),
 )  # fmt: skip
 
@@ -195,6 +215,7 @@ def broken_rules(
     phase: str = "forward",
     tp: int = 1,
     training: bool = False,
+    device: DeviceSpec | None = None,
 ) -> tuple[Broken, ...]:
     """Returns the rules that one workload of one GPU breaks.
 
@@ -202,11 +223,12 @@ def broken_rules(
     phase: of `Op.phase`.
     tp: tensor-parallel degree by which the sizes were divided.
     training: whether the workload is part of a training step.
+    device: the GPU; None for the rules of every GPU.
 
     >>> [broken.to for broken in broken_rules(Gemm(4096, 4096, 688, dtype="fp8_block"), library="vllm", tp=8)]
     [768, 768]
     """
-    concerned = (rule for rule in RULES if rule.concerns(work.dtype, library, tp, training=training))
+    concerned = (rule for rule in RULES if rule.concerns(work.dtype, library, tp, training=training, device=device))
     in_phase = (rule for rule in concerned if phase in (rule.phases or (phase,)))
     return tuple(broken for rule in in_phase for broken in _broken(rule, work))
 
@@ -227,12 +249,14 @@ def _broken(rule: AlignmentRule, work: Gemm | GroupedGemm | Attention) -> Iterat
             yield Broken(rule, side, size, rule.allowed(size))
 
 
-def broken_by_shape(shape: TransformerShape, *, library: str = "", backward: bool = True) -> tuple[Broken, ...]:
+def broken_by_shape(
+    shape: TransformerShape, *, library: str = "", backward: bool = True, device: DeviceSpec | None = None
+) -> tuple[Broken, ...]:
     """Returns the rules that the ops of a transformer break at its tp, each once per named size, worst effect first.
 
     Logits count as bf16: FP8 and FP4 recipes leave the output head alone (DeepSeek-V3, arXiv:2412.19437, section 3.3).
 
-    library: see `broken_rules`.
+    library, device: see `broken_rules`.
     backward: whether gradients are computed too.
     """
     found: dict[tuple[AlignmentRule, str, int, int], list[str]] = {}
@@ -244,12 +268,13 @@ def broken_by_shape(shape: TransformerShape, *, library: str = "", backward: boo
         if isinstance(work, Attention):  # of latent attention it has the mean width of keys and values
             work = replace(work, head_dim=shape.head_dim)
         names = side_names(op)
-        for one in broken_rules(work, library=library, phase=op.phase, tp=shape.tp, training=backward):
+        broken = broken_rules(work, library=library, phase=op.phase, tp=shape.tp, training=backward, device=device)
+        for one in broken:
             key = (one.rule, names.get(one.name, one.name), one.size, one.to)
             found.setdefault(key, []).append(op.label)
     part = shape.tokens // shape.tp
     for rule in (rule for rule in RULES if "tokens / tp" in rule.sides):
-        concerned = rule.concerns(shape.dtype, library, shape.tp, training=backward)
+        concerned = rule.concerns(shape.dtype, library, shape.tp, training=backward, device=device)
         if concerned and shape.tokens % (rule.allowed(1) * shape.tp):
             found[rule, "tokens / tp", part, rule.allowed(part + 1)] = ["all"]
     made = [Broken(*key, tuple(dict.fromkeys(ops))) for key, ops in found.items()]

@@ -1,6 +1,6 @@
 """Formats quantities with their units, and parses durations.
 
-Entry points: `percent`, `signed_percent`, `latency`, `size`, `duration`, `counted`, `with_interval`,
+Entry points: `percent`, `signed_percent`, `latency`, `size`, `duration`, `counted`, `billions`, `with_interval`,
 `parse_duration_s`. Used by all packages that print.
 """
 
@@ -47,6 +47,15 @@ def counted(number: int, what: str) -> str:
     ('1 point', '2,000 points')
     """
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def billions(count: float) -> str:
+    """Formats a number of parameters, to three significant digits or whole billions.
+
+    >>> billions(8.03e9), billions(124.4e6), billions(1.0277e12)
+    ('8.03 B', '0.124 B', '1028 B')
+    """
+    return f"{_three_digits(count / 1e9)} B"
 
 
 def latency(us: float) -> str:

@@ -101,7 +101,7 @@ def plugin_words() -> tuple[str, ...]:
 def _by_sweep(folder: Path, dtype: str, kind: str, sizes: Sequence[int]) -> dict[int, float]:
     """Runs a sweep; returns median µs by size, from its records."""
     (folder / "shapes.csv").write_text("m,n,k\n" + "".join(f"{n},{n},{n}\n" for n in sizes))
-    words = ("--shapes", "shapes.csv", "--dtype", dtype, "--provider", "torch.mm", "--max-time", _MAX_TIME[kind])
+    words = ("--shapes", "shapes.csv", "--dtype", dtype, "--provider", "torch.mm")
     _run(folder, "quantbench", "sweep", *words, "--budget", "none")
     (run,) = find_runs(folder / "results")
     return {

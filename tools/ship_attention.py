@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from quantbench.device import lookup
 from quantbench.latency import attention
 from quantbench.latency.attention import AttentionModel
-from tools.accuracy.attention import AttentionTable, held_out, read_attention
+from tools.accuracy.attention import AttentionTable, held_out, held_out_decode, read_attention, read_decode
 from tools.accuracy.scoring import coverage, summarize
 from tools.accuracy.tables import SHIPPED_GPUS
 
 #: rows of the shipped fits: more make the files larger and predictions slower, for little
 TRAIN_ROWS = 800
+DECODE_ROWS = 500
 _SEED = 0
 
 
@@ -37,35 +39,48 @@ def ship_attention(folder: Path) -> list[str]:
     for slug, model in models.items():
         transfer = _transfer(slug, tables[slug])
         _write(folder, slug, model, transfer)
-        errors = model.provenance["held_out"]
-        lines.append(f"{slug}: {model.physics.family.name}, held-out median {errors['median_pct']:.1f} %")
+        lines.append(model.note)
     _forget()
     return lines
 
 
 def _fit(slug: str, table: AttentionTable) -> AttentionModel:
-    device = lookup(slug)
+    device, decode = lookup(slug), read_decode(slug)
     train, test = held_out(table.shapes, TRAIN_ROWS, _SEED)
     model = AttentionModel.fit(
         device, table.shapes[train], table.latency_us[train], cache_write=table.cache_write[train], seed=_SEED
     )
-    predicted = model.predict(table.shapes[test], cache_write=table.cache_write[test])
-    errors = summarize(predicted.latency_us, table.latency_us[test])
+    errors = _errors(model, table, test)
+    note = f"{model.note}, {errors['median_pct']:.1f} % off (median) on held-out heads and head_dims"
+    decode_train, decode_test = held_out_decode(decode, _SEED)
+    rows = decode_train[:DECODE_ROWS]
+    decoding = AttentionModel.fit(device, decode.shapes[rows], decode.latency_us[rows], seed=_SEED)
+    model = replace(model, decode=decoding.decode)
+    decode_errors = _errors(model, decode, decode_test)
     provenance: dict[str, Any] = {
-        "tables": table.sources,
+        "tables": {**table.sources, **decode.sources},
         "rows": len(train),
+        "decode_rows": len(rows),
         "seed": _SEED,
         "compute_capability": list(device.compute_capability or ()),
-        "held_out": {
-            "rows": errors.rows,
-            "median_pct": round(errors.median_pct, 2),
-            "mean_pct": round(errors.mean_pct, 2),
-            "p95_pct": round(errors.p95_pct, 2),
-            "coverage": round(coverage(table.latency_us[test], predicted.low_us, predicted.high_us), 3),
-        },
+        "held_out": errors,
+        "held_out_decode": decode_errors,
     }
-    note = f"{model.note}, {errors.median_pct:.1f} % off (median) on held-out heads and head_dims"
+    note += f", decoding {decode_errors['median_pct']:.1f} % on held-out heads and batches"
     return replace(model, note=note, provenance=provenance)
+
+
+def _errors(model: AttentionModel, table: AttentionTable, test: npt.NDArray[np.int64]) -> dict[str, float]:
+    predicted = model.predict(table.shapes[test], cache_write=table.cache_write[test])
+    errors = summarize(predicted.latency_us, table.latency_us[test])
+    covered = coverage(table.latency_us[test], predicted.low_us, predicted.high_us)
+    return {
+        "rows": errors.rows,
+        "median_pct": round(errors.median_pct, 2),
+        "mean_pct": round(errors.mean_pct, 2),
+        "p95_pct": round(errors.p95_pct, 2),
+        "coverage": round(covered, 3),
+    }
 
 
 def _transfer(slug: str, table: AttentionTable) -> dict[str, float]:

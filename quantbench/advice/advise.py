@@ -148,7 +148,7 @@ def advise(
         singles=_advised(search.single(), cost, remembered),
         tried=search.tried,
         space=space,
-        broken=broken_by_shape(shape, library=library, backward=not shape.experts),
+        broken=broken_by_shape(shape, library=library, backward=not shape.experts, device=device),
         missing=("a forward pass only: gradients of experts have no model",) if shape.experts else (),
         blocks=_broken_blocks(shape),
         too_large=_too_large(shape, device),

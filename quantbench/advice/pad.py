@@ -144,12 +144,12 @@ def padding_verdict(
     padded = [replace(gemm, m=m, n=n, k=k) for m, n, k in sizes]
     known.ask([gemm, *padded])
     now = known.estimate(gemm)
-    broken = broken_rules(gemm, library=library)
+    broken = broken_rules(gemm, library=library, device=device)
     options = []
     for one in padded:
         if one == gemm:
             continue
-        crashes = _crashes(broken_rules(one, library=library))
+        crashes = _crashes(broken_rules(one, library=library, device=device))
         found = compare(gemm, one, now, known.estimate(one), known)
         options.append(replace(found, crashes=crashes, repairs=crashes < _crashes(broken)))
     return PaddingVerdict(gemm, device, library, now, _shown(options), broken, known.note)

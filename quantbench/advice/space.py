@@ -41,8 +41,6 @@ class Space:
     hidden_step: step of hidden sizes and of MLP widths per GPU; the exact values are tried as well.
     head_dims: head widths to try besides the shape's own.
     heads: largest factor by which the number of heads may change.
-    replicate_kv: whether to try fewer key/value heads than tp, copied to several GPUs; the shape's own number is
-        always allowed.
     keep: names from DIMENSIONS that must not change.
     largest_mbs: largest micro-batch to try.
     """
@@ -52,7 +50,6 @@ class Space:
     hidden_step: int = 128
     head_dims: tuple[int, ...] = _USUAL_HEAD_DIMS
     heads: int = 2
-    replicate_kv: bool = False
     keep: tuple[str, ...] = ()
     largest_mbs: int = 16
 
@@ -83,9 +80,8 @@ class Space:
             if base.heads * base.head_dim != base.hidden:
                 said += ["heads as they are"]
             else:
-                widths = f"{', '.join(map(str, self.head_dims))} or " if self.head_dims else ""
-                copied = "may be copied over tp" if self.replicate_kv else "that tp divides or as they are"
-                said += [f"head_dim {widths}as it is", f"kv_heads {copied}"]
+                widths = ", ".join(map(str, self.head_dims))
+                said += [f"head_dim {widths} or as it is", "kv_heads that tp divides or as they are"]
         if self.keep:
             said.append(f"kept: {', '.join(self.keep)}")
         return "; ".join(said)
@@ -238,16 +234,18 @@ def _heads(base: TransformerShape, hidden: int, space: Space) -> list[dict[str, 
         whole = hidden % width == heads % base.tp == width % ALIGNED_ELEMENTS == 0
         if not whole or not few_enough or width < base.rope_dim:
             continue
-        if kv_heads := _kv_heads(base, heads, space):
+        if kv_heads := _kv_heads(base, heads):
             found.append({"heads": heads, "kv_heads": kv_heads, "head_dim": width})
     return found
 
 
-def _kv_heads(base: TransformerShape, heads: int, space: Space) -> int | None:
+def _kv_heads(base: TransformerShape, heads: int) -> int | None:
     """Returns the key/value heads: in the base's ratio, else the base's number; None if tp allows neither."""
     group = base.heads // base.kv_heads
     for kv_heads in (heads // group if heads % group == 0 else 0, base.kv_heads):
-        copied = base.tp % kv_heads == 0 and (space.replicate_kv or kv_heads == base.kv_heads) if kv_heads else False
-        if kv_heads and heads % kv_heads == 0 and (kv_heads % base.tp == 0 or copied):
+        if not kv_heads or heads % kv_heads:
+            continue
+        copied = kv_heads == base.kv_heads and base.tp % kv_heads == 0
+        if kv_heads % base.tp == 0 or copied:
             return kv_heads
     return None

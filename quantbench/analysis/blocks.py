@@ -1,15 +1,11 @@
-"""Counts blocks, padding and row alignment of a workload, and gives the reasons why it runs below peak.
-
-Entry points: `tile_in_use`, which returns a `TileInUse`; `tile_words`, `num_blocks`, `parts_to_fill`, `padded`,
-`row_alignment_bytes`, `compute_bound`; `idle_reasons`, which returns `IdleReason` objects. Used by the other modules of
-this package, by `report`, `advice` and tools.
-"""
+"""Counts blocks, padding and row alignment of a workload, and gives the reasons why it runs below peak."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from quantbench.device.spec import DeviceSpec
+from quantbench.errors import require_choice
 from quantbench.latency.gemm.training import known_in_waves
 from quantbench.latency.op_times import assumed_tile
 from quantbench.launch import Launch, Tile
@@ -148,17 +144,34 @@ def compute_bound(workload: Workload, spec: DeviceSpec) -> bool:
 _WORTH_SAYING = 0.01
 
 
+KINDS = (
+    "throttling", "kernel change", "alignment", "wave edge", "tile edge", "fewer blocks than SMs", "memory boundary",
+    "unexplained",
+)  # fmt: skip
+EVIDENCE = ("identity", "arithmetic", "clock")
+
+
 @dataclass(frozen=True)
-class IdleReason:
-    """A reason why a workload runs below peak. kind: one of `quantization.IdleShare`, or `alignment`."""
+class Cause:
+    """Why a size takes longer than another, or runs below peak.
+
+    kind: one of KINDS.
+    evidence: `identity` (recorded kernels), `arithmetic` (computed from sizes and a tile) or `clock` (recorded SM
+        clock).
+    """
 
     kind: str
     words: str
+    evidence: str
+
+    def __post_init__(self) -> None:
+        require_choice("Cause", "kind", self.kind, KINDS)
+        require_choice("Cause", "evidence", self.evidence, EVIDENCE)
 
 
 def idle_reasons(
     workload: Workload, spec: DeviceSpec, used: TileInUse | None, peak_share: float | None
-) -> tuple[IdleReason, ...]:
+) -> tuple[Cause, ...]:
     """Returns padding and partial waves that idle 1 % or more, then misaligned rows.
 
     used: tile that computes the workload; if None, only alignment is checked.
@@ -168,16 +181,17 @@ def idle_reasons(
     if isinstance(workload, Attention):
         if workload.head_dim % 8 == 0:  # 16-byte loads in fp16 and bf16
             return ()
-        return (IdleReason("alignment", f"head_dim = {workload.head_dim} is not a multiple of 8"),)
+        return (Cause("alignment", f"head_dim = {workload.head_dim} is not a multiple of 8", "arithmetic"),)
     if not isinstance(workload, Gemm | GroupedGemm):
         return ()
     said = []
     if used is not None:
         by = f" ({used.tile} assumed)" if used.source == "assumed" else ""
+        evidence = "identity" if used.identified else "arithmetic"
         for idle in idle_shares(workload, used.tile, spec.sm_count, used.blocks_per_sm, peak_share):
             if idle.share >= _WORTH_SAYING:
-                said.append(IdleReason(idle.kind, f"{idle.words}: {percent(idle.share)} idle{by}"))
+                said.append(Cause(idle.kind, f"{idle.words}: {percent(idle.share)} idle{by}", evidence))
     aligned = gemm_alignment_bytes(workload)
     if aligned < 16:
-        said.append(IdleReason("alignment", alignment_words(aligned, verb="are")))
+        said.append(Cause("alignment", alignment_words(aligned, verb="are"), "arithmetic"))
     return tuple(said)

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import hypot
 from typing import Any
 
-from quantbench.analysis.significance import RatioTest, Wander, figure_test, holm, rank_test, wander
+from quantbench.analysis.significance import RatioTest, Wander, holm, rank_test, wander
 from quantbench.errors import InputError, require_choice
 from quantbench.measurement import Measurement
 from quantbench.quantization import kernel_change_words
@@ -106,30 +106,39 @@ MATCHES = ("key", "workload")
 
 @dataclass(frozen=True)
 class Matched:
-    """Records of the same workload in runs a and b (of one that failed in b: lost)."""
+    """Records of the same workload in runs a and b (of one that failed in b: lost).
 
-    a: Record
-    b: Record
+    place: first place of the workload on the axes of run b, else of run a.
+    """
 
-    @property
-    def place(self) -> Place:
-        """First place of the workload on the axes of run b, else of run a."""
-        return next(iter((*self.b.places, *self.a.places)), Place({}, self.b.workload.kind))
+    place: Place
+    workload: str
+    keys: tuple[str, str]
+    providers: tuple[str, str]
+    a: Record = field(repr=False)
+    b: Record = field(repr=False)
+
+
+def _matched_pair(a: Record, b: Record) -> Matched:
+    place = next(iter((*b.places, *a.places)), Place({}, b.workload.kind))
+    return Matched(place, str(b.workload), (a.key, b.key), (a.provider, b.provider), a, b)
 
 
 _Key = tuple[object, ...]
 
 
-def _matched(a: Run, b: Run, options: CompareOptions) -> tuple[tuple[Matched, ...], tuple[Matched, ...], int, int]:
+def _matched_points(
+    a: Run, b: Run, options: CompareOptions
+) -> tuple[tuple[Matched, ...], tuple[Matched, ...], int, int]:
     """Returns (points measured in both runs; points measured in a that failed in b; number of points measured only in
     a, only in b, and lacking, skipped or rejected in the other)."""
     ours, theirs = _same_kernels_apart(
         _side(a, options.by, options.provider_a, "A"), _side(b, options.by, options.provider_b, "B")
     )
     measured = [(record, theirs.get(key)) for key, record in ours.items() if _counts(record)]
-    pairs = tuple(Matched(record, other) for record, other in measured if other is not None and _counts(other))
+    pairs = tuple(_matched_pair(record, other) for record, other in measured if other is not None and _counts(other))
     failed = ((record, other) for record, other in measured if other and isinstance(other.outcome, Failed))
-    lost = tuple(Matched(*pair) for pair in failed)
+    lost = tuple(_matched_pair(*pair) for pair in failed)
     there = sum(map(_counts, theirs.values()))
     return pairs, lost, len(measured) - len(pairs) - len(lost), there - len(pairs)
 
@@ -171,19 +180,18 @@ def _same_kernels_apart(
     return found
 
 
-VERDICTS = ("slower", "faster", "same", "unclear")
+CHANGES = ("slower", "faster", "same", "unclear")
 METHOD = (
     "Mann-Whitney rank test on the raw samples, Holm's correction over all points at 5 %; intervals are the same "
     "test's, each at 95 %"
 )
-FIGURES_METHOD = "single figures: log-normal test with the noise given, Holm's correction over all points at 5 %"
 
 # Limit of a kernel name's length in `why`.
 _LONGEST_KERNEL = 10_000
 _MODES = "timed in mode {} in A and {} in B, which differ by the time between events and kernel"
 # Below these numbers of samples the rank test has no 95 % interval.
 _FEW = "{} against {} samples: too few for an interval"
-_SINGLE = "single figures without a spread (--noise says how well one repeats)"
+_SINGLE = "single figures without a spread"
 
 
 @dataclass(frozen=True)
@@ -194,7 +202,6 @@ class CompareOptions:
     by: match points by `key` (same workload, provider and timing) or by `workload` (any provider and timing).
     provider_a, provider_b: use only this provider's points of a run; needed with `workload` if a run has several
         providers for one workload.
-    noise: relative standard deviation of single times; None if unknown.
     force: whether to compare runs of different devices or origins.
     """
 
@@ -202,14 +209,12 @@ class CompareOptions:
     by: str = "key"
     provider_a: str = ""
     provider_b: str = ""
-    noise: float | None = None
     force: bool = False
 
     def __post_init__(self) -> None:
         require_choice("compare", "by", self.by, MATCHES)
-        for name, value, low in (("margin", self.margin, 0.0), ("noise", self.noise, 1e-6)):
-            if value is not None and not low <= value < 1:
-                raise InputError("compare", f"--{name} {value!r}", "a share below 1, such as 0.01 or 1%")
+        if not 0 <= self.margin < 1:
+            raise InputError("compare", f"--margin {self.margin!r}", "a share below 1, such as 0.01 or 1%")
 
 
 @dataclass(frozen=True)
@@ -219,7 +224,7 @@ class Compared(Matched):
     a_us, b_us: median times in a and b.
     ratio: time in b over time in a; above 1 is slower.
     low, high: 95 % interval of the ratio; None if there are too few samples.
-    verdict: one of VERDICTS.
+    change: one of CHANGES.
     why: why there is no interval or the times do not compare, or the change of kernel; else empty.
     """
 
@@ -229,7 +234,7 @@ class Compared(Matched):
     low: float | None
     high: float | None
     p: float
-    verdict: str
+    change: str
     why: str = ""
 
     @property
@@ -245,13 +250,13 @@ class Comparison:
     obstacles: reasons against comparing these runs, overridden by options.force.
     wander: noise of the reference points.
     tolerance: relative change that is ignored: the margin, or `wander.allowance` if larger.
-    points: compared points in the order of VERDICTS, largest change first.
+    points: compared points in the order of CHANGES, largest change first.
     lost: points measured in a that failed in b; they count as regressions.
     only_a, only_b: number of points measured in one run only.
     """
 
-    a: Run
-    b: Run
+    a: Run = field(repr=False)
+    b: Run = field(repr=False)
     options: CompareOptions
     obstacles: tuple[str, ...]
     differences: tuple[Difference, ...]
@@ -264,8 +269,8 @@ class Comparison:
 
     @property
     def counts(self) -> dict[str, int]:
-        found = Counter(point.verdict for point in self.points)
-        return {verdict: found[verdict] for verdict in VERDICTS}
+        found = Counter(point.change for point in self.points)
+        return {change: found[change] for change in CHANGES}
 
     @property
     def regressions(self) -> int:
@@ -287,18 +292,18 @@ def compare_runs(a: Run, b: Run, options: CompareOptions | None = None) -> Compa
     hindrances = obstacles(a, b)
     if hindrances and not options.force:
         raise InputError("compare", "; ".join(hindrances), "runs of one device and one origin, or --force")
-    pairs, lost, only_a, only_b = _matched(a, b, options)
+    pairs, lost, only_a, only_b = _matched_points(a, b, options)
     if not pairs and not lost:
         expected = "runs of the same workloads" + (", provider and timing, or --by workload" * (options.by == "key"))
         raise InputError("compare", f"no point in common ({_why_none(a, b, options)})", expected)
     moved = wander(a, b, len(pairs))
     tolerance = max(options.margin, moved.allowance)
-    tests = [_test(pair, tolerance, options.noise) for pair in pairs]
+    tests = [_test(pair, tolerance) for pair in pairs]
     adjusted = holm([test.p for test in tests])
     points = [_compared(*one, options.margin) for one in zip(pairs, tests, adjusted, strict=True)]
     return Comparison(
         a, b, options, hindrances, differences(a, b), moved, tolerance,
-        tuple(sorted(points, key=lambda p: (VERDICTS.index(p.verdict), -abs(p.ratio - 1)))),
+        tuple(sorted(points, key=lambda p: (CHANGES.index(p.change), -abs(p.ratio - 1)))),
         lost, only_a, only_b,
     )  # fmt: skip
 
@@ -308,14 +313,12 @@ def _measurement(record: Record) -> Measurement:
     return record.outcome.measurement
 
 
-def _test(pair: Matched, tolerance: float, noise: float | None) -> RatioTest:
+def _test(pair: Matched, tolerance: float) -> RatioTest:
     one = _measurement(pair.a).stated
     two = _measurement(pair.b).stated
     if min(len(one.times_us), len(two.times_us)) > 1:
         return rank_test(one.times_us, two.times_us, tolerance, unsure=hypot(one.clock, two.clock))
-    if noise is None:
-        return RatioTest(two.latency_us / one.latency_us, None, None, 1.0)
-    return figure_test(one.times_us, two.times_us, tolerance, noise)
+    return RatioTest(two.latency_us / one.latency_us, None, None, 1.0)
 
 
 def _compared(pair: Matched, test: RatioTest, p: float, margin: float) -> Compared:
@@ -324,16 +327,16 @@ def _compared(pair: Matched, test: RatioTest, p: float, margin: float) -> Compar
     samples = len(one.samples_us), len(two.samples_us)
     why = _kernel_change(pair)
     if one.mode != two.mode and "unknown" not in (one.mode, two.mode):
-        verdict, why = "unclear", _MODES.format(one.mode, two.mode)
+        change, why = "unclear", _MODES.format(one.mode, two.mode)
     elif test.low is None or test.high is None:
-        verdict, why = "unclear", _SINGLE if min(samples) == 1 else _FEW.format(*samples)
+        change, why = "unclear", _SINGLE if min(samples) == 1 else _FEW.format(*samples)
     elif p < 1 - CONFIDENCE:
-        verdict = "slower" if test.ratio > 1 else "faster"
+        change = "slower" if test.ratio > 1 else "faster"
     elif 1 / (1 + margin) <= test.low and test.high <= 1 + margin:
-        verdict = "same"
+        change = "same"
     else:
-        verdict = "unclear"
-    return Compared(pair.a, pair.b, a, b, test.ratio, test.low, test.high, p, verdict, why)
+        change = "unclear"
+    return Compared(**vars(pair), a_us=a, b_us=b, **vars(test) | {"p": p}, change=change, why=why)
 
 
 def _kernel_change(pair: Matched) -> str:

@@ -31,7 +31,7 @@ _USUAL_BLOCK_M = 128
 def padding_lines(points: Iterable[Point], tile_of: TileOf) -> tuple[str, ...]:
     """Returns a line for each provider that ran grouped GEMMs: the rows that it pads, or that this is not known.
 
-    tile_of: function from a point to its tile (`check.Check.tile_of`); assumed tiles do not count.
+    tile_of: function from a point to its tile (`check.RunCheck.tile_of`); assumed tiles do not count.
     """
     by_provider: dict[str, list[tuple[Point, GroupedGemm]]] = {}
     for point in points:

@@ -1,6 +1,6 @@
 """Predicts the times of a sweep's grid, and the rise of the time from m to m + 1.
 
-Entry points: `forecast`, which returns a `Forecast` of `ForecastRow` objects; `Rise` and `rises_at_next_m`;
+Entry points: `forecast`, which returns a `Forecast` of `PredictedPlace` objects; `Rise` and `rises_at_next_m`;
 `slower_than_best_kernel`. Used by the command `predict`; `report.forecast` shows the result.
 """
 
@@ -23,7 +23,7 @@ from quantbench.workload import Gemm
 
 
 @dataclass(frozen=True)
-class ForecastRow:
+class PredictedPlace:
     """Predicted ops at one place on the axes: one layer, or a single op.
 
     estimate: estimates of the ops and their sum, without the logits if there are other ops.
@@ -53,7 +53,7 @@ class Forecast:
     impossible: one error message per place that cannot exist and was skipped.
     """
 
-    rows: tuple[ForecastRow, ...]
+    rows: tuple[PredictedPlace, ...]
     impossible: tuple[str, ...]
 
     @property
@@ -69,15 +69,15 @@ class Forecast:
         return tuple(notes)
 
 
-def forecast(axes: Sequence[Axis], held: Held, times: RememberedTimes, *, skip_impossible: bool) -> Forecast:
+def forecast(axes: Sequence[Axis], held: Held, times: RememberedTimes) -> Forecast:
     """Predicts every place of a grid.
 
     axes: axes with `@edges` already expanded.
     held: values of all other dimensions, defaults filled in.
     times: source of op times for the device.
-    Raises InputError for a place that cannot exist (unless skip_impossible), or if no place is left.
+    Raises InputError if no place is left.
     """
-    found, impossible = places_of(axes, held, "predict", skip_impossible=skip_impossible, modelled=True)
+    found, impossible = places_of(axes, held, "predict", modelled=True)
     places = [(at, ops) for at, ops in found if ops]
     if not places:
         why = f" ({impossible[0].removeprefix('predict: ')})" if impossible else ""
@@ -88,7 +88,7 @@ def forecast(axes: Sequence[Axis], held: Held, times: RememberedTimes, *, skip_i
     return Forecast(tuple(_row(at, ops, times.device, correlation) for at, ops in estimates), impossible)
 
 
-def _row(axes: dict[str, int], found: list[OpEstimate], spec: DeviceSpec, correlation: float) -> ForecastRow:
+def _row(axes: dict[str, int], found: list[OpEstimate], spec: DeviceSpec, correlation: float) -> PredictedPlace:
     logits = [o for o in found if o.op.name == "logits"]
     ops = [o for o in found if o.op.name != "logits"] or logits
     shares = [peak_share(o.op.workload, o.estimate.latency_us, spec) for o in ops]
@@ -100,7 +100,7 @@ def _row(axes: dict[str, int], found: list[OpEstimate], spec: DeviceSpec, correl
     reasons = idle_reasons(work, spec, used, peak_share(work, worst.estimate.latency_us, spec))
     of_logits = total(logits, correlation) if logits and ops is not logits else None
     share = sum(known) / estimate.latency_us if len(known) == len(ops) else None
-    return ForecastRow(axes, estimate, of_logits, share, worst, tuple(reason.words for reason in reasons))
+    return PredictedPlace(axes, estimate, of_logits, share, worst, tuple(reason.words for reason in reasons))
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Rise:
     high: float
 
 
-def rises_at_next_m(rows: Sequence[ForecastRow], model: GemmModel) -> tuple[Rise | None, ...]:
+def rises_at_next_m(rows: Sequence[PredictedPlace], model: GemmModel) -> tuple[Rise | None, ...]:
     """Returns for each row the predicted rise from m to m + 1.
 
     The errors of both times count as independent: on six public tables, learned from 200 rows, 90 % of the rises then
@@ -133,7 +133,7 @@ def rises_at_next_m(rows: Sequence[ForecastRow], model: GemmModel) -> tuple[Rise
     return tuple(found)
 
 
-def slower_than_best_kernel(rows: Sequence[ForecastRow], model: GemmModel) -> tuple[float, ...]:
+def slower_than_best_kernel(rows: Sequence[PredictedPlace], model: GemmModel) -> tuple[float, ...]:
     """Returns for each row of a single GEMM by how much (a share of the time) the model's rows of such products were
     slower than the fastest kernel of its cost model, as another kernel or a lower clock makes them; 0 for other rows.
     """
@@ -148,7 +148,7 @@ def slower_than_best_kernel(rows: Sequence[ForecastRow], model: GemmModel) -> tu
     return tuple(found.beyond.clip(0.0).tolist())
 
 
-def _along_m(row: ForecastRow) -> Gemm | None:
+def _along_m(row: PredictedPlace) -> Gemm | None:
     """Returns the only GEMM of a row along m, None for other rows and at the largest m."""
     work = row.estimate.ops[0].op.workload
     if "m" not in row.axes or len(row.estimate.ops) != 1 or not isinstance(work, Gemm) or work.batch != 1:

@@ -1,9 +1,4 @@
-"""Finds sizes with a lower rate than a nearby size.
-
-Entry points: `bad_sizes_on` (against smaller sizes within 10 %, or sizes within a factor of two), which returns
-`BadSize` objects; `curves_of_rows`, `rows_by_dtype` and the constant `NEAR`. Used by `report.lead`, the first screen of
-a report, and `report.page`.
-"""
+"""Finds sizes with a lower rate than a nearby size: smaller within 10 %, or within a factor of two."""
 
 from __future__ import annotations
 
@@ -15,7 +10,7 @@ from itertools import groupby
 
 import numpy as np
 
-from quantbench.analysis.summary import Point, Row, rows_of
+from quantbench.analysis.summary import LayerRow, Point, rows_of, useful_work
 
 #: relative distance within which a user may change a size
 NEAR = 0.10
@@ -39,8 +34,8 @@ class BadSize:
     """
 
     axis: str
-    row: Row
-    better: Row
+    row: LayerRow
+    better: LayerRow
     loss: float
     low: float | None
     high: float | None
@@ -54,21 +49,21 @@ class BadSize:
         return self.row.axes[self.axis]
 
 
-def rows_by_dtype(points: Sequence[Point]) -> tuple[Row, ...]:
+def rows_by_dtype(points: Sequence[Point]) -> tuple[LayerRow, ...]:
     """Returns the rows of `rows_of` separately for each dtype, because a table may hold one shape in several."""
-    found: list[Row] = []
+    found: list[LayerRow] = []
     by_dtype = sorted(points, key=lambda p: p.workload.dtype)
     for _, group in groupby(by_dtype, key=lambda p: p.workload.dtype):
         found += rows_of(list(group))
     return tuple(found)
 
 
-def curves_of_rows(rows: Iterable[Row], axis: str) -> tuple[tuple[Row, ...], ...]:
+def curves_of_rows(rows: Iterable[LayerRow], axis: str) -> tuple[tuple[LayerRow, ...], ...]:
     """Groups rows with the same provider, dtype and other axes, by ascending `axis`.
 
     Leaves out rows whose ops, or their timing modes, differ from those of most rows (an op failed there).
     """
-    curves: dict[tuple[object, ...], list[Row]] = {}
+    curves: dict[tuple[object, ...], list[LayerRow]] = {}
     for row in rows:
         if axis in row.axes:
             held = tuple([item for item in row.axes.items() if item[0] != axis])
@@ -79,7 +74,7 @@ def curves_of_rows(rows: Iterable[Row], axis: str) -> tuple[tuple[Row, ...], ...
     )
 
 
-def _of_usual_ops(curve: Sequence[Row]) -> tuple[Row, ...]:
+def _of_usual_ops(curve: Sequence[LayerRow]) -> tuple[LayerRow, ...]:
     ops = [tuple([(point.op, point.mode) for point in row.points]) for row in curve]
     if len(set(ops)) == 1:
         return tuple(curve)
@@ -87,7 +82,7 @@ def _of_usual_ops(curve: Sequence[Row]) -> tuple[Row, ...]:
     return tuple(row for row, own in zip(curve, ops, strict=True) if own == usual)
 
 
-def bad_sizes_on(curves: Iterable[Sequence[Row]], axis: str, *, doubles: bool = False) -> tuple[BadSize, ...]:
+def bad_sizes_on(curves: Iterable[Sequence[LayerRow]], axis: str, *, doubles: bool = False) -> tuple[BadSize, ...]:
     """Finds bad sizes on curves from `curves_of_rows`, largest loss first.
 
     doubles: whether to compare with sizes within a factor of DOUBLE (tp = 1, 2, 4, 8) instead of smaller ones within
@@ -97,7 +92,7 @@ def bad_sizes_on(curves: Iterable[Sequence[Row]], axis: str, *, doubles: bool = 
     return tuple(sorted(found, key=lambda bad: -bad.loss))
 
 
-def _of_curve(curve: Sequence[Row], axis: str, *, doubles: bool) -> Iterable[BadSize]:
+def _of_curve(curve: Sequence[LayerRow], axis: str, *, doubles: bool) -> Iterable[BadSize]:
     sizes = [row.axes[axis] for row in curve]
     times_us = np.array([row.latency_us for row in curve])
     rates = np.array([row.work for row in curve]) / times_us
@@ -116,7 +111,7 @@ def _of_curve(curve: Sequence[Row], axis: str, *, doubles: bool) -> Iterable[Bad
             yield bad
 
 
-def _against(row: Row, better: Row, axis: str, up_to: int | None) -> BadSize | None:
+def _against(row: LayerRow, better: LayerRow, axis: str, up_to: int | None) -> BadSize | None:
     """Returns the loss of one row against another; None if it is small or not significant."""
     ratio = (row.work / row.latency_us) / (better.work / better.latency_us)
     loss, width = 1 - ratio, row.half_width + better.half_width
@@ -131,18 +126,18 @@ def _against(row: Row, better: Row, axis: str, up_to: int | None) -> BadSize | N
     )  # fmt: skip
 
 
-def has_spread(row: Row) -> bool:
+def has_spread(row: LayerRow) -> bool:
     """Returns whether all points of the row have several samples."""
     return all(point.num_samples > 1 for point in row.points)
 
 
-def _culprit(row: Row, better: Row) -> tuple[Point, Point]:
+def _culprit(row: LayerRow, better: LayerRow) -> tuple[Point, Point]:
     """Returns the op that loses most time against its rate at the better size, and the same op there."""
     there = {point.op: point for point in better.points}
     excess: list[tuple[float, Point]] = []
     for point in row.points:
         other = there[point.op]
-        growth = (point.workload.flops or point.workload.min_bytes) / (other.workload.flops or other.workload.min_bytes)
+        growth = useful_work(point.workload) / useful_work(other.workload)
         excess.append((point.count * (point.latency_us - other.latency_us * growth), point))
     _, culprit = max(excess, key=lambda pair: pair[0])
     return culprit, there[culprit.op]

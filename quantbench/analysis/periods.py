@@ -1,9 +1,4 @@
-"""Infers the tile, the number of resident blocks and the step spacing from the steps in each curve family's latency.
-
-Entry points: `find_periods`, which returns a `Period` per family; `tile_finder`, which returns a function `TileOf` from
-a point to its tile: recorded, else recovered, else assumed, or None if the measured steps contradict the assumed tile.
-Used by the other modules of this package, by `report`, the command `check` and tools. `staircase` does the search.
-"""
+"""Infers the tile, the number of resident blocks and the step spacing from the steps in each curve family's latency."""
 
 from __future__ import annotations
 
@@ -78,7 +73,7 @@ class Period:
     @property
     def clear(self) -> bool:
         """Whether the search has a clear result."""
-        return self.recovered.verdict == "clear"
+        return self.recovered.verdict == "CONFIRMED"
 
     @property
     def tile_words(self) -> str:
@@ -117,7 +112,7 @@ def _period(curves: Sequence[FittedCurve], spec: DeviceSpec) -> Period:
     spacing, error = _spacing(curves)
     return Period(
         curve.axis, *curve.family, recovered, spec.sm_count, len(chosen), spacing, error,
-        best if recovered.verdict == "clear" else None,
+        best if recovered.verdict == "CONFIRMED" else None,
     )  # fmt: skip
 
 
@@ -192,7 +187,9 @@ def tile_finder(spec: DeviceSpec, periods: Iterable[Period]) -> TileOf:
             return TileInUse(chosen.tile, chosen.resident_blocks, "steps", period.tile_words, waves, per_sm)
         used = tile_in_use(spec, dtype, None)
         assumed = Explanation(used.tile.block_m, used.tile.block_n, used.resident_blocks)
-        may_be = period is None or (period.recovered.verdict == "unclear" and assumed in period.recovered.plausible)
+        may_be = period is None or (
+            period.recovered.verdict == "INCONCLUSIVE" and assumed in period.recovered.plausible
+        )
         return used if may_be else None
 
     def tile_of(point: Point) -> TileInUse | None:

@@ -21,10 +21,9 @@ from operator import attrgetter
 import numpy as np
 
 from quantbench.analysis.blocks import TileInUse, compute_bound, num_blocks, padded, row_alignment_bytes
-from quantbench.analysis.cliffs import useful_work
 from quantbench.analysis.curves import COARSE, LEAST_ERROR, MEDIAN_FACTOR, FittedCurve
 from quantbench.analysis.periods import TileOf
-from quantbench.analysis.summary import Point, counted
+from quantbench.analysis.summary import Point, counted, useful_work
 from quantbench.device.spec import DeviceSpec
 from quantbench.megatron import megatron_fused_available
 from quantbench.quantization import quantize

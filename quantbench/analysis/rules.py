@@ -1,10 +1,5 @@
 """Tests rules of thumb for transformer shapes: defines each rule, the shapes to measure and the pairs that test it.
 
-Entry points: `RULES`, each a `RuleOfThumb`; `judge_all`, which returns a verdict per rule from the points of a run,
-used by `check` of this package; `rule_named` and `RuleOfThumb.experiment`, which plan the measurements of `quantbench
-check --experiment`; `untested_lines`. Used by `report.sections`, the command `check` and tools, which show the
-verdicts.
-
 The rules come from BigScience's notes on sizing BLOOM and from Megatron-LM's code, without those that one GPU cannot
 test. Rules on experts compare whole layers of imported tables, or grouped products.
 """
@@ -32,10 +27,10 @@ from quantbench.analysis.rule_pairs import (
     multiples,
     whole_waves,
 )
-from quantbench.analysis.verdict import Verdict
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.megatron import batches_per_block
+from quantbench.rules import Rule, Verdict
 from quantbench.stats import CONFIDENCE, median_interval, normal_quantile
 from quantbench.sweep.axes import LINEAR_OPS, Held
 from quantbench.units import counted
@@ -46,6 +41,8 @@ MARGIN = 0.01
 _MANY = 6
 # Pairs that scatter by more than this many times their standard errors are inconsistent.
 _AT_ODDS = 2.0
+# Most record keys kept as evidence, of possibly thousands.
+_MOST_EVIDENCE = 200
 
 
 def verdict_on(rule: RuleOfThumb, found: PairsOrReason) -> Verdict:
@@ -54,7 +51,7 @@ def verdict_on(rule: RuleOfThumb, found: PairsOrReason) -> Verdict:
     CONFIRMED if the whole interval of the effect is above 1 + MARGIN, REFUTED if it is below, else INCONCLUSIVE; NOT
     TESTED if `found` is a reason instead of pairs.
     """
-    about = (rule.id, rule.predicate, rule.claim)
+    about = (rule.id, rule.statement, rule.claim)
     if isinstance(found, str):
         return Verdict(*about, "NOT TESTED", reason=found)
     middle, low, high = _interval(found)
@@ -65,7 +62,8 @@ def verdict_on(rule: RuleOfThumb, found: PairsOrReason) -> Verdict:
     keys = tuple(dict.fromkeys(key for pair in found for key in pair.keys))
     return Verdict(
         *about, verdict, exp(middle), exp(low), exp(high), len(found),
-        exp(float(np.median(predictions))) if len(predictions) == len(found) else None, keys, len(keys), reason,
+        exp(float(np.median(predictions))) if len(predictions) == len(found) else None, keys[:_MOST_EVIDENCE],
+        len(keys), reason,
     )  # fmt: skip
 
 
@@ -113,20 +111,14 @@ class Experiment:
 
 
 @dataclass(frozen=True)
-class RuleOfThumb:
+class RuleOfThumb(Rule):
     """A rule of thumb and how to test it.
 
-    id: short name.
-    predicate: the rule as a condition.
-    claim: promised benefit.
     find: function that finds the pairs that test the rule in a run.
     plan: function that returns the experiment for a device.
     gpu_only: whether the rule is about tensor cores, SMs or CUDA kernels, so that it is not tested on a CPU.
     """
 
-    id: str
-    predicate: str
-    claim: str
     find: PairFinder
     plan: Callable[[DeviceSpec], Experiment]
     gpu_only: bool = True
@@ -195,51 +187,63 @@ def _expert_rows(offsets: Sequence[int]) -> Experiment:
     return Experiment((f"tokens={','.join(str(4 * int(one)) for one in rows)}",), _EXPERTS)
 
 
+_BIGSCIENCE = "https://github.com/bigscience-workshop/bigscience/blob/master/train"
+_RULES_OF_THUMB = (f"{_BIGSCIENCE}/tflops_optimization.md",)
+_PREQUEL = (f"{_BIGSCIENCE}/tr11-176B-ml/chronicles-prequel.md",)
+_MATRIX_GUIDE = ("https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/",)
+_FUSED_SOFTMAX = ("https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/fusions/fused_softmax.py",)
+_APEX_SOFTMAX = ("https://github.com/NVIDIA/apex/blob/master/csrc/megatron/scaled_masked_softmax.h",)
+_VOCAB_PADDING = ("https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/training/arguments.py",)
+_GROUPED_GEMM = ("https://github.com/deepseek-ai/DeepGEMM/issues/15",)
+
 RULES: tuple[RuleOfThumb, ...] = (
     RuleOfThumb(
-        "hidden-128", "hidden % 128 == 0", "multiples of 128 fill whole tiles; other sizes are slower",
+        "hidden-128", "hidden % 128 == 0", "multiples of 128 fill whole tiles; other sizes are slower", _PREQUEL,
         partial(multiples, axis="hidden", divisor=128, alike=(64,), ops=LINEAR_OPS),
         lambda _: _linear((1024, 2048, 3072, 4096, 6144), (-64, 0, 64)),
     ),
     RuleOfThumb(
-        "hidden-sm-count", "hidden % SM count == 0", "the tiles fill whole waves",
+        "hidden-sm-count", "hidden % SM count == 0", "the tiles fill whole waves", _PREQUEL,
         partial(multiples, axis="hidden", divisor=lambda spec: spec.sm_count, alike=(64, 128), ops=LINEAR_OPS),
         _hidden_sm_count,
     ),
     RuleOfThumb(
-        "hidden-864", "hidden % 864 == 0", "multiples of both 128 and 108 (BigScience; but 128 does not divide 864)",
+        "hidden-864", "hidden % 864 == 0",
+        "multiples of both 128 and 108 (BigScience; but 128 does not divide 864)", _PREQUEL,
         partial(multiples, axis="hidden", divisor=864, alike=(32, 64, 128), ops=LINEAR_OPS),
         lambda _: _linear((1728, 2592, 3456, 5184, 6912), (-128, 0, 128)),
     ),
     RuleOfThumb(
-        "k-8", "k % 8 == 0", "16-bit rows start at multiples of 16 bytes and are loaded in full",
+        "k-8", "k % 8 == 0", "16-bit rows start at multiples of 16 bytes and are loaded in full", _MATRIX_GUIDE,
         partial(multiples, axis="k", divisor=8), lambda _: _k((-4, -2, -1, 0, 1, 2, 4)),
     ),
     RuleOfThumb(
-        "k-64", "k % 64 == 0", "rows start at cache lines, and the last step of the reduction is full",
+        "k-64", "k % 64 == 0", "rows start at cache lines, and the last step of the reduction is full", _MATRIX_GUIDE,
         partial(multiples, axis="k", divisor=64, alike=(8,)), lambda _: _k((-32, -16, -8, 0, 8, 16, 32)),
     ),
     RuleOfThumb(
-        "head-dim-8", "head_dim % 8 == 0", "attention rows start at multiples of 16 bytes",
+        "head-dim-8", "head_dim % 8 == 0", "attention rows start at multiples of 16 bytes", _PREQUEL,
         partial(multiples, axis="head_dim", divisor=8, same_padding=True, ops=_ATTENTION_OPS),
         lambda _: _head_dim("68,70,72,74,76,100,102,104,106,108,116,118,120,122,124"),
     ),
     RuleOfThumb(
-        "head-dim-64", "head_dim % 64 == 0", "attention pads to whole tiles of 64",
+        "head-dim-64", "head_dim % 64 == 0", "attention pads to whole tiles of 64", _PREQUEL,
         partial(multiples, axis="head_dim", divisor=64, alike=(8,), ops=_ATTENTION_OPS),
         lambda _: _head_dim("56,64,72,112,120,128,136,184,192,200"),
     ),
     RuleOfThumb(
-        "vocab-8", "vocab % 8 == 0", "rows of the logits start at multiples of 16 bytes",
+        "vocab-8", "vocab % 8 == 0", "rows of the logits start at multiples of 16 bytes", _MATRIX_GUIDE,
         partial(multiples, axis="vocab", divisor=8, ops=("logits",)), lambda _: _vocab((-4, -1, 0, 1, 4)),
     ),
     RuleOfThumb(
-        "vocab-128", "vocab % 128 == 0", "the logits fill their tiles (Megatron pads the vocabulary to it)",
+        "vocab-128", "vocab % 128 == 0",
+        "the logits fill their tiles (Megatron pads the vocabulary to it)", _VOCAB_PADDING,
         partial(multiples, axis="vocab", divisor=128, alike=(8,), ops=("logits",)),
         lambda _: _vocab((-64, -8, 0, 8, 64)),
     ),
     RuleOfThumb(
-        "heads-mbs-4", "heads / TP × MBS % 4 == 0", "Megatron's fused softmax runs instead of its fallback",
+        "heads-mbs-4", "heads / TP × MBS % 4 == 0",
+        "Megatron's fused softmax runs instead of its fallback", _FUSED_SOFTMAX,
         partial(
             fallbacks, breaks=lambda work: work.batch % 4 != 0, same=("rows", "cols"),
             what="heads / TP × MBS no multiple of 4",
@@ -248,7 +252,7 @@ RULES: tuple[RuleOfThumb, ...] = (
     ),
     RuleOfThumb(
         "batches-per-block", "heads / TP × MBS % batches_per_block == 0",
-        "the fused softmax runs: rows of up to 128 columns need a multiple of 8, not 4",
+        "the fused softmax runs: rows of up to 128 columns need a multiple of 8, not 4", _APEX_SOFTMAX,
         partial(
             fallbacks, breaks=lambda work: work.batch % 4 == 0 and work.batch % batches_per_block(work.cols) != 0,
             same=("rows", "cols"), what="heads / TP × MBS a multiple of 4 and not of 8",
@@ -256,39 +260,41 @@ RULES: tuple[RuleOfThumb, ...] = (
         lambda _: _softmax("heads=8,12,16,20,24,28,32,36,64,68", "seq=64,128"),
     ),
     RuleOfThumb(
-        "softmax-sk-2048", "16 < sk <= 2048", "the fused softmax of early Megatron versions runs",
+        "softmax-sk-2048", "16 < sk <= 2048", "the fused softmax of early Megatron versions runs", _APEX_SOFTMAX,
         partial(
             fallbacks, breaks=lambda work: work.cols > 2048, same=("batch",), what="rows of more than 2048 columns"
         ),
         lambda _: _softmax("seq=1024,1536,2048,2112,2560,3072,4096", heads=16),
     ),
     RuleOfThumb(
-        "mbs-2", "MBS == 2", "a micro-batch of two is the fastest per token",
+        "mbs-2", "MBS == 2", "a micro-batch of two is the fastest per token", _PREQUEL,
         partial(best_value, axis="mbs", value=2), lambda spec: _layer(spec, "mbs=1,2,4,8"), gpu_only=False,
     ),
     RuleOfThumb(
         "tp-shrinks-n", "TP as small as memory allows", "each doubling of TP halves n and slows every GPU",
+        _RULES_OF_THUMB,
         partial(first_of, finders=(partial(doublings, axis="tp"), partial(halves, axis="n"))),
         lambda spec: _layer(spec, "tp=1,2,4,8"), gpu_only=False,
     ),
     RuleOfThumb(
-        "whole-waves", "tiles % (SM count × blocks per SM) == 0", "no wave runs nearly empty",
+        "whole-waves", "tiles % (SM count × blocks per SM) == 0", "no wave runs nearly empty", _MATRIX_GUIDE,
         whole_waves,
         # Small m and small steps of n: for any tile, some size fills the last wave to 90 % or more.
         lambda _: Experiment(("n=4096:16384:256@edges",), Held(m=512, k=4096, layout="nt")),
     ),
     RuleOfThumb(
-        "expert-rows-64", "tokens per expert % 64 == 0", "the rows of every expert fill tiles of 64",
+        "expert-rows-64", "tokens per expert % 64 == 0", "the rows of every expert fill tiles of 64", _GROUPED_GEMM,
         partial(multiples, axis="tokens", divisor=64, ops=(*_GROUPED, "moe"), size_of=rows_of),
         lambda _: _expert_rows((-32, -16, 0, 16, 32)),
     ),
     RuleOfThumb(
-        "expert-rows-128", "tokens per expert % 128 == 0", "the rows of every expert fill tiles of 128",
+        "expert-rows-128", "tokens per expert % 128 == 0", "the rows of every expert fill tiles of 128", _GROUPED_GEMM,
         partial(multiples, axis="tokens", divisor=128, alike=(64,), ops=(*_GROUPED, "moe"), size_of=rows_of),
         lambda _: _expert_rows((-64, 0, 64)),
     ),
     RuleOfThumb(
-        "expert-width-128", "expert_ffn / TP % 128 == 0", "the columns of every expert fill tiles of 128",
+        "expert-width-128", "expert_ffn / TP % 128 == 0",
+        "the columns of every expert fill tiles of 128", _GROUPED_GEMM,
         partial(multiples, axis="moe_ffn", divisor=128, alike=(64,), ops=_GROUPED),
         lambda _: Experiment((f"moe-ffn={_around((1024, 1536, 2048, 3072), (-64, 0, 64))}",),
                              replace(_EXPERTS, seq=4096)),

@@ -1,6 +1,6 @@
 """Computes the statistics of a comparison: tests of a time ratio, Holm's correction, drift of the reference points.
 
-Entry points: `rank_test` and `figure_test`, which return a `RatioTest`; `holm`; `wander`, which returns a `Wander`;
+Entry points: `rank_test`, which returns a `RatioTest`; `holm`; `wander`, which returns a `Wander`;
 `reference_noise`, `pooled_noise` and `reference_medians`. Used by `compare`, `curves` (the noise of the reference
 points) and `tools.guide`.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import erfc, exp, hypot, log, sqrt
+from math import exp, hypot, log, sqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -60,23 +60,6 @@ def rank_test(a_us: Sequence[float], b_us: Sequence[float], tolerance: float, un
     slower = _p_greater(b, a * margin)
     faster = _p_greater(a, b * margin)
     return RatioTest(ratio, low / (1 + unsure), high * (1 + unsure), min(1.0, 2 * min(slower, faster)))
-
-
-def figure_test(a_us: Sequence[float], b_us: Sequence[float], tolerance: float, noise: float) -> RatioTest:
-    """Tests the same for single times without samples (means in a table).
-
-    noise: relative standard deviation of one time, assumed log-normal.
-
-    >>> figure_test([100.0], [120.0], 0.01, noise=0.03).p < 0.001
-    True
-    """
-    shift = float(np.log(np.median(b_us)) - np.log(np.median(a_us)))
-    error = noise * (1 / len(a_us) + 1 / len(b_us)) ** 0.5
-    half = normal_quantile() * error
-    beyond = (abs(shift) - float(np.log1p(tolerance))) / error
-    p = min(1.0, erfc(beyond / sqrt(2)))
-    ratio, low, high = (float(np.exp(value)) for value in (shift, shift - half, shift + half))
-    return RatioTest(ratio, low, high, p)
 
 
 def holm(p_values: Sequence[float]) -> tuple[float, ...]:

@@ -1,9 +1,5 @@
 """Recovers the tile and the number of resident blocks from the steps of curves.
 
-Entry points: `candidates`; `recover`, which returns a `Recovered`; the type `Explanation`; the constants `BLOCK_SIDES`,
-`CPU_BLOCK_SIDES`, `MOST_BLOCKS_PER_SM`, `EXPLAINS_LITTLE` and `EXPLAINS_MUCH`. Used by `periods`,
-`cliffs` and `tools.guide`.
-
 `recover` models the log time of each curve as `share · log(waves + overhead)` plus a smooth trend plus noise; the trend
 is a Gaussian process too slow for steps, so only steps distinguish the candidates. Kernel names are not used.
 """
@@ -11,7 +7,7 @@ is a Gaussian process too slow for steps, so only steps distinguish the candidat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
@@ -109,8 +105,6 @@ def _shape(waves: Ints, ends: Ints) -> npt.NDArray[np.float32]:
     return shapes
 
 
-VERDICTS = ("clear", "unclear", "no single tile", "no waves")
-
 # Launch overheads that are tried, in units of one wave's time.
 _OVERHEADS = (0.0, 0.25, 0.5, 1.0, 2.0)
 # Upper limit of `share`: time is at most proportional to the waves, plus a margin for clocks that drop under load.
@@ -137,7 +131,8 @@ _WOULD_SHOW = 100.0
 class Recovered:
     """Result of `recover`.
 
-    verdict: one of VERDICTS.
+    verdict: one of `rules.VERDICTS` on "one tile explains the steps".
+    reason: `no waves` or `no single tile` if that is refuted, else "".
     best: explanations of the most likely class, which predict the same steps at the measured sizes.
     confidence: probability of this class among all candidates.
     explained: share of the squared deviations from a smooth trend, beyond noise, that its waves explain.
@@ -146,11 +141,12 @@ class Recovered:
     """
 
     verdict: str
+    reason: str
     best: tuple[Explanation, ...]
     confidence: float
     explained: float
     rivals: tuple[Explanation, ...]
-    plausible: frozenset[Explanation]
+    plausible: frozenset[Explanation] = field(repr=False)
 
 
 def recover(curves: Sequence[FittedCurve], found: Candidates) -> Recovered:
@@ -171,16 +167,15 @@ def recover(curves: Sequence[FittedCurve], found: Candidates) -> Recovered:
     if gain / scale < _LEAST_IMPROVEMENT or found.waves[best].max() == found.waves[best].min():
         rising = visible[found.waves.max(axis=1) > found.waves.min(axis=1)]
         would_show = not rising.size or np.quantile(rising, 0.25) / scale > _WOULD_SHOW
-        verdict = "no waves" if would_show else "unclear"
+        verdict, reason = ("REFUTED", "no waves") if would_show else ("INCONCLUSIVE", "")
     elif explained < EXPLAINS_LITTLE:
-        verdict = "no single tile"
-    elif confidence >= CONFIDENT and explained >= EXPLAINS_MUCH:
-        verdict = "clear"
+        verdict, reason = "REFUTED", "no single tile"
     else:
-        verdict = "unclear"
+        sure = confidence >= CONFIDENT and explained >= EXPLAINS_MUCH
+        verdict, reason = "CONFIRMED" if sure else "INCONCLUSIVE", ""
     likely = [int(i) for i in order[1 : _MOST_RIVALS + 1] if weight[i] >= _RIVAL]
     return Recovered(
-        verdict, found.members[best], confidence, explained, tuple(found.members[i][0] for i in likely),
+        verdict, reason, found.members[best], confidence, explained, tuple(found.members[i][0] for i in likely),
         frozenset(explanation for i in (best, *likely) for explanation in found.members[i]),
     )  # fmt: skip
 

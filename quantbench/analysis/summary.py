@@ -1,10 +1,4 @@
-"""Summarises the records of a run as points and rows with medians, intervals, rates and shares of peak.
-
-Entry points: `points_of` (one `Point` per record and place), `rows_of` (one `Row` sums the ops of a place and
-provider), `layer_rows` (sums with each op's fastest provider), `are_parts` (whether providers measured different ops),
-`counted` (ops of a layer), `floor_lines` (what an empty kernel takes), `rejected_lines`, `op_order`. Used by the other
-modules of this package, by `report`, the commands `sweep`, `check` and `profile`, and tools.
-"""
+"""Summarises the records of a run as points and rows with medians, intervals, rates and shares of peak."""
 
 from __future__ import annotations
 
@@ -66,8 +60,8 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Row:
-    """Sum over the ops of one layer at one place, by one provider (`importers.runs.Row` is one imported time).
+class LayerRow:
+    """Sum over the ops of one layer at one place, by one provider.
 
     points: the ops summed.
     latency_us: sum of latency × count over the ops.
@@ -111,6 +105,11 @@ class Row:
     def worst(self) -> Point:
         """Op with the smallest share of peak."""
         return min(self.points, key=lambda p: (p.peak_share is None, p.peak_share, p.op))
+
+
+def useful_work(workload: Workload) -> int:
+    """Returns the floating-point operations of a workload, or its bytes if it has none (collectives)."""
+    return workload.flops or workload.min_bytes
 
 
 def op_order(label: str) -> tuple[int, str]:
@@ -183,7 +182,7 @@ def floor_lines(times: Iterable[tuple[float, Point | Measurement]]) -> list[str]
     return [f"times under {_FLOOR_BELOW_US:.0f} µs include a floor of {' or '.join(said)}"] if said else []
 
 
-def rows_of(points: Sequence[Point]) -> tuple[Row, ...]:
+def rows_of(points: Sequence[Point]) -> tuple[LayerRow, ...]:
     """Returns a row for each place and provider, with logits apart, sorted by place."""
     groups: dict[tuple[tuple[int, ...], str], list[Point]] = {}
     # A provider has the same ops at all places with the same axes.
@@ -198,7 +197,7 @@ def rows_of(points: Sequence[Point]) -> tuple[Row, ...]:
     )
 
 
-def _row(points: tuple[Point, ...], ops: Collection[str]) -> Row:
+def _row(points: tuple[Point, ...], ops: Collection[str]) -> LayerRow:
     whole = row_of(points, ops)
     logits = tuple([p for p in points if p.op.startswith("logits")])
     if not logits or len(logits) == len(points):
@@ -207,13 +206,13 @@ def _row(points: tuple[Point, ...], ops: Collection[str]) -> Row:
     return replace(row_of(layer), logits=logits, grade=whole.grade, missing=whole.missing)
 
 
-def row_of(points: tuple[Point, ...], ops: Collection[str] = ()) -> Row:
+def row_of(points: tuple[Point, ...], ops: Collection[str] = ()) -> LayerRow:
     """Sums the points of one place under the provider of the first. ops: names of all ops of a complete row."""
     latency_us = sum([p.latency_us * p.count for p in points])
     # Independent errors: the squares of the half-widths add.
     width_us = sum([((p.high_us - p.low_us) / 2 * p.count) ** 2 for p in points]) ** 0.5
     known = [p.peak_share * (p.latency_us * p.count) for p in points if p.peak_share is not None]
-    return Row(
+    return LayerRow(
         axes=points[0].axes, provider=points[0].provider, points=points, latency_us=latency_us,
         half_width=width_us / latency_us, tflops=sum([p.workload.flops * p.count for p in points]) / latency_us / 1e6,
         gb_per_s=sum([p.workload.min_bytes * p.count for p in points]) / latency_us / 1e3,
@@ -237,7 +236,7 @@ def are_parts(points: Sequence[Point]) -> bool:
     return len({frozenset(own) for own in ops.values()}) > 1
 
 
-def layer_rows(points: Sequence[Point]) -> tuple[Row, ...]:
+def layer_rows(points: Sequence[Point]) -> tuple[LayerRow, ...]:
     """Returns a row for each dtype and place, with the fastest provider of each op, sorted by dtype and place."""
     places: dict[tuple[str, tuple[int, ...]], dict[str, Point]] = defaultdict(dict)
     for point in sorted(points, key=lambda p: -p.latency_us):  # the fastest of each op comes last and stays

@@ -21,7 +21,6 @@ from quantbench.cli.model_options import StepOptions, chosen_model
 from quantbench.cli.options import (
     command,
     gpu_option,
-    integers,
     json_option,
     library_option,
     option,
@@ -32,7 +31,7 @@ from quantbench.cli.output import StyledLine, check_file, output, plain_table, p
 from quantbench.cli.pad import broken_lines
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import require_choice
-from quantbench.units import latency, percent, signed_percent
+from quantbench.units import billions, latency, percent, signed_percent
 
 if TYPE_CHECKING:
     from quantbench.advice import Advice, Advised, OpCost, ShapeCost, Space
@@ -65,12 +64,9 @@ class AdviseOptions(StepOptions):
         "faster).",
         min=0,
     )
-    head_dims: str = _search("64,128,256", "Head widths to try beside the shape's own, comma separated.")
-    replicate_kv: bool = _search(False, "Also try fewer key/value heads than tp, replicated.")
     keep: str = _search(
         "", "Dimensions to keep, comma separated: hidden, heads, kv_heads, head_dim, ffn, vocab, layers, mbs."
     )
-    keep_layers: bool = _search(False, "Same as --keep layers.")
     shapes_out: Path | None = _search(
         None, "JSON file for all shapes that were compared, for `sweep --shapes`.", "--shapes-out", "-o"
     )
@@ -131,12 +127,7 @@ def _space(arguments: AdviseOptions) -> Space:
     kept = [word.strip().replace("-", "_") for word in arguments.keep.split(",")] if arguments.keep else []
     for name in kept:
         require_choice(_WHO, "--keep", name, DIMENSIONS)
-    return Space(
-        tolerance=percentage("--tolerance", arguments.tolerance, most=50),
-        head_dims=tuple(sorted(set(integers("--head-dims", arguments.head_dims)))),
-        replicate_kv=arguments.replicate_kv,
-        keep=tuple(dict.fromkeys([*kept, *(["layers"] if arguments.keep_layers else [])])),
-    )
+    return Space(tolerance=percentage("--tolerance", arguments.tolerance, most=50), keep=tuple(dict.fromkeys(kept)))
 
 
 # --- output ----------------------------------------------------------------------------------------------------------
@@ -203,12 +194,12 @@ def _header_lines(advice: Advice, assumed: Sequence[str]) -> Iterator[str]:
         shared = f" beside shared ones of {shape.shared_ffn}" if shape.shared_ffn else ""
         mlp = f"{shape.experts} experts of {shape.moe_ffn} on ep = {shape.ep}, top {shape.top_k}{shared}{dense}"
         held_gib = weights_bytes(shape) / 2**30
-        mlp += f" ({shape.active_parameters / 1e9:.3g} B active; weights of {held_gib:.0f} GiB on a GPU)"
+        mlp += f" ({billions(shape.active_parameters)} active; weights of {held_gib:.0f} GiB on a GPU)"
     batch = f"micro-batches of {shape.mbs} × {shape.seq} tokens on tp = {shape.tp}"
     yield device_line(advice.device)
     yield f"times: {advice.note}"
     yield (
-        f"shape: {parameters(shape) / 1e9:.3g} B parameters: {shape.layers} layers of {shape.hidden}, {heads}, {mlp}, "
+        f"shape: {billions(parameters(shape))} parameters: {shape.layers} layers of {shape.hidden}, {heads}, {mlp}, "
         f"vocab {shape.vocab}; {batch}, {shape.dtype}, {shape.attention} attention"
     )
     if assumed:

@@ -1,13 +1,10 @@
-"""Command `check`: finds cliffs and their causes in a run, and tests rules of thumb.
-
-Entry point: `check`, loaded by `app`. `analysis.check` does the work; `--experiment` measures with `sweep_run`.
-"""
+"""Command `check`: finds cliffs and their causes in a run, and tests rules of thumb."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +14,7 @@ from rich.table import Table
 from quantbench.alignment_rules import AlignmentRule, broken_rules
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, json_option, option
-from quantbench.cli.output import StyledLine, check_folder, output, print_result, say
+from quantbench.cli.output import StyledLine, check_folder, encoded, output, print_result, say
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, printable
 from quantbench.report.terminal import cliffs_table, section_lines
@@ -26,15 +23,12 @@ from quantbench.units import counted, parse_duration_s, percent
 from quantbench.workload import Attention, Gemm
 
 if TYPE_CHECKING:
-    from quantbench.analysis.check import Check
-    from quantbench.analysis.periods import Period
+    from quantbench.analysis.check import RunCheck
     from quantbench.analysis.rules import RuleOfThumb
     from quantbench.sweep.options import SweepOptions
 
 # Number of cliffs shown; --json has all.
 _MOST_CLIFFS = 20
-# Number of comparisons in the JSON of a verdict; a run has thousands.
-_MOST_EVIDENCE = 200
 
 _VERDICT_STYLE = {"CONFIRMED": "green", "REFUTED": "red", "INCONCLUSIVE": "yellow"}
 
@@ -58,7 +52,7 @@ def check(
     """
     from quantbench.analysis.check import check_run
     from quantbench.analysis.rules import RULES, rule_named
-    from quantbench.report.source import read_one_run
+    from quantbench.store.folder import read_one_run
 
     if fail_above is not None and not 1 < fail_above < float("inf"):
         raise InputError("--fail-above", repr(fail_above), "a ratio above 1, such as 1.2")
@@ -75,10 +69,12 @@ def check(
         check_folder("--results", results)
     folder = run if run is not None else _measure(rules[0], results, budget, as_json=as_json)
     found = check_run(read_one_run(folder), rules=rules)
-    print_result(as_json, lambda: check_to_json(found), _lines(found))
+    print_result(as_json, lambda: _answer(found), _lines(found))
     if fail_above is not None and not found.num_curves:
         said = f"{folder} has {counted(found.num_points, 'measured point')}, none with close neighbours"
         raise InputError("check --fail-above", said, "a run in which a cliff could be found")
+    if not found.num_points:
+        raise typer.Exit(2)
     if fail_above is not None and any(cliff.low > fail_above for cliff in found.cliffs):
         raise typer.Exit(1)
 
@@ -93,17 +89,17 @@ def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) ->
     def options(spec: DeviceSpec) -> SweepOptions:
         plan = rule.experiment(spec)
         usual = sweep_options(SweepArguments(dim=list(plan.dims), budget=budget), spec.torch_kind)
-        return replace(usual, held=plan.held, providers=plan.providers, skip_impossible=True)
+        return replace(usual, held=plan.held, providers=plan.providers)
 
     console = output(stderr=as_json)
     stop_on_sigterm()
-    say(console, f"experiment {rule.id}: {rule.predicate} ({rule.claim})")
+    say(console, f"experiment {rule.id}: {rule.statement} ({rule.claim})")
     with SweepSession.new(options, results, WorkerProcess) as session:
         measure(console, session)
         return session.folder
 
 
-def _lines(found: Check) -> Iterator[StyledLine | Table]:
+def _lines(found: RunCheck) -> Iterator[StyledLine | Table]:
     from quantbench.analysis.summary import floor_lines
     from quantbench.report.sections import rules_section, steps_section
 
@@ -131,12 +127,12 @@ def _lines(found: Check) -> Iterator[StyledLine | Table]:
         yield from section_lines(section, _VERDICT_STYLE)
     for (rule, dtype), number in _broken_rules(found).most_common():
         what = f"{' or '.join(rule.sides)} of {dtype} off the multiples of {rule.multiple}"
-        yield f"{counted(number, 'shape')} with {what}: {rule.effect} in {rule.whose} ({rule.why})"
+        yield f"{counted(number, 'shape')} with {what}: {rule.effect} in {rule.whose} ({rule.claim})"
     yield from floor_lines((p.latency_us, p) for of in found.curves.values() for curve in of for p in curve.points)
     yield f"\nnext: quantbench report {found.run.folder}"
 
 
-def _head_lines(found: Check) -> list[str]:
+def _head_lines(found: RunCheck) -> list[str]:
     """Counts points, rejected times, curves, cliffs and the causes of the cliffs."""
     from quantbench.analysis.summary import rejected_lines
 
@@ -159,7 +155,7 @@ def _head_lines(found: Check) -> list[str]:
     return lines
 
 
-def _broken_rules(found: Check) -> Counter[tuple[AlignmentRule, str]]:
+def _broken_rules(found: RunCheck) -> Counter[tuple[AlignmentRule, str]]:
     """Counts the shapes that break each rule of their library and number format, by rule and format."""
     # `torch` of `torch.mm`; a user-defined kernel is no library that has rules.
     works = dict.fromkeys(
@@ -170,55 +166,18 @@ def _broken_rules(found: Check) -> Counter[tuple[AlignmentRule, str]]:
     return Counter(
         (rule, work.dtype)
         for work, library in works
-        for rule in dict.fromkeys(one.rule for one in broken_rules(work, library=library))
+        for rule in dict.fromkeys(one.rule for one in broken_rules(work, library=library, device=found.run.info.device))
     )
 
 
-def check_to_json(found: Check) -> dict[str, Any]:
+def _answer(found: RunCheck) -> dict[str, Any]:
     from quantbench.analysis.summary import rejected_lines
-    from quantbench.report.sweep_result import cliff_to_json
 
     info = found.run.info
-    common = []
-    for one in found.common:
-        data = asdict(one)
-        for name in ("stepping", "level"):
-            data[f"{name}_ratio"], data[f"{name}_curves"] = data.pop(name) or (None, 0)
-        common.append({**data, "cause": one.cause, "causes": dict(one.causes)})
-    rules = []
-    for verdict in found.rules:
-        data = asdict(replace(verdict, evidence=verdict.evidence[:_MOST_EVIDENCE]))
-        rules.append({{"rule": "id", "num_pairs": "pairs"}.get(name, name): value for name, value in data.items()})
+    broken = _broken_rules(found).items()
     return {
         "run": found.run.folder, "device": info.device.name, "origin": info.origin, "source": info.source,
-        "how_ended": info.how_ended,
-        "points": found.num_points, "left_out": rejected_lines(found.run.records),
-        "curves": found.num_curves, "noise": found.noise,
-        "cliffs": [cliff_to_json(cliff) for cliff in found.cliffs],
-        "falls": [cliff_to_json(cliff) for cliff in found.falls],
-        "common": common,
-        "period": None if found.period is None else _period_to_json(found.period),
-        "periods": [_period_to_json(period) for period in found.periods],
-        "broken_rules": [
-            {**asdict(rule), "dtype": dtype, "shapes": number}
-            for (rule, dtype), number in _broken_rules(found).items()
-        ],
-        "rules": rules,
-    }  # fmt: skip
-
-
-def _period_to_json(period: Period) -> dict[str, Any]:
-    r, chosen = period.recovered, period.chosen
-    per_sm = None if chosen is None else chosen.per_sm(period.sm_count)
-    # If the number of SMs does not divide the resident blocks, report one block on each of as many SMs.
-    sm_count = None if chosen is None else period.sm_count if per_sm else chosen.resident_blocks
-    return {
-        "axis": period.axis, "op": period.op, "provider": period.provider, "variant": period.variant,
-        "verdict": r.verdict, "tile": None if chosen is None else f"{chosen.block_m}x{chosen.block_n}",
-        "sm_count": sm_count, "blocks_per_sm": None if chosen is None else per_sm or 1,
-        "resident_blocks": None if chosen is None else chosen.resident_blocks,
-        "confidence": r.confidence, "explained": r.explained, "spacing": period.spacing,
-        "spacing_error": period.spacing_error, "curves": period.num_curves,
-        "same": [asdict(explanation) for explanation in r.best],
-        "rivals": [asdict(explanation) for explanation in r.rivals],
+        "how_ended": info.how_ended, "left_out": rejected_lines(found.run.records),
+        "broken_rules": [{"rule": rule, "dtype": dtype, "shapes": number} for (rule, dtype), number in broken],
+        **encoded(found),
     }  # fmt: skip

@@ -11,12 +11,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quantbench.cli.options import command, json_option, option, results_option
+import typer
+
+from quantbench.cli.options import command, json_option, option, percentage, results_option
 from quantbench.cli.output import output, plain_table, print_result, say, show, warning
 from quantbench.errors import QuantbenchError, require_choice
 from quantbench.store.record import Failed, Measured, Record, Skipped
 from quantbench.timing.options import TimingOptions
-from quantbench.units import latency, parse_duration_s, percent, size
+from quantbench.units import latency, percent, size
 from quantbench.workload import Collective
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from quantbench.timing.lockstep import Leader
 
 _BACKENDS = ("nccl", "gloo")
+# Longest sampling time of a point.
+_MAX_TIME_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +40,12 @@ class CommOptions:
     sizes: str = option("", "Message sizes: 4KiB:1GiB, 4KiB:1GiB:x2 or a list.")
     dtype: str = option("", "Number format: bf16, fp16, fp32 or int8.")
     backend: str = option("", "nccl or gloo (default: nccl where every rank has a GPU).")
-    half_width: float = option(0.02, "Target precision: relative half-width of the median's interval.")
-    max_time: str = option("1s", "Longest sampling time per point.")
+    precision: str = option("2%", "Sample each point until its median is within ± this.")
 
     def options(self) -> TimingOptions:
         """Returns how to time each point. The cache is hot, because every sample uses the same buffers."""
-        return TimingOptions(
-            cache="hot", half_width=self.half_width, max_time_s=parse_duration_s("--max-time", self.max_time)
-        )
+        half_width = percentage("--precision", self.precision, above=True)
+        return TimingOptions(cache="hot", half_width=half_width, max_time_s=_MAX_TIME_S)
 
     def plan(self, backend: str, num_gpus: int, num_nodes: int) -> tuple[Collective, ...]:
         from quantbench.comm.session import DEFAULT_OPS, DEFAULT_SIZES, parse_sizes, points
@@ -79,7 +81,7 @@ def comm(arguments: CommOptions, results: Path = results_option(), as_json: bool
         # error they wait for the leader's stop.
         try:
             _lead(arguments, options, ranks, leader, places or [], idle or [], results, as_json)
-        except QuantbenchError:
+        except (QuantbenchError, typer.Exit):
             leader.stop()
             raise
         leader.stop()
@@ -157,6 +159,8 @@ def _lead(
     table = plain_table(columns, ((row["op"], size(row["message_bytes"]), *_cells(row)) for row in rows))
     repeated = f"repeated point: {repeat_line('all_reduce', session.reference_us)}"
     print_result(as_json, lambda: answer, (table, repeated, *map(warning, doubts), str(writer.folder)))
+    if not samples:
+        raise typer.Exit(1)
 
 
 def row_to_json(record: Record) -> dict[str, Any]:

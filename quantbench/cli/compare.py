@@ -1,20 +1,17 @@
-"""Command `compare`: compares two runs point by point: faster, slower, same or unclear.
-
-Entry point: `compare`, loaded by `app`. `analysis.compare` does the work, `report.comparison` formats the result.
-"""
+"""Command `compare`: compares two runs point by point: faster, slower, same or unclear."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
 
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, json_option, option, percentage
-from quantbench.cli.output import StyledLine, check_file, print_result
+from quantbench.cli.output import StyledLine, check_file, encoded, print_result
 from quantbench.errors import printable
 
 if TYPE_CHECKING:
@@ -29,19 +26,17 @@ def compare(
     by: str = option("key", "Match points by key (workload, provider and timing) or by workload."),
     provider_a: str = option("", "Use only this provider's points of A."),
     provider_b: str = option("", "Use only this provider's points of B."),
-    noise: str = option("", "Relative standard deviation of times without samples (imported tables): 3%."),
     force: bool = option(False, "Compare even if devices or origins (measured, imported, …) differ."),
     junit: Path | None = option(None, "Also write JUnit XML here."),
     as_json: bool = json_option(),
 ) -> None:
     """Compare two runs point by point; exit code 1 on a regression."""
     from quantbench.analysis.compare import CompareOptions, compare_runs
-    from quantbench.report.comparison import comparison_to_json, write_junit
-    from quantbench.report.source import read_one_run
+    from quantbench.report.comparison import write_junit
+    from quantbench.store.folder import read_one_run
 
     options = CompareOptions(
-        margin=percentage("--margin", margin), by=by, provider_a=provider_a, provider_b=provider_b,
-        noise=percentage("--noise", noise) if noise else None, force=force,
+        margin=percentage("--margin", margin), by=by, provider_a=provider_a, provider_b=provider_b, force=force,
     )  # fmt: skip
     a, b = read_one_run(run_a), read_one_run(run_b)
     if junit is not None:
@@ -49,9 +44,19 @@ def compare(
     comparison = compare_runs(a, b, options)
     if junit is not None:
         write_junit(comparison, junit)
-    print_result(as_json, lambda: comparison_to_json(comparison), _lines(comparison, junit))
+    print_result(as_json, lambda: _answer(comparison), _lines(comparison, junit))
     if comparison.regressions:
         raise typer.Exit(1)
+
+
+def _answer(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "a": comparison.a.folder, "b": comparison.b.folder, "device": comparison.b.info.device.name,
+        "counts": comparison.counts, "regressions": comparison.regressions,
+        "median_ratio": comparison.median_ratio if comparison.points else None,
+        **encoded(comparison),
+        "lost": [{**encoded(lost), "outcome": encoded(lost.b.outcome)} for lost in comparison.lost],
+    }  # fmt: skip
 
 
 def _lines(comparison: Comparison, junit: Path | None) -> Iterator[StyledLine | Table]:

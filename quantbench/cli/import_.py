@@ -45,7 +45,6 @@ def import_aiconfigurator(
     version: str | None = option(None, "The backend's version."),
     root: Path | None = option(None, "A systems folder instead of the package's."),
     table: list[str] | None = option(None, "gemm, context_attention, nccl (these by default), encoder_attention, …"),
-    dtype: list[str] | None = option(None, "Only rows of these dtypes."),
     gpu: str | None = option(None, "The GPU, for a system that is not known here."),
 ) -> None:
     """Import measured tables of aiconfigurator-core: products, context attention, NCCL collectives."""
@@ -63,7 +62,7 @@ def import_aiconfigurator(
         raise InputError("import aiconfigurator", given, "one --table with it")
 
     origins = (aiconfigurator.origin_of(found, run_id=to.run_id) for found in tables)
-    rows = (aiconfigurator.read_rows(found, dtypes=dtype or ()) for found in tables)
+    rows = (aiconfigurator.read_rows(found) for found in tables)
     _write(to, spec, zip(rows, origins, strict=True), missing)
 
 
@@ -111,7 +110,6 @@ _LAYOUT_COLUMNS = (
 )  # fmt: skip
 
 
-@import_.command("nemo-log")
 @import_.command("megatron-log")
 @command
 def import_megatron_log(

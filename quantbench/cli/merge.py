@@ -22,7 +22,7 @@ def merge(
     """Merge runs of one device and software: each point once, with its most trusted measurement."""
     from quantbench.cluster.cards import card_lines, compare_cards
     from quantbench.cluster.merge import merge_runs, write_merged
-    from quantbench.report.source import read_one_run
+    from quantbench.store.folder import read_one_run
 
     merged = merge_runs([read_one_run(folder) for folder in runs], run_id, force=force)
     folder = write_merged(results, merged)

@@ -29,7 +29,7 @@ from quantbench.workload.huggingface import Described, describe
 from quantbench.workload.parameters import USUAL_ASPECT, padded_vocab
 from quantbench.workload.presets import preset
 from quantbench.workload.recipes import RECIPES
-from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
+from quantbench.workload.transformer import ATTENTIONS
 
 # Fields of a model that a grid takes over; not layers, because a point is one layer.
 _OF_A_MODEL = (
@@ -38,8 +38,8 @@ _OF_A_MODEL = (
 )  # fmt: skip
 # Options that `sweep_words` repeats after the axes and the sizes.
 _SAID_AGAIN = (
-    "model", "config", "kv_heads", "gated", "routing", "layout", "dtype", "ops", "direction", "attention", "softmax",
-    "skip_impossible", "dropout", "causal",
+    "model", "config", "kv_heads", "gated", "routing", "layout", "dtype", "ops", "direction", "attention", "dropout",
+    "causal",
 )  # fmt: skip
 
 _LARGEST_HISTOGRAM_BYTES = 2**20
@@ -67,9 +67,6 @@ class ModelOptions:
     dropout: bool | None = _model(
         None, "Dropout of hidden states and attention (default: the model's, else none).", "--dropout/--no-dropout"
     )
-    softmax: str = _model(
-        "", "Softmax of unfused attention: megatron (fused kernel where it runs) or torch (separate kernels)."
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +83,7 @@ class ShapeOptions(ModelOptions):
     layers: int | None = size_option("Layers (default: a usual depth for the hidden size).")
     seq: int | None = size_option("Sequence length, tokens.")
     vocab: int | None = size_option("Vocabulary size.")
+    untied: bool = _model(False, "Separate matrices for embedding and logits.")
     fp8_recipe: str = _model("", f"Recipe of an 8- or 4-bit step: {', '.join(RECIPES)} (default: none, no casts).")
 
     @property
@@ -118,7 +116,7 @@ class GridOptions(ModelOptions):
     dim: list[str] | None = option(
         None,
         "Dimension to vary: hidden, heads, head-dim, ffn, seq, mbs, tp, vocab, experts, top-k, moe-ffn, tokens, ep, "
-        "skew, m, n, k or batch; with values: hidden=1024:4096:64, tp=1,2,4, n=3072:8192@edges. Several make a grid.",
+        "m, n, k or batch; with values: hidden=1024:4096:64, tp=1,2,4, n=3072:8192@edges. Several make a grid.",
     )
     hidden: str = _range("Hidden size.")
     heads: str = _range("Attention heads.")
@@ -133,7 +131,6 @@ class GridOptions(ModelOptions):
     moe_ffn: str = _range("Width of one expert.")
     tokens: str = _range("Tokens of each GPU's micro-batch, in place of seq and mbs.")
     ep: str = _range("Expert-parallel degree; each GPU of it has its own tokens.")
-    skew: str = _range("Exponent of the routing's power law in hundredths: 120 is power_law_1.2.")
     routing: str = _ROUTING
     m: str = _range("Rows of a plain product.", "--m", "-m")
     n: str = _range("Columns of a plain product.", "--n", "-n")
@@ -143,9 +140,6 @@ class GridOptions(ModelOptions):
     ops: str = _model("", "Ops of a layer, comma separated: qkv,attention (default: all).")
     direction: str = _model("forward", "forward, backward or both.")
     causal: bool = _model(True, "Causal attention.")
-    skip_impossible: bool = _model(
-        False, "Leave out impossible sizes instead of refusing them.", "--skip-impossible/--no-skip-impossible"
-    )
 
     @property
     def dims(self) -> tuple[str, ...]:
@@ -188,23 +182,22 @@ def _require_reach(config: Path, shape: TransformerShape) -> None:
 def attention_of(
     who: str, options: ModelOptions, named: Described | None, device: DeviceSpec
 ) -> tuple[dict[str, Any], list[str]]:
-    """Returns the fields attention, softmax and dropout of a shape, and the assumptions about them as text."""
+    """Returns the fields attention and dropout of a shape, and the assumptions about them as text."""
     base = TransformerShape if named is None else named.shape
     as_named = "" if named is None else f" (of {named.name})"
     of_model = named is not None and named.shape.attention == "unfused"
     usual = "unfused" if of_model else default_attention(device)
     attention = require_choice(who, "--attention", options.attention or usual, ATTENTIONS)
-    softmax = require_choice(who, "--softmax", options.softmax or base.softmax, SOFTMAXES)
     dropout = base.dropout if options.dropout is None else options.dropout
     assumed = []
     if not options.attention:
         assumed.append(f"{attention} attention{as_named if of_model else ''}")
-    if not options.softmax and attention == "unfused":
-        assumed.append({"megatron": "Megatron's fused softmax", "torch": "torch's separate softmax"}[softmax])
+    if attention == "unfused":
+        assumed.append({"megatron": "Megatron's fused softmax", "torch": "torch's separate softmax"}[base.softmax])
     if options.dropout is None:
         said = None if named is None else named.assumed.get("dropout")
         assumed.append(said or (f"dropout{as_named}" if dropout else "no dropout"))
-    return {"attention": attention, "softmax": softmax, "dropout": dropout}, assumed
+    return {"attention": attention, "dropout": dropout}, assumed
 
 
 def latent_words(kv_rank: int, core_dim: int) -> list[str]:
@@ -245,12 +238,12 @@ def chosen_model(
         if "hidden" in typed:
             changes.setdefault("ffn", round(base.ffn / base.hidden * typed["hidden"]))
     how, assumed = attention_of(who, options, named, device)
-    if options.softmax and how["attention"] == "flash":
-        raise InputError(who, f"--softmax {options.softmax} with flash attention", "--attention unfused")
     if named is not None:
         follows = (name for name in ("heads", "kv_heads", "head_dim", "ffn") if name in changes and name not in typed)
         assumed += [f"{name} = {changes[name] or 'heads'}" for name in follows if changes[name] or name != "head_dim"]
-    elif "layers" not in typed:
+    elif not options.untied:
+        assumed.append("one matrix for embedding and logits")
+    if named is None and "layers" not in typed:
         changes["layers"] = max(1, round(typed["hidden"] / USUAL_ASPECT))
         assumed.append(f"layers = {changes['layers']} (hidden / {USUAL_ASPECT})")
     tp, vocab = typed.get("tp", 1), typed.get("vocab", base.vocab)
@@ -263,6 +256,8 @@ def chosen_model(
     if "seq" not in typed:
         said = f"seq = {base.seq}" if named is None else named.assumed.get("seq")
         assumed += [] if said is None else [said]
+    if options.untied:
+        changes["tied"] = False
     if options.gated or "experts" in typed:
         changes["gated"] = True
     if isinstance(options, StepOptions) and (base.experts or "experts" in typed):
@@ -326,13 +321,11 @@ def held_and_dims(arguments: GridOptions, who: str = "sweep", *, listed: bool = 
     for dim, text in arguments.sizes.items():
         if text and dim not in as_axis:
             if not (text.isascii() and text.isdigit() and len(text) <= 10 and 1 <= int(text) < 2**31):
-                expected = f"an integer of at least 1, or a range together with --dim {dim}"
+                expected = f"an integer from 1 to {2**31 - 1:,}, or a range together with --dim {dim}"
                 raise InputError(f"--{dim}", repr(text), expected)
             values[dim.replace("-", "_")] = int(text)
     _require_used(arguments, as_axis, who, listed=listed)
     typed = {*as_axis, *(dim for dim, text in arguments.sizes.items() if text)}
-    if "skew" in typed and arguments.routing:
-        raise InputError(who, f"--routing {arguments.routing} with a skew", "one of them: the skew is the routing")
     for dim in ("seq", "mbs"):
         if "tokens" in typed and dim in typed - as_axis:
             raise InputError(
@@ -347,9 +340,8 @@ def held_and_dims(arguments: GridOptions, who: str = "sweep", *, listed: bool = 
         held = replace(held, **{name: getattr(named.shape, name) for name in _OF_A_MODEL})
         # "" stands for the device's usual attention, which is filled in when the device is known.
         values["attention"] = "unfused" if named.shape.attention == "unfused" else ""
-    for name, choices in (("attention", ATTENTIONS), ("softmax", SOFTMAXES)):
-        if getattr(arguments, name):
-            values[name] = require_choice(who, f"--{name}", getattr(arguments, name), choices)
+    if arguments.attention:
+        values["attention"] = require_choice(who, "--attention", arguments.attention, ATTENTIONS)
     if arguments.routing:
         values["routing"] = _routing(arguments.routing)
     if arguments.kv_heads:
@@ -425,7 +417,7 @@ def _expert_words(arguments: GridOptions, held: Held, given: Collection[str], na
     of_model = () if named is None or not named.shape.experts else ("experts", "top_k", "moe_ffn")
     sizes = [name for name in ("experts", "top_k", "moe_ffn", "ep") if name not in {*given, *of_model}]
     words = [f"{name} = {getattr(held, name)}" for name in sizes]
-    words += [] if arguments.routing or "skew" in given else ["balanced routing"]
+    words += [] if arguments.routing else ["balanced routing"]
     return [*words, "gated experts", "products of the busiest GPU"]
 
 
@@ -444,8 +436,7 @@ def _require_used(arguments: GridOptions, as_axis: set[str], who: str, *, listed
     unused = DIMS if listed else MODEL_DIMS if plain else GEMM_DIMS
     found = [f"--{dim} {size}" for dim, size in arguments.sizes.items() if size and dim in unused]
     only_model = (
-        "model", "config", "kv_heads", "gated", "routing", "attention", "softmax", "dropout", "causal", "ops",
-        "direction",
+        "model", "config", "kv_heads", "gated", "routing", "attention", "dropout", "causal", "ops", "direction",
     )  # fmt: skip
     found += typed_words(arguments, only_model if plain else ("layout",))
     if found:

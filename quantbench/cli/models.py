@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 from quantbench.cli.options import command, json_option
 from quantbench.cli.output import plain_table, print_result
+from quantbench.units import billions
 from quantbench.workload.presets import preset, preset_names, preset_source, published_parameters
 
 
@@ -28,7 +29,7 @@ def models(as_json: bool = json_option()) -> None:
         unusual = ", ".join(note for note, holds in notes.items() if holds)
         parameters, source = published_parameters(name), preset_source(name)
         answer.append({"name": name, "published_parameters": parameters, "source": source, **asdict(shape)})
-        rows.append((name, f"{parameters / 1e9:.3g} B", *(str(getattr(shape, size)) for size in sizes), unusual))
+        rows.append((name, billions(parameters), *(str(getattr(shape, size)) for size in sizes), unusual))
     titles = (f">{size}".replace("kv_", "kv ") for size in sizes)
     table = plain_table(("model", ">parameters", *titles, "not as usual"), rows)
     sources = "seq: as pre-trained. --json also has where each model's dimensions come from."

@@ -156,6 +156,5 @@ def integers(option: str, text: str, *, low: int = 1, high: int = 2**31 - 1) -> 
         return ()
     words = [word.strip() for word in text.split(",")]
     if not all(re.fullmatch("[0-9]{1,10}", word) and low <= int(word) <= high for word in words):
-        bounds = f"of at least {low}" if high == 2**31 - 1 else f"from {low} to {high}"
-        raise InputError(option, repr(text), f"integers {bounds}, comma separated")
+        raise InputError(option, repr(text), f"integers from {low} to {high:,}, comma separated")
     return tuple(int(word) for word in words)

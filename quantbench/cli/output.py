@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import fields, is_dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -135,18 +136,27 @@ def print_result(as_json: bool, answer: Callable[[], Any], items: Iterable[Style
 
 
 def print_json(value: Any) -> None:
-    """Prints one JSON value to stdout. NaN and infinities become null, paths become text."""
-    print(json.dumps(_plain(value), indent=1, allow_nan=False))
+    """Prints one value to stdout as JSON (see `encoded`)."""
+    print(json.dumps(encoded(value), indent=1, allow_nan=False))
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(name): _plain(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return str(value) if isinstance(value, Path) else value
+def encoded(value: Any) -> Any:
+    """Returns a value as JSON has it: a dataclass as an object of its fields, without those that `repr` leaves out.
+
+    NaN and infinities become null, paths become text.
+    """
+    match value:
+        case float():
+            return value if isfinite(value) else None
+        case dict():
+            return {str(name): encoded(one) for name, one in value.items()}
+        case list() | tuple() | frozenset():
+            return [encoded(one) for one in value]
+        case Path():
+            return str(value)
+        case _ if is_dataclass(value):
+            return {field.name: encoded(getattr(value, field.name)) for field in fields(value) if field.repr}
+    return value
 
 
 @contextmanager

@@ -24,7 +24,6 @@ class PlanOptions(ShapeOptions):
 
     plans: ClassVar[bool] = True
 
-    untied: bool = option(False, "Separate matrices for embedding and logits.", panel="Model")
     optimizer: str = option("", "Optimizer: fused_adam, adam or adam_8bit (default: fused_adam).", panel="Model")
     gpus: int | None = _machines(None, "Number of GPUs.", min=1)
     gpu: str = gpu_option("", "Machines")

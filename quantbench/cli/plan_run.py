@@ -29,7 +29,7 @@ from quantbench.planner.memory import GIB, limit_bytes
 from quantbench.planner.predict import NOT_COUNTED, Planner, Prediction, job_to_json
 from quantbench.planner.search import Found, search
 from quantbench.store.environment import installed_versions, relevant_environment
-from quantbench.units import percent
+from quantbench.units import billions, percent
 from quantbench.workload.parameters import parameters
 
 ModeResult = tuple[bool, Callable[[], dict[str, Any]], Iterable[StyledLine | Table]]
@@ -198,7 +198,7 @@ def header_lines(job: Job, assumed: Sequence[str]) -> Iterator[StyledLine]:
     link = where.intra_node(where.gpus_per_node)
     inside = _LARGE_MESSAGE_BYTES / link.time_s(_LARGE_MESSAGE_BYTES) / 1e9
     yield (
-        f"model: {parameters(shape) / 1e9:.1f} B parameters: {shape.layers} layers of {shape.hidden}, {shape.heads} "
+        f"model: {billions(parameters(shape))} parameters: {shape.layers} layers of {shape.hidden}, {shape.heads} "
         f"heads of {shape.head_dim} ({shape.kv_heads} of keys and values), {mlp}, seq {shape.seq}, vocab {shape.vocab} "
         f"with {'one matrix' if shape.tied else 'two matrices'}, {shape.fp8_recipe or shape.dtype}, {shape.attention} "
         f"attention, {'dropout' if shape.dropout else 'no dropout'}; gbs {job.gbs} on {job.gpus} × "

@@ -26,7 +26,7 @@ from quantbench.profile import Profile
 from quantbench.quantization import divisors
 from quantbench.workload import TransformerShape
 from quantbench.workload.parameters import padded_vocab
-from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
+from quantbench.workload.transformer import ATTENTIONS
 
 _WHO = "plan"
 _BITS_PER_BYTE = 8
@@ -81,8 +81,6 @@ class Setup:
         """The shape, and what was assumed about it as text."""
         o = self.options
         shape, words = chosen_model(_WHO, o, self.where.device, needed=("hidden", "heads", "layers", "vocab"))
-        if o.untied:
-            shape = replace(shape, tied=False)
         if o.head_dim:
             shape = replace(shape, head_dim=o.head_dim)
         return shape, words
@@ -255,7 +253,7 @@ def given(o: PlanOptions) -> Given:
         if len(values) > 1:
             raise InputError(f"{_WHO} --rows", f"--{name} {getattr(o, name)}", "one value for rows without it")
         cells[name] = values[0] if values else None
-    for name, choices in (("attention", ATTENTIONS), ("softmax", SOFTMAXES), ("recompute", RECOMPUTATIONS)):
+    for name, choices in (("attention", ATTENTIONS), ("recompute", RECOMPUTATIONS)):
         cells[name] = require_choice(_WHO, f"--{name}", getattr(o, name), ("", *choices))
     cells |= {"precision": o.dtype, "tied": False if o.untied else None, "dropout": o.dropout}
     cells["dp_overlap"] = o.dp_overlap

@@ -109,9 +109,9 @@ def predict_sweep(
     if spec.peak(held.dtype) is None:
         raise InputError("predict", f"--dtype {held.dtype} on {spec.name}", f"one of {spec.dtypes}")
     resolve_library(spec.name, held.dtype, library, "predict")
-    axes, loose = parse_grid(dims, held, spec, "predict")
+    axes = parse_grid(dims, held, spec, "predict")
     times = RememberedTimes(source, softmax=held.softmax)
-    found = forecast(axes, held, times, skip_impossible=arguments.skip_impossible or loose)
+    found = forecast(axes, held, times)
     ops = {op.op.name for op in found.ops}
     assumed = assumed_words(arguments, held, ops | (set(EXPERT_OPS) if "experts" in ops else set()), spec, "predict")
     latent = latent_words(held.kv_rank, (held.head_dim + held.value_dim) // 2) if "attention" in ops else []

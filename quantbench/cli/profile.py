@@ -6,14 +6,13 @@ import json
 import os
 import re
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from quantbench.cli.devices import device_line
-from quantbench.cli.options import argument, command, integers, json_option, option, percentage
+from quantbench.cli.options import argument, command, integers, json_option, option
 from quantbench.cli.output import check_file, check_folder, output, print_result, say
 from quantbench.errors import InputError, printable, require_choice
 from quantbench.files import folders_with, read_text, write_file
@@ -41,7 +40,6 @@ _QUERIES = {
     "attention": ("batch,heads,seq,head_dim or batch,heads,seq,head_dim,kv_heads", (4, 5)),
     "collective": ("op,bytes,gpus or op,bytes,gpus,nodes, such as all_reduce,67108864,8", (2, 3)),
 }
-_bound = partial(option, "5%", "Largest error of linear interpolation between the rows.")
 _FILE = argument("A profile's JSON file.", metavar="FILE")
 
 profile = typer.Typer(
@@ -65,16 +63,13 @@ class PlannerOptions:
     version: str = option("quantbench", "aiconfigurator: version under which it finds the table.", "--as-version")
     model: str = option("", "vidur: model whose shapes are exported (llama-3-8b, …).")
     tp: str = option("1", "vidur: tensor-parallel degrees, comma separated.")
-    fill: bool = option(False, "aiconfigurator: add modelled rows at edges between measured ones.")
-    bound: str = _bound()
 
     def options(self) -> ExportOptions:
         from quantbench.profile.exporters.options import ExportOptions
 
         return ExportOptions(
             provider=self.provider, dtype=self.dtype, layout=self.layout, backend=self.backend, version=self.version,
-            model=self.model, tensor_parallel=degrees(self.tp), fill=self.fill,
-            bound=percentage("--bound", self.bound, above=True),
+            model=self.model, tensor_parallel=degrees(self.tp),
         )  # fmt: skip
 
 
@@ -110,7 +105,7 @@ def _export_profile(paths: list[Path], target_file: Path | None, fit: bool, libr
     from quantbench.analysis.summary import rejected_lines
     from quantbench.cli import profile_print as view
     from quantbench.profile import Profile
-    from quantbench.report.source import read_one_run
+    from quantbench.store.folder import read_one_run
 
     runs = of_library([read_one_run(run) for path in paths for run in runs_below(path)], library)
     a_device = len(paths) == 1 and runs_below(paths[0]) != paths
@@ -181,7 +176,7 @@ def of_library(runs: list[Run], library: str) -> list[Run]:
 def profile_of(paths: list[Path], *, fit: bool, library: str = "") -> Profile:
     """Loads a profile, or makes one of runs. fit: whether to fit models to their rows. library: as in `of_library`."""
     from quantbench.profile import Profile
-    from quantbench.report.source import read_one_run
+    from quantbench.store.folder import read_one_run
 
     files = [path for path in paths if os.path.lexists(path) and not os.path.isdir(path)]
     if not files:
@@ -306,26 +301,25 @@ def _typed(kind: str, text: str) -> tuple[str, list[int]]:
 def blindspots(
     *,
     path: Path = argument("A profile's JSON file, or a run's folder (then a model is fitted).", metavar="PROFILE"),
-    bound: str = _bound(),
     shapes: Path | None = option(None, "CSV file for the points to measure, for `sweep --shapes`."),
     as_json: bool = json_option(),
 ) -> None:
     """Find the sizes between measured products that a planner's linear interpolation misses by most, and the fewest
-    points that keep its error within the bound."""
+    points that keep its error within 5 %."""
     from threadpoolctl import threadpool_limits  # comes with scikit-learn, which needs it
 
     from quantbench.cli import profile_print as view
     from quantbench.profile.blindspots import find
+    from quantbench.profile.linear_interpolation import BOUND
 
     def expected(what: str, errors: FloatArray) -> str:
         parts = ", ".join(f"{name} {percent(value)}" for name, value in view.error_summary(errors).items())
         return f"expected error {what}: {parts}"
 
-    share = percentage("--bound", bound, above=True)
     if shapes is not None:
         check_file("profile blindspots", shapes)
     with threadpool_limits(1):
-        found = find(profile_of([path], fit=True), share)
+        found = find(profile_of([path], fit=True))
     if shapes is not None:
         rows = [",".join(map(str, row)) for row in (("m", "n", "k"), *found.add)]
         write_file("profile blindspots", shapes, "\n".join(rows) + "\n")
@@ -340,5 +334,5 @@ def blindspots(
         again = f"profile blindspots {path} --shapes extra.csv"
         lines.append(f"next: quantbench {again if shapes is None else f'sweep --shapes {shapes}'}")
     else:
-        lines.append(f"nothing to add: every error is within {percent(share)}")
-    print_result(as_json, lambda: view.blindspots_to_json(found, share, _MOST_SPOTS), lines)
+        lines.append(f"nothing to add: every error is within {percent(BOUND)}")
+    print_result(as_json, lambda: view.blindspots_to_json(found, _MOST_SPOTS), lines)

@@ -16,7 +16,7 @@ from quantbench.cli.output import plain_table
 from quantbench.errors import printable
 from quantbench.profile import Estimate, Profile, Table
 from quantbench.profile.blindspots import Blindspots, Spot
-from quantbench.profile.linear_interpolation import FloatArray
+from quantbench.profile.linear_interpolation import BOUND, FloatArray
 from quantbench.profile.table import LAYOUTS
 from quantbench.report.terminal import cliffs_table
 from quantbench.store.typed import encode
@@ -160,13 +160,13 @@ def spot_line(spot: Spot) -> str:
     return f"m = {spot.m}, n = {spot.n}, k = {spot.k}: {said}, expected {latency(spot.expected_us)}: {off}"
 
 
-def blindspots_to_json(found: Blindspots, bound: float, most_spots: int) -> dict[str, Any]:
+def blindspots_to_json(found: Blindspots, most_spots: int) -> dict[str, Any]:
     """Returns the blind spots as a JSON object, with the `most_spots` worst spots."""
     return {
         "dtype": found.dtype,
         "rows": found.num_rows,
         "places": len(found.before),
-        "bound": bound,
+        "bound": BOUND,
         "before": error_summary(found.before),
         "after": error_summary(found.after),
         "add": [{"m": m, "n": n, "k": k} for m, n, k in found.add],

@@ -32,8 +32,9 @@ def report(
     """Write an HTML page that shows which sizes are slow, by how much and why."""
     from quantbench.importers.training_run import read_training, training_folders
     from quantbench.report.page import write_report
-    from quantbench.report.source import parse_where, read_one_run
+    from quantbench.report.source import parse_where
     from quantbench.report.training import fastest, training_table, write_training_report
+    from quantbench.store.folder import read_one_run
 
     logs = training_folders(runs)
     if logs:

@@ -8,13 +8,14 @@ by `sweep_run`.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quantbench.cli.model_options import GridOptions, assumed_words, held_and_dims
-from quantbench.cli.options import command, json_option, option, results_option, typed_words
+from quantbench.cli.options import command, json_option, option, percentage, results_option, typed_words
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.sweep.axes import check_axes, parse_axis, with_defaults
@@ -23,16 +24,16 @@ from quantbench.units import parse_duration_s
 if TYPE_CHECKING:
     from quantbench.sweep.options import SweepOptions
     from quantbench.sweep.plan import Plan
+    from quantbench.workload import TransformerShape
 
 # With these, `make sweep` including the installation takes less than three minutes on two cores, five on a GPU.
 _BUDGET = {"cuda": "4m", "cpu": "60s"}
 # One thread of a shared processor repeats within 1 to 2 %; a tighter target only costs time.
-_HALF_WIDTH = {"cuda": 0.005, "cpu": 0.01}
-_MAX_TIME = {"cuda": "2s", "cpu": "500ms"}
+_PRECISION = {"cuda": "0.5%", "cpu": "1%"}
+_MAX_TIME_S = {"cuda": 2.0, "cpu": 0.5}
 # Options allowed with a file of transformer shapes: those that say how to measure, not what.
 _BESIDE_MODELS = (
-    "shapes", "provider", "cache", "mode", "half_width", "min_samples", "max_time", "distribution", "seed", "budget",
-    "point_limit", "points", "shard",
+    "shapes", "provider", "cache", "mode", "precision", "distribution", "budget", "points", "shard",
 )  # fmt: skip
 _RUN = "Run"
 _timing, _run = partial(option, panel="Timing"), partial(option, panel=_RUN)
@@ -40,7 +41,7 @@ _timing, _run = partial(option, panel="Timing"), partial(option, panel=_RUN)
 
 @dataclass(frozen=True, kw_only=True)
 class SweepArguments(GridOptions):
-    """The options of `sweep` as typed; half_width None, max_time "" and budget "" stand for the device's default."""
+    """The options of `sweep` as typed; precision "" and budget "" stand for the device's default."""
 
     shapes: Path | None = option(
         None,
@@ -55,17 +56,11 @@ class SweepArguments(GridOptions):
     )
     cache: str = _timing("cold", "State of the last-level cache before a sample: cold or hot.")
     mode: str = _timing("auto", "Timing method: auto, events or graph.")
-    half_width: float | None = _timing(
-        None, "Target precision: relative half-width of the median's interval (default: 0.005; CPU: 0.01)."
-    )
-    min_samples: int = _timing(10, "Least number of samples per point.")
-    max_time: str = _timing("", "Longest sampling time per point (default: 2s; CPU: 500ms).")
+    precision: str = _timing("", "Sample each point until its median is within ± this (default: 0.5%; CPU: 1%).")
     distribution: str = _timing("normal", "Input values: normal, uniform, integers or zeros.")
-    seed: int = _timing(0, "Random seed of the order of points.")
     budget: str = _run(
         "", "Time for measuring, start not counted: 8m, 90s or none (default: 4m; CPU: 60s; with --resume: none)."
     )
-    point_limit: str = _run("", "Time after which a point is stopped as hanging, such as 60s.")
     shard: str = _run("", "Part I/N of the points, for N jobs whose runs are merged later.")
 
 
@@ -106,26 +101,36 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
     budget = arguments.budget or _BUDGET[device_kind]
     timing = TimingOptions(
         cache=arguments.cache, mode=arguments.mode,
-        half_width=_HALF_WIDTH[device_kind] if arguments.half_width is None else arguments.half_width,
-        min_samples=arguments.min_samples, max_samples=max(2000, arguments.min_samples),
-        max_time_s=parse_duration_s("--max-time", arguments.max_time or _MAX_TIME[device_kind]),
-        distribution=arguments.distribution, seed=arguments.seed,
+        half_width=percentage("--precision", arguments.precision or _PRECISION[device_kind], above=True),
+        max_time_s=_MAX_TIME_S[device_kind],
+        distribution=arguments.distribution,
     )  # fmt: skip
     return SweepOptions(
         dims=dims, held=held, providers=tuple(name.strip() for name in arguments.provider.split(",")), timing=timing,
-        skip_impossible=arguments.skip_impossible, points=arguments.points,
-        refine=arguments.refine, shard=_shard(arguments.shard),
+        points=arguments.points, refine=arguments.refine,
+        shard=_shard(arguments.shard),
         shapes=() if arguments.shapes is None or of_models else read_shapes(arguments.shapes),
         models=read_shape_file(arguments.shapes) if arguments.shapes is not None and of_models else (),
         budget_s=None if budget == "none" else parse_duration_s("--budget", budget),
-        limit_s=parse_duration_s("--point-limit", arguments.point_limit) if arguments.point_limit else None,
     )  # fmt: skip
 
 
 def assumed_of(arguments: SweepArguments, options: SweepOptions, plan: Plan, spec: DeviceSpec) -> tuple[str, ...]:
+    if options.models:
+        return _stated_words([one.shape for one in options.models])
     held = with_defaults(options.held, spec, options.dims)
     ops = {place.op.partition(".")[0] for point in plan.points for place in point.places}
     return assumed_words(arguments, held, ops, spec, listed=arguments.shapes is not None)
+
+
+def _stated_words(shapes: Sequence[TransformerShape]) -> tuple[str, ...]:
+    """Lists what all shapes of a file have in common, as text."""
+    names = ["dtype", "attention", "seq", "mbs", "tp"]
+    if any(shape.experts for shape in shapes):
+        names += ["ep", "routing"]
+    first = shapes[0]
+    common = [name for name in names if all(getattr(shape, name) == getattr(first, name) for shape in shapes)]
+    return (*(f"{name} = {getattr(first, name)}" for name in common), "all as the file says")
 
 
 def check_words(arguments: SweepArguments, on: str, resume: Path | None, gpu: str) -> None:

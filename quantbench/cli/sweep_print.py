@@ -7,15 +7,18 @@ and for each run on Ray.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.table import Table
 
-from quantbench.analysis.check import check_run, refine_of
+from quantbench.analysis.check import check_run, fit_all
+from quantbench.analysis.curves import repeatability
+from quantbench.analysis.jumps import find_gaps, jumps_of
 from quantbench.analysis.summary import floor_lines, points_of, rows_of
 from quantbench.cli.output import StyledLine, warning
+from quantbench.device.spec import DeviceSpec
 from quantbench.errors import StoreError
 from quantbench.report.shape_comparison import (
     compare_shapes,
@@ -23,13 +26,13 @@ from quantbench.report.shape_comparison import (
     comparison_sentence,
     comparison_table,
 )
-from quantbench.report.sweep_result import cliff_to_json, draw_run, ops_line, rows_to_json, sweep_table, trust_lines
+from quantbench.report.sweep_result import draw_run, ops_line, rows_to_json, sweep_table, trust_lines
 from quantbench.store.folder import Run
-from quantbench.store.record import Failed, Measured, Skipped
+from quantbench.store.record import Failed, Measured, Record, Skipped
 from quantbench.store.run import RunInfo
-from quantbench.sweep.options import options_from_json
+from quantbench.sweep.options import SweepOptions, options_from_json, plan_sweep
 from quantbench.sweep.plan import Plan
-from quantbench.sweep.refine import Edge, PlacedGap
+from quantbench.sweep.refine import Edge, PlacedGap, Refine
 from quantbench.sweep.runner import Finished, Progress
 from quantbench.units import counted, duration, percent
 
@@ -149,7 +152,7 @@ def result(
         lines.append(f"the rest: quantbench sweep --resume {run.folder}")
     answer = {
         "run": run.folder, "device": spec.name, "how_ended": finished.how,
-        "rows": rows_to_json(rows, check, spec), "cliffs": [cliff_to_json(cliff) for cliff in check.cliffs],
+        "rows": rows_to_json(rows, check, spec), "cliffs": check.cliffs,
         "edges": [
             {"axis": placed.axis, "op": placed.op, "provider": placed.provider, "held": placed.held, **asdict(edge)}
             for placed, edge in edges
@@ -159,6 +162,16 @@ def result(
         **({} if comparison is None else {"shapes": [asdict(one) for one in comparison]}),
     }  # fmt: skip
     return lines, answer
+
+
+def refine_of(options: SweepOptions, spec: DeviceSpec) -> Refine:
+    """Builds the refinement step of a sweep with --refine."""
+
+    def find(records: Sequence[Record]) -> tuple[PlacedGap, ...]:
+        return find_gaps(jumps_of(fit_all(points_of(records, spec), repeatability(records))))
+
+    axes, _ = plan_sweep(options, spec)
+    return Refine(options, axes, spec, find)
 
 
 def _not_measured_lines(run: Run) -> list[str]:

@@ -17,11 +17,10 @@ import typer
 from rich.console import Console
 
 from quantbench import device
-from quantbench.analysis.check import refine_of
 from quantbench.cli.devices import device_lines
 from quantbench.cli.output import StyledLine, check_folder, output, print_result, progress_bar, say, show
 from quantbench.cli.sweep import SweepArguments, assumed_of, budget_of, sweep_options
-from quantbench.cli.sweep_print import left_out, measuring_s, plan_lines, result, show_progress
+from quantbench.cli.sweep_print import left_out, measuring_s, plan_lines, refine_of, result, show_progress
 from quantbench.cluster.cards import card_lines, compare_cards
 from quantbench.cluster.lane import Lane
 from quantbench.cluster.ray_pool import RayPool
@@ -30,7 +29,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import MeasurementError, StoreError
 from quantbench.latency.op_times import roofline_us
 from quantbench.providers import catalog
-from quantbench.store.folder import read_run
+from quantbench.store.folder import Run, read_run
 from quantbench.store.record import Measured
 from quantbench.store.run import read_run_info
 from quantbench.sweep.child import WorkerProcess, refusal
@@ -108,8 +107,14 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, *, as_jso
     measured = read_run(session.folder)
     lines, answer = result(measured, finished, time.monotonic() - start_s, earlier_s=earlier_s)
     print_result(as_json, lambda: {**answer, "assumed": assumed}, lines)
-    if not any(isinstance(record.outcome, Measured) for record in measured.records if record.role == "point"):
-        raise typer.Exit(1)  # nothing was measured, which a script must notice; the records have the reasons
+    _require_measured(measured)
+
+
+def _require_measured(*runs: Run) -> None:
+    """Ends with exit code 1 if nothing was measured, which a script must notice; the records have the reasons."""
+    records = [record for run in runs for record in run.records if record.role == "point"]
+    if not any(isinstance(record.outcome, Measured) for record in records):
+        raise typer.Exit(1)
 
 
 def stop_on_sigterm() -> None:
@@ -177,15 +182,17 @@ def run_on_ray(arguments: SweepArguments, results: Path, resume: Path | None, *,
         )  # fmt: skip
         lanes = _measure_lanes(console, sweep, assumed)
     wall_s = time.monotonic() - start_s
-    told, said = [], []
+    told, said, runs = [], [], []
     for lane in lanes:
         measured, devices = read_run(lane.writer.folder), len(lane.members)
+        runs.append(measured)
         lines, answer = result(measured, lane.finished, wall_s, devices=devices, earlier_s=earlier_s)
         cards = compare_cards(measured.records)
         of_cards = [{**asdict(card), "slow": card.slow} for card in cards]
         told.append({**answer, "assumed": assumed(lane), "devices": devices, "cards": of_cards})
         said += [*lines, *card_lines(cards)]
     print_result(as_json, lambda: {"runs": told}, said)
+    _require_measured(*runs)
 
 
 def _measure_lanes(console: Console, sweep: ClusterSweep, assumed: Callable[[Lane], Sequence[str]]) -> tuple[Lane, ...]:

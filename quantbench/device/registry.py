@@ -69,10 +69,11 @@ def lookup(name: str) -> DeviceSpec:
     """Returns the spec of a registered GPU by slug, by the name that CUDA reports, or by words of a slug that identify
     one model (`h100`, `a100-40gb`, `A100 PCIe 80G`).
 
-    Among variants of one model, SXM modules come before PCIe cards, then larger memory first. Raises InputError with
+    Among variants of one model, SXM modules come before PCIe cards, then the first in the file: the one with the most
+    public measurements. Raises InputError with
     candidates if the name matches several models (`rtx-6000`) or none.
 
-    >>> lookup("a100").name, lookup("V100-16GB").name
+    >>> lookup("a100").name, lookup("V100").name
     ('a100-sxm4-80gb', 'v100-sxm2-16gb')
     """
     by_slug = {entry.spec.name: entry.spec for entry in entries()}
@@ -86,13 +87,31 @@ def lookup(name: str) -> DeviceSpec:
     found = [slug for slug in by_slug if words and parts[slug].issuperset(words)]
     candidates = [slug for slug in found if _model_of(slug) == model] or found
     if len({_model_of(slug) for slug in candidates}) == 1:
-        return max((by_slug[slug] for slug in candidates), key=lambda spec: ("-sxm" in spec.name, spec.memory_bytes))
+        return by_slug[max(candidates, key=lambda slug: "-sxm" in slug)]
     near = candidates or [slug for slug in by_slug if words and slug.split("-")[0] == words[0]]
     if not near:
         models = get_close_matches(model, map(_model_of, by_slug), n=3, cutoff=0.5)
         near = [slug for slug in by_slug if _model_of(slug) in models]
     expected = "one of " + ", ".join(near) if near else "a known GPU"
     raise InputError("device", repr(name), f"{expected} (`quantbench devices` lists all {len(by_slug)})")
+
+
+def same_chip(slug: str) -> tuple[str, ...]:
+    """Returns `slug` and the cards with the same chip and form factor, whatever their memory.
+
+    >>> same_chip("v100-sxm2-32gb"), same_chip("h100-pcie-80gb")
+    (('v100-sxm2-32gb', 'v100-sxm2-16gb'), ('h100-pcie-80gb',))
+    """
+    by_slug = {spec.name: spec for spec in known()}
+    if slug not in by_slug:
+        return (slug,)
+    chip = _chip(by_slug[slug])
+    return (slug, *(spec.name for spec in known() if spec.name != slug and _chip(spec) == chip))
+
+
+def _chip(spec: DeviceSpec) -> tuple[object, ...]:
+    form = [part for part in spec.name.split("-") if not _MEMORY_SIZE.match(part)]
+    return form, spec.sm_count, spec.sm_clock_mhz, spec.l2_bytes, dict(spec.peak_tflops)
 
 
 def _words_of(name: str) -> list[str]:

@@ -18,8 +18,8 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.explore.javascript import module
 from quantbench.explore.trace import call, inputs
-from quantbench.latency.attention import UNSEEN_HALF_WIDTH, WIDEST_HEAD, AttentionModel, learner_features
-from quantbench.latency.attention_cost_model import AttentionShapes, cut, times
+from quantbench.latency.attention import UNSEEN_HALF_WIDTH, WIDEST_HEAD, AttentionModel
+from quantbench.latency.attention_cost_model import AttentionShapes
 from quantbench.latency.estimate import IntervalCalibration, bounded
 from quantbench.latency.forest import Forest
 from quantbench.latency.gemm.cost_model import LEAST_K, Shapes
@@ -148,13 +148,12 @@ def _physics(ensemble: Ensemble, sizes: tuple[Any, ...]) -> Any:
 def attention_model(model: AttentionModel, dtype: str, blobs: Blobs) -> dict[str, Any]:
     """Returns an attention model for one dtype as JSON: functions from sizes of causal attention to its time and
     interval."""
-    learned = "causal" in model.masks and dtype in (model.dtype, "fp16", "bf16")
     functions = {
-        "forward": (_ATTENTION, _attention(model, dtype, backward=False, learned=learned)),
-        "backward": (_ATTENTION, _attention(model, dtype, backward=True, learned=False)),
+        "forward": (_ATTENTION, _attention(model, dtype, backward=False)),
+        "backward": (_ATTENTION, _attention(model, dtype, backward=True)),
     }
     process = None
-    learner = model.learner
+    learner = model.prefill.learner
     if learner is not None:
         arrays = {name: getattr(learner, name) for name in ("features", "targets", "shift", "spread", "length_scales")}
         process = {name: blobs.add(array.astype("<f8")) for name, array in arrays.items()}
@@ -162,24 +161,26 @@ def attention_model(model: AttentionModel, dtype: str, blobs: Blobs) -> dict[str
     return {"code": blobs.add(module(functions)), "process": process}
 
 
-def _attention(model: AttentionModel, dtype: str, *, backward: bool, learned: bool) -> tuple[Any, Any, Any]:
+def _attention(model: AttentionModel, dtype: str, *, backward: bool) -> tuple[Any, Any, Any]:
     """Returns the time of causal attention and its interval, µs."""
     batch, heads, kv_heads, seq, head_dim = inputs(*_ATTENTION)
     sizes: Any = (batch, heads, kv_heads, seq, seq, head_dim, np.array(True), np.array(backward), dtype)
     shapes = AttentionShapes(*sizes)
-    blocks = cut(model.physics.family, shapes)
-    terms = times(model.device, shapes, blocks, model.physics.parameters, np.zeros(1, dtype=bool))
-    seen: Any = np.array(learned)
-    if learned:
+    part, none = model.prefill, np.zeros(1, dtype=bool)
+    terms = part.physics.cost(shapes, none)(part.physics.parameters)
+    seen: Any = np.array(False)
+    if "causal" in model.masks and dtype in (model.dtype, "fp16", "bf16"):
         seen = (head_dim % 8 == 0) & (head_dim <= WIDEST_HEAD)
     shift: Any = np.zeros(1)
     deviation: Any = np.zeros(1)
-    if learned and model.learner is not None:
-        features: Any = learner_features(model.device, shapes, blocks, terms)
+    if part.learner is not None:
+        features: Any = part.physics.features(shapes, terms)
         shift, deviation = (np.where(seen, one, 0.0) for one in call("process", features, 2))  # type: ignore[call-overload]
-    half = model.interval.half_width(deviation**2) + np.where(seen, 0.0, UNSEEN_HALF_WIDTH)
+    more = UNSEEN_HALF_WIDTH if backward else np.where(seen, 0.0, UNSEEN_HALF_WIDTH)
+    half = part.interval.half_width(deviation**2) + more
     fastest_us = shapes.flops / ((model.device.peak(dtype) or 0.0) * 1e6)
-    return bounded(terms.latency_us * np.exp(shift), half + model.below, half + model.above, fastest_us)
+    latency_us = terms.latency_us * np.exp(shift) * (model.backward_cost if backward else 1.0)
+    return bounded(latency_us, half + part.below, half + part.above, fastest_us)
 
 
 def softmax_model(device: DeviceSpec, blobs: Blobs) -> dict[str, Any]:

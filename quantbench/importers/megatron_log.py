@@ -163,7 +163,7 @@ def read_stream(stream: BinaryIO) -> Iterations:
     left_out: Counter[str] = Counter()
     arguments: dict[str, Any] = {}
     for block in _blocks(stream):
-        if b"world size: " in block or b"world_size ." in block:
+        if b" ..." in block or b"world size: " in block:
             for match in _WORLD.finditer(block):
                 arguments.update(zip(("gpus", "dp", "tp", "pp"), map(int, match.groups()), strict=True))
             arguments.update(_job({name.decode(): value.decode() for name, value in _ARGUMENT.findall(block)}))

@@ -16,23 +16,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quantbench.device.registry import same_chip
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.latency.attention_cost_model import (
+    BACKWARD_FLOPS,
     FAMILIES,
     PARAMETERS,
     SPREAD,
     START,
     AttentionShapes,
-    Blocks,
     KernelFamily,
     Physics,
-    Terms,
     assumed_family,
-    cut,
     peak_tflops,
-    times,
 )
+from quantbench.latency.decode_cost_model import SPREAD as DECODE_SPREAD
+from quantbench.latency.decode_cost_model import DecodePhysics
 from quantbench.latency.estimate import (
     Estimates,
     IntervalCalibration,
@@ -66,36 +66,91 @@ _FOLDS = 5
 _BLIND_BELOW, _BLIND_ABOVE = float(np.log(2.0)), float(np.log(3.0))
 # A parameter that several GPUs agree on may still differ on the next one.
 _LEAST_SPREAD = 0.2
-# Extra half-width for kinds of shapes absent from the fitted rows: backward passes, seq_q ≠ seq_k, another mask or
-# dtype, misaligned or very wide heads. They are predicted without the Gaussian process. Decoding (seq_q = 1), absent
-# from all fits, is within a factor of 1.6 on A100, H100 and H200 (5th to 95th percentile of the public tables) and
-# within 2.4 on L40S.
+# Extra half-width for kinds of shapes absent from the fitted rows: backward passes, which are taken to run at the rate
+# of forward ones, and another mask or dtype, unequal sequences, misaligned or very wide heads, which are predicted
+# without the Gaussian process.
 UNSEEN_HALF_WIDTH = float(np.log(2.0))
 WIDEST_HEAD = 256
+
+
+#: the cost model of one kind of attention: of equal sequences, or of unequal ones such as decoding
+CostModel = Physics | DecodePhysics
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """Cost model of one kind of attention, with the learner of its residual and the calibration of its interval.
+
+    below, above: extra half-widths of a prior's interval, log time, from its errors on other GPUs; 0 after a fit.
+    """
+
+    physics: CostModel
+    interval: IntervalCalibration
+    learner: GaussianProcess | None = None
+    below: float = 0.0
+    above: float = 0.0
+
+    @property
+    def fitted(self) -> bool:
+        """Whether it was fitted to rows of this device, unlike a prior."""
+        return self.below == self.above == 0.0
+
+    def predict(self, shapes: AttentionShapes, cache_write: BoolArray, seen: BoolArray) -> FloatArray:
+        """Returns the forward time, its half-widths below and above in log time, the launch, compute and memory time,
+        and the waves, (7, n). seen: (n,), whether the fit covers this kind of shape; the others get no learner."""
+        terms = self.physics.cost(shapes, cache_write)(self.physics.parameters)
+        shift, deviation = np.zeros(len(shapes)), np.zeros(len(shapes))
+        if self.learner is not None and seen.any():
+            shift[seen], deviation[seen] = self.learner.predict(self.physics.features(shapes, terms)[seen])
+        half = self.interval.half_width(deviation**2)
+        parts = (terms.launch_us, terms.compute_us, terms.memory_us, terms.waves)
+        return np.array([terms.latency_us * np.exp(shift), half + self.below, half + self.above, *parts])
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **self.physics.to_json(),
+            "interval": vars(self.interval),
+            "learner": None if self.learner is None else self.learner.to_json(),
+            "below": self.below,
+            "above": self.above,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], kind: type[CostModel], device: DeviceSpec) -> Corrected:
+        """Inverse of `to_json`. Raises KeyError, TypeError or ValueError for broken data."""
+        learner = data["learner"]
+        interval = {name: float(data["interval"][name]) for name in ("factor", "floor")}
+        return cls(
+            kind.from_json(data, device),
+            IntervalCalibration(**interval),
+            None if learner is None else GaussianProcess.from_json(learner),
+            float(data["below"]),
+            float(data["above"]),
+        )
 
 
 @dataclass(frozen=True)
 class AttentionModel:
     """Latency model of fused attention on one device, fitted to its rows or a prior.
 
+    prefill: of equal sequences.
+    decode: of unequal ones; without it, the cost model of equal ones predicts them, with a wider interval.
     dtype, masks: dtype and masks (causal, full) of the fitted rows; other shapes get a wider interval, and no learner.
-    below, above: extra half-widths of a prior's interval, log time, from its errors on other GPUs; 0 after a fit.
+    backward_cost: time of a backward pass over that of its forward pass; as their FLOPs unless measured.
     note: source and caveats of the predictions.
     """
 
-    physics: Physics
-    interval: IntervalCalibration
+    prefill: Corrected
+    decode: Corrected | None = None
     dtype: str = "bf16"
     masks: tuple[str, ...] = ("causal", "full")
-    learner: GaussianProcess | None = None
-    below: float = 0.0
-    above: float = 0.0
+    backward_cost: float = BACKWARD_FLOPS
     note: str = ""
     provenance: dict[str, Any] = field(default_factory=dict)
 
     @property
     def device(self) -> DeviceSpec:
-        return self.physics.device
+        return self.prefill.physics.device
 
     @classmethod
     def prior(cls, device: DeviceSpec, *, prior: str = "auto") -> AttentionModel:
@@ -104,15 +159,13 @@ class AttentionModel:
         prior: `auto`, or `family-out` to exclude models of the device's own generation.
         """
         known = knowledge(device, family_out=_check_prior(prior) == "family-out")
-        physics = Physics(device, known.family, known.start)
-        note = f"attention on {device.name}: {known.words}"
-        return cls(physics, IntervalCalibration(1.0, 0.0), below=known.log_below, above=known.log_above, note=note)
+        return cls(known.prefill(device), note=f"attention on {device.name}: {known.words}")
 
     @classmethod
     def best(cls, device: DeviceSpec) -> AttentionModel:
         """Returns the model shipped for this device, or its prior if none is shipped; `note` says which."""
-        data = shipped_json(device.name)
-        return cls.prior(device) if data is None else cls.from_json(data, device)
+        data = next(filter(None, map(shipped_json, same_chip(device.name))), None)
+        return cls.prior(device) if data is None else cls.from_json({**data, "device": device.name}, device)
 
     @classmethod
     def fit(
@@ -127,59 +180,91 @@ class AttentionModel:
         provenance: dict[str, Any] | None = None,
     ) -> AttentionModel:
         """Fits measured times (n,), µs. cache_write: whether they include writing keys and values into a serving
-        engine's cache, one value or (n,). Returns the prior, with a note, for fewer than FEWEST_ROWS rows."""
+        engine's cache, one value or (n,). Returns the prior, with a note, for fewer than FEWEST_ROWS rows of each
+        kind."""
         shapes = works if isinstance(works, AttentionShapes) else AttentionShapes.of(works)
         times_us = measured_times(_WHO, latency_us, len(shapes))
         writes = np.broadcast_to(np.asarray(cache_write, dtype=bool), times_us.shape)
-        if len(shapes) < FEWEST_ROWS:
-            few = cls.prior(device, prior=prior)
-            return replace(few, note=f"{few.note} ({len(shapes)} rows are fewer than the {FEWEST_ROWS} a fit needs)")
-        known = knowledge(device, family_out=_check_prior(prior) == "family-out")
-        physics = _fit_physics(device, shapes, times_us, writes, list(FAMILIES.values()), known.start, known.spread)
-        learner, interval = _fit_learner(physics, shapes, times_us, writes, seed)
-        return cls(
-            physics,
-            interval,
-            dtype=shapes.dtype,
-            masks=tuple(name for name, rows in (("causal", shapes.causal), ("full", ~shapes.causal)) if rows.any()),
-            learner=learner,
-            note=f"attention on {device.name}: fitted on {len(shapes)} rows, tiles of {physics.family.name}",
-            provenance=provenance or {},
-        )
+        bare = cls.prior(device, prior=prior)
+        unequal = shapes.seq_q != shapes.seq_k
+        equal_rows = np.flatnonzero(~unequal & ~shapes.backward)
+        unequal_rows = np.flatnonzero(unequal & ~shapes.backward)
+        few = max(len(equal_rows), len(unequal_rows)) < FEWEST_ROWS
+        if few:
+            return replace(bare, note=f"{bare.note} ({len(shapes)} rows are fewer than the {FEWEST_ROWS} a fit needs)")
+        prefill, decode = bare.prefill, None
+        masks, words = bare.masks, []
+        if len(equal_rows) >= FEWEST_ROWS:
+            known = knowledge(device, family_out=prior == "family-out")
+            families = [Physics(device, one, known.start) for one in FAMILIES.values()]
+            rows = shapes[equal_rows]
+            prefill = _fitted(families, known.spread, rows, times_us[equal_rows], writes[equal_rows], seed)
+            masks = tuple(n for n, seen in (("causal", rows.causal), ("full", ~rows.causal)) if seen.any())
+            words.append(f"fitted on {len(rows)} rows, tiles of {prefill.physics.to_json()['family']}")
+        if len(unequal_rows) >= FEWEST_ROWS:
+            rows = shapes[unequal_rows]
+            kernels = DecodePhysics.candidates(device)
+            decode = _fitted(kernels, DECODE_SPREAD, rows, times_us[unequal_rows], writes[unequal_rows], seed)
+            words.append(f"unequal sequences fitted on {len(rows)} rows")
+        note = f"attention on {device.name}: {'; '.join(words)}"
+        model = cls(prefill, decode, shapes.dtype, masks, note=note, provenance=provenance or {})
+        return model._with_backward_cost(shapes, times_us)
+
+    def _with_backward_cost(self, shapes: AttentionShapes, latency_us: FloatArray) -> AttentionModel:
+        """Returns the model with the median cost of the backward passes among these rows, if there are enough."""
+        rows = np.flatnonzero(shapes.backward)
+        if len(rows) < FEWEST_ROWS:
+            return self
+        forward_us = self.predict(replace(shapes[rows], backward=np.zeros(len(rows), dtype=bool))).latency_us
+        return replace(self, backward_cost=float(np.median(latency_us[rows] / forward_us)))
 
     def predict(self, works: Iterable[Attention] | AttentionShapes, *, cache_write: npt.ArrayLike = False) -> Estimates:
         """Predicts the times of `works`. cache_write: whether keys and values are also written to a cache."""
         shapes = works if isinstance(works, AttentionShapes) else AttentionShapes.of(works)
         writes = np.broadcast_to(np.asarray(cache_write, dtype=bool), (len(shapes),))
-        terms = self.physics.terms(shapes, writes)
         seen = self._seen(shapes)
-        shift, deviation = np.zeros(len(shapes)), np.zeros(len(shapes))
-        if self.learner is not None and seen.any():
-            learned = _features(self.physics, shapes, terms)[seen]
-            shift[seen], deviation[seen] = self.learner.predict(learned)
-        half = self.interval.half_width(deviation**2) + np.where(seen, 0.0, UNSEEN_HALF_WIDTH)
+        beyond = ~seen | shapes.backward
+        columns = np.empty((7, len(shapes)))
+        for rows in (np.flatnonzero(shapes.seq_q == shapes.seq_k), np.flatnonzero(shapes.seq_q != shapes.seq_k)):
+            if len(rows):
+                model = self._of(shapes[rows[:1]])
+                columns[:, rows] = model.predict(shapes[rows], writes[rows], seen[rows])
+        forward_us, below, above, launch_us, compute_us, memory_us, waves = columns
         fastest_us = shapes.flops / (peak_tflops(self.device, shapes.dtype) * 1e6)
-        latency_us, low_us, high_us = bounded(
-            terms.latency_us * np.exp(shift), half + self.below, half + self.above, fastest_us
-        )
-        bound = name_bound(terms.launch_us, terms.compute_us, terms.memory_us)
-        beyond = int((~seen).sum())
-        note = f"{self.note}; {counted(beyond, 'shape')} beyond what was measured" if beyond else self.note
-        return Estimates(latency_us, low_us, high_us, terms.waves, bound, note=note)
+        latency_us = forward_us * np.where(shapes.backward, self.backward_cost, 1.0)
+        more = np.where(beyond, UNSEEN_HALF_WIDTH, 0.0)
+        latency_us, low_us, high_us = bounded(latency_us, below + more, above + more, fastest_us)
+        bound = name_bound(launch_us, compute_us, memory_us)
+        note = self.note
+        if beyond.any():
+            note += f"; {counted(int(beyond.sum()), 'shape')} beyond what was measured"
+        return Estimates(latency_us, low_us, high_us, waves, bound, note=note)
 
     @property
     def fitted(self) -> bool:
-        """Whether the model was fitted to rows of this device, unlike a prior."""
-        return self.below == self.above == 0.0
+        """Whether the model was fitted to equal sequences on this device, unlike a prior."""
+        return self.prefill.fitted
 
     def knows(self, work: Attention) -> bool:
         """Returns whether the fit covers this kind of shape (dtype, mask, head_dim); others get a wider interval."""
-        return self.fitted and bool(self._seen(AttentionShapes.of([work]))[0])
+        shapes = AttentionShapes.of([work])
+        return self._of(shapes).fitted and bool(self._seen(shapes)[0]) and work.direction == "forward"
+
+    def _of(self, shapes: AttentionShapes) -> Corrected:
+        """Returns the part that predicts shapes of one kind."""
+        if self.decode is None or shapes.seq_q[0] == shapes.seq_k[0]:
+            return self.prefill
+        return self.decode
 
     def _seen(self, shapes: AttentionShapes) -> BoolArray:
         masked = np.where(shapes.causal, "causal" in self.masks, "full" in self.masks)
-        usual = masked & ~shapes.backward & (shapes.seq_q == shapes.seq_k) & ~shapes.misaligned
-        return np.asarray(usual & (shapes.head_dim <= WIDEST_HEAD) & (shapes.dtype in (self.dtype, "fp16", "bf16")))
+        kind = np.where(shapes.seq_q == shapes.seq_k, masked, self.decode is not None)
+        return np.asarray(
+            kind
+            & ~shapes.misaligned
+            & (shapes.head_dim <= WIDEST_HEAD)
+            & (shapes.dtype in (self.dtype, "fp16", "bf16"))
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Returns the model as a JSON object; the device is stored by its slug."""
@@ -187,14 +272,11 @@ class AttentionModel:
             "format": MODEL_FORMAT,
             "version": MODEL_VERSION,
             "device": self.device.name,
+            "prefill": self.prefill.to_json(),
+            "decode": None if self.decode is None else self.decode.to_json(),
             "dtype": self.dtype,
             "masks": list(self.masks),
-            "family": self.physics.family.name,
-            "parameters": {p.name: float(value) for p, value in zip(PARAMETERS, self.physics.parameters, strict=True)},
-            "interval": {"quantile": self.interval.factor, "floor": self.interval.floor},
-            "below": self.below,
-            "above": self.above,
-            "learner": None if self.learner is None else self.learner.to_json(),
+            "backward_cost": self.backward_cost,
             "note": self.note,
             "provenance": self.provenance,
         }
@@ -204,16 +286,13 @@ class AttentionModel:
         """Inverse of `to_json`. Raises InputError for another device, format or version, and for a broken model."""
         require_format(_WHO, data, MODEL_FORMAT, MODEL_VERSION, device)
         try:
-            parameters = np.array([float(data["parameters"][p.name]) for p in PARAMETERS])
-            learner = data["learner"]
+            decode = data["decode"]
             return cls(
-                Physics(device, FAMILIES[data["family"]], parameters),
-                IntervalCalibration(float(data["interval"]["quantile"]), float(data["interval"]["floor"])),
+                Corrected.from_json(data["prefill"], Physics, device),
+                None if decode is None else Corrected.from_json(decode, DecodePhysics, device),
                 dtype=str(data["dtype"]),
                 masks=tuple(data["masks"]),
-                learner=None if learner is None else GaussianProcess.from_json(learner),
-                below=float(data["below"]),
-                above=float(data["above"]),
+                backward_cost=float(data["backward_cost"]),
                 note=str(data["note"]),
                 provenance=data["provenance"],
             )
@@ -254,6 +333,11 @@ class Knowledge:
     log_above: float
     words: str
 
+    def prefill(self, device: DeviceSpec) -> Corrected:
+        """Returns the unfitted model of equal sequences."""
+        physics = Physics(device, self.family, self.start)
+        return Corrected(physics, IntervalCalibration(1.0, 0.0), below=self.log_below, above=self.log_above)
+
 
 def knowledge(device: DeviceSpec, *, family_out: bool) -> Knowledge:
     """Returns the prior of `device` from the shipped models. family_out: whether to exclude its generation."""
@@ -274,7 +358,7 @@ def knowledge(device: DeviceSpec, *, family_out: bool) -> Knowledge:
     names = ", ".join(model["device"] for model in others)
     words = f"from the spec sheet and the models of {names}; nothing measured on it"
     if same and not family_out:
-        start, kernels = np.mean([_parameters(m) for m in same], axis=0), FAMILIES[same[0]["family"]]
+        start, kernels = np.mean([_parameters(m) for m in same], axis=0), FAMILIES[same[0]["prefill"]["family"]]
         names = ", ".join(model["device"] for model in same)
         words = f"from the spec sheet and its relatives {names}; nothing measured on it"
     transfers = [model["provenance"]["transfer"] for model in others]
@@ -289,97 +373,77 @@ def _family_of(model: dict[str, Any]) -> str:
 
 
 def _parameters(model: dict[str, Any]) -> FloatArray:
-    return np.array([float(model["parameters"][p.name]) for p in PARAMETERS])
+    return np.array([float(model["prefill"]["parameters"][p.name]) for p in PARAMETERS])
 
 
 def _fit_physics(
-    device: DeviceSpec,
+    candidates: Sequence[CostModel],
+    spread: FloatArray,
     shapes: AttentionShapes,
     latency_us: FloatArray,
     cache_write: BoolArray,
-    families: Sequence[KernelFamily],
-    start: FloatArray,
-    spread: FloatArray,
-) -> Physics:
-    """Fits family and parameters to `latency_us` (n,). start, spread: prior mean and deviation of the parameters."""
+) -> CostModel:
+    """Returns the candidate that fits `latency_us` (n,) best, with its parameters. spread: prior deviation of the
+    parameters from each candidate's own."""
     from scipy.optimize import least_squares
 
     target = np.log(latency_us)
 
-    def fitted(kernels: KernelFamily) -> tuple[float, FloatArray]:
-        blocks = cut(kernels, shapes)
+    def fitted(physics: CostModel) -> tuple[float, FloatArray]:
+        cost = physics.cost(shapes, cache_write)
 
         def residuals(parameters: FloatArray) -> FloatArray:
-            predicted = times(device, shapes, blocks, parameters, cache_write).latency_us
-            error = (np.log(predicted) - target) / _NOISE
+            error = (np.log(cost(parameters).latency_us) - target) / _NOISE
             # Pseudo-Huber, as a least-squares residual.
             robust = np.sign(error) * np.sqrt(2.0 * (np.sqrt(1.0 + error**2) - 1.0))
-            return np.concatenate([robust, (parameters - start) / spread])
+            return np.concatenate([robust, (parameters - physics.parameters) / spread])
 
-        found = least_squares(residuals, start, method="trf")
+        found = least_squares(residuals, physics.parameters, method="trf")
         return float(found.cost), np.asarray(found.x)
 
-    candidates = [(*fitted(kernels), kernels) for kernels in families]
-    _, parameters, best = min(candidates, key=lambda candidate: candidate[0])
-    return Physics(device, best, parameters)
+    found = [fitted(physics) for physics in candidates]
+    best = min(range(len(found)), key=lambda i: found[i][0])
+    return replace(candidates[best], parameters=found[best][1])
 
 
-def learner_features(device: DeviceSpec, shapes: AttentionShapes, blocks: Blocks, terms: Terms) -> FloatArray:
-    """Returns the inputs of the Gaussian process, (n, 9): shape, predicted time, waves and their fill."""
-    per_sm = blocks.rows / device.sm_count
-    filling = terms.waves / per_sm
-    group = shapes.heads / shapes.kv_heads
-    return np.column_stack(
-        [
-            np.log(shapes.seq_q),
-            np.log(shapes.batch * shapes.heads),
-            2.0 * np.log(shapes.head_dim),
-            np.log(group),
-            np.log(terms.latency_us),
-            np.log(per_sm),
-            filling * np.minimum(1.0, 4.0 / terms.waves),
-            np.log(shapes.seq_q * group),
-            2.0 * shapes.causal,
-        ]
-    )
+def _fitted(
+    candidates: Sequence[CostModel],
+    spread: FloatArray,
+    shapes: AttentionShapes,
+    latency_us: FloatArray,
+    cache_write: BoolArray,
+    seed: int,
+) -> Corrected:
+    """Fits a cost model, and a Gaussian process to log(measured / cost model) unless it does not help, and calibrates
+    the interval.
 
-
-def _features(physics: Physics, shapes: AttentionShapes, terms: Terms) -> FloatArray:
-    return learner_features(physics.device, shapes, cut(physics.family, shapes), terms)
-
-
-def _fit_learner(
-    physics: Physics, shapes: AttentionShapes, latency_us: FloatArray, cache_write: BoolArray, seed: int
-) -> tuple[GaussianProcess | None, IntervalCalibration]:
-    """Fits a Gaussian process to log(measured / cost model), None if it does not help, and calibrates the interval.
-
-    Both use cross-validation: rows that share heads, head_dim and mask are held out together, and the parameters and
-    the process are refitted without them.
+    Both use cross-validation: rows that share heads, head_dim and mask are held out together (single rows, if all share
+    them), and the parameters and the process are refitted without them.
     """
+    physics = _fit_physics(candidates, spread, shapes, latency_us, cache_write)
     learner = None
     if len(shapes) >= _FEWEST_FOR_LEARNER:
-        terms = physics.terms(shapes, cache_write)
+        terms = physics.cost(shapes, cache_write)(physics.parameters)
         target = np.log(latency_us / terms.latency_us)
-        learner = GaussianProcess.fit(_features(physics, shapes, terms), target, seed=seed)
+        learner = GaussianProcess.fit(physics.features(shapes, terms), target, seed=seed)
     site = shapes.sites
+    if not site.any():
+        site = np.arange(len(shapes))
     sites = np.random.default_rng(seed).permutation(site.max() + 1)
     alone, learned, deviation = (np.zeros(len(site)) for _ in range(3))
     seen = np.zeros(len(site), dtype=bool)
     for fold in range(min(_FOLDS, len(sites))):
         held = np.isin(site, sites[fold::_FOLDS])
         kept = np.flatnonzero(~held)
-        if len(kept) < len(START):
+        if len(kept) < len(physics.parameters):
             continue
-        fitted = _fit_physics(
-            physics.device, shapes[kept], latency_us[kept], cache_write[kept], [physics.family],
-            physics.parameters, SPREAD,
-        )  # fmt: skip
-        terms = fitted.terms(shapes[held], cache_write[held])
+        without = _fit_physics([physics], physics.spread, shapes[kept], latency_us[kept], cache_write[kept])
+        terms = without.cost(shapes[held], cache_write[held])(without.parameters)
         alone[held] = np.log(latency_us[held] / terms.latency_us)
         if learner is not None:
-            shift, deviation[held] = learner.condition(kept).predict(_features(fitted, shapes[held], terms))
+            shift, deviation[held] = learner.condition(kept).predict(without.features(shapes[held], terms))
             learned[held] = alone[held] - shift
         seen |= held
     if learner is not None and np.abs(learned[seen]).mean() < np.abs(alone[seen]).mean():
-        return learner, IntervalCalibration.of_held_out(np.abs(learned[seen]), deviation[seen] ** 2)
-    return None, IntervalCalibration.of_held_out(np.abs(alone[seen]), np.zeros(int(seen.sum())))
+        return Corrected(physics, IntervalCalibration.of_held_out(np.abs(learned[seen]), deviation[seen] ** 2), learner)
+    return Corrected(physics, IntervalCalibration.of_held_out(np.abs(alone[seen]), np.zeros(int(seen.sum()))))

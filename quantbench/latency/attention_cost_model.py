@@ -7,10 +7,10 @@ softened by a fluid share; each key block costs the p-norm of its two matrix pro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -155,8 +155,8 @@ def _key_blocks(
 #: exponentials per SM and clock: 16 in the special function units from compute capability 7.0 on
 #: (CUDA C++ Programming Guide, arithmetic instructions, throughput table)
 _EXPONENTIALS_PER_CLOCK = 16
-# A backward pass computes five matrix products, a forward pass two (FlashAttention, Dao 2022).
-_BACKWARD_FLOPS = 2.5
+#: a backward pass computes five matrix products, a forward pass two (FlashAttention, Dao 2022)
+BACKWARD_FLOPS = 2.5
 # Keys are split if there are fewer row blocks than this share of the SMs (FlashAttention, hopper/heuristics.h), into
 # parts of at least this many keys (estimated from the public A100 and H200 tables).
 _SPLIT_BELOW = 0.8
@@ -203,7 +203,7 @@ class AttentionShapes:
         seq_q, seq_k = self.seq_q.astype(float), self.seq_k.astype(float)
         pairs = np.where(self.causal, seq_q * (seq_q + 1) / 2, seq_q * seq_k)
         forward = 4.0 * self.batch * self.heads * pairs * self.head_dim
-        flops: FloatArray = forward * np.where(self.backward, _BACKWARD_FLOPS, 1.0)
+        flops: FloatArray = forward * np.where(self.backward, BACKWARD_FLOPS, 1.0)
         return flops
 
     @cached_property
@@ -220,10 +220,9 @@ class AttentionShapes:
 
     @cached_property
     def min_bytes(self) -> FloatArray:
-        """Minimum device memory traffic of each shape in bytes, as `Attention.min_bytes`."""
+        """Minimum device memory traffic of a forward pass in bytes, as `Attention.min_bytes`."""
         row_stats = 4.0 * self.batch * self.heads * self.seq_q
-        query, key = 2.0 * self.query_bytes, self.key_bytes
-        total: FloatArray = np.where(self.backward, 2.0, 1.0) * (query + key) + row_stats
+        total: FloatArray = 2.0 * self.query_bytes + self.key_bytes + row_stats
         return total
 
     @property
@@ -282,7 +281,7 @@ def times(
     parameters: Sequence[float] | FloatArray,
     cache_write: BoolArray,
 ) -> Terms:
-    """Computes the times of `shapes` on `device`.
+    """Computes the times of forward passes of `shapes` on `device`.
 
     parameters: values in the order of PARAMETERS.
     cache_write: (n,), whether keys and values are also written to a serving engine's cache.
@@ -290,8 +289,7 @@ def times(
     x = dict(zip((p.name for p in PARAMETERS), parameters, strict=True))
     bytes_per_us = device.memory_gb_per_s * 1e3
     per_sm = peak_tflops(device, shapes.dtype) * 1e6 / device.sm_count * np.exp(x["log_product_efficiency"])
-    work = np.where(shapes.backward, _BACKWARD_FLOPS, 1.0)
-    products_us = 4.0 * blocks.block_m * blocks.block_n * blocks.width * work / per_sm
+    products_us = 4.0 * blocks.block_m * blocks.block_n * blocks.width / per_sm
     exponentials_us = blocks.block_m * blocks.block_n / (_EXPONENTIALS_PER_CLOCK * device.sm_clock_mhz)
     exponentials_us = exponentials_us * np.exp(x["log_exponential_cost"])
     join = 1.0 + np.exp(x["log_join"])
@@ -332,6 +330,26 @@ def times(
     return Terms(latency_us, launch_us, compute_us, memory_us, waves)
 
 
+def learner_features(device: DeviceSpec, shapes: AttentionShapes, blocks: Blocks, terms: Terms) -> FloatArray:
+    """Returns the inputs of the Gaussian process, (n, 9): shape, predicted time, waves and their fill."""
+    per_sm = blocks.rows / device.sm_count
+    filling = terms.waves / per_sm
+    group = shapes.heads / shapes.kv_heads
+    return np.column_stack(
+        [
+            np.log(shapes.seq_q),
+            np.log(shapes.batch * shapes.heads),
+            2.0 * np.log(shapes.head_dim),
+            np.log(group),
+            np.log(terms.latency_us),
+            np.log(per_sm),
+            filling * np.minimum(1.0, 4.0 / terms.waves),
+            np.log(shapes.seq_q * group),
+            2.0 * shapes.causal,
+        ]
+    )
+
+
 @dataclass(frozen=True)
 class Physics:
     """Cost model of one device: its kernel family and parameter values."""
@@ -339,7 +357,23 @@ class Physics:
     device: DeviceSpec
     family: KernelFamily
     parameters: FloatArray
+    spread: ClassVar[FloatArray] = SPREAD
 
-    def terms(self, shapes: AttentionShapes, cache_write: BoolArray) -> Terms:
-        """Computes the times of shapes and their parts; see `times`."""
-        return times(self.device, shapes, cut(self.family, shapes), self.parameters, cache_write)
+    def cost(self, shapes: AttentionShapes, cache_write: BoolArray) -> Callable[[FloatArray], Terms]:
+        """Returns the function from parameters to the times of shapes; see `times`."""
+        blocks = cut(self.family, shapes)
+        return lambda parameters: times(self.device, shapes, blocks, parameters, cache_write)
+
+    def features(self, shapes: AttentionShapes, terms: Terms) -> FloatArray:
+        """Returns the inputs of the Gaussian process, (n, 9)."""
+        return learner_features(self.device, shapes, cut(self.family, shapes), terms)
+
+    def to_json(self) -> dict[str, Any]:
+        values = zip((p.name for p in PARAMETERS), self.parameters.tolist(), strict=True)
+        return {"family": self.family.name, "parameters": dict(values)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], device: DeviceSpec) -> Physics:
+        """Inverse of `to_json`. Raises KeyError, TypeError or ValueError for broken data."""
+        parameters = np.array([float(data["parameters"][p.name]) for p in PARAMETERS])
+        return cls(device, FAMILIES[data["family"]], parameters)

@@ -5,6 +5,7 @@ cliffs, as much as the GPU does.
 
 from __future__ import annotations
 
+from quantbench.device.registry import same_chip
 from quantbench.errors import require_choice
 
 #: whose kernels ran. The bf16 products of vllm, sglang and trtllm are those of `torch.nn.functional.linear`.
@@ -75,11 +76,16 @@ def slug_of(system: str) -> str | None:
 
 
 def libraries_of(slug: str, dtype: str) -> tuple[str, ...]:
-    """Returns the libraries with a public GEMM table of a device and dtype, the default one first.
+    """Returns the libraries with a public GEMM table of a device (or of its chip with other memory) and dtype, the
+    default one first.
 
     >>> libraries_of("h100-sxm5-80gb", "fp8"), libraries_of("h100-sxm5-80gb", "nvfp4")
     (('vllm', 'sglang', 'trtllm'), ())
     """
+    return next(filter(None, (_libraries_of(one, dtype) for one in same_chip(slug))), ())
+
+
+def _libraries_of(slug: str, dtype: str) -> tuple[str, ...]:
     published = _PUBLISHED.get((slug, dtype))
     system = system_of(slug)
     if published is not None or system not in TABLES or dtype not in _FORMATS.get(system, _BLACKWELL):
@@ -105,8 +111,8 @@ def library_words(slug: str, dtype: str, asked: str, operation: str) -> str:
     >>> library_words("h100-sxm5-80gb", "fp8", "", "predict")
     'library = vllm (the default: the largest table of 3)'
     """
-    dtype = "bf16" if dtype == "fp16" and not libraries_of(slug, dtype) else dtype  # as `model_times.best_gemm_model`
-    known, name = libraries_of(slug, dtype), resolve_library(slug, dtype, asked, operation)
+    twin = "bf16" if dtype == "fp16" and libraries_of(slug, "bf16") and not libraries_of(slug, dtype) else dtype
+    known, name = libraries_of(slug, twin), resolve_library(slug, twin, asked, operation)
     if name not in known:
         why = f"{'as asked' if asked else 'the default'}; nobody measured its {dtype} products there"
     elif asked:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quantbench.device.registry import same_chip
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.latency.estimate import Estimates, bounded, measured_times, name_bound, require_format
@@ -107,10 +108,11 @@ class SoftmaxModel:
     def best(cls, device: DeviceSpec, *, library: str = "megatron") -> SoftmaxModel:
         """Returns the shipped model of PyTorch's softmax on a device, or of Megatron's kernel what it shares with that
         (`_SHARED`); the prior if none is shipped. `note` says which."""
-        prior, data = cls.prior(device, library=library), _shipped().get(device.name)
+        prior = cls.prior(device, library=library)
+        data = next(filter(None, map(_shipped().get, same_chip(device.name))), None)
         if data is None:
             return prior
-        measured = cls.from_json(data, device)
+        measured = cls.from_json({**data, "device": device.name}, device)
         if library == measured.library:
             return measured
         parameters = list(prior.parameters)

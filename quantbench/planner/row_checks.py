@@ -21,6 +21,7 @@ from quantbench.planner.memory import memory
 from quantbench.planner.predict import Prediction
 from quantbench.planner.row_results import predict_cases
 from quantbench.planner.rows import Case, Given, TableRow, case_of
+from quantbench.units import billions
 from quantbench.workload.parameters import parameters
 
 # TFLOPs are printed with four or five digits, and sizes rounded to 1e9.
@@ -135,7 +136,7 @@ def _size(row: TableRow) -> str:
     if any(abs(count / 1e9 / row.size_b - 1) <= _SIZE_TOLERANCE for count in (shared - embedding, *counts)):
         return ""
     what = f"{row.layers} layers of {row.hidden} with {'gated ' if shape.gated else ''}ffn {shape.ffn}"
-    return f"size {row.size_b:g} B does not agree with {what}: that is {counts[0] / 1e9:.3g} B"
+    return f"size {row.size_b:g} B does not agree with {what}: that is {billions(counts[0])}"
 
 
 def _swapped(rows: Sequence[TableRow]) -> Iterator[RowFault]:

@@ -12,7 +12,7 @@ import numpy as np
 from quantbench.errors import InputError
 from quantbench.profile.exporters.modelled import GemmTimes
 from quantbench.profile.exporters.options import Exported, ExportOptions, dtype_of, products
-from quantbench.profile.linear_interpolation import FloatArray, Site
+from quantbench.profile.linear_interpolation import BOUND, FloatArray, Site
 from quantbench.profile.profile import Profile
 
 _WHO = "profile blindspots"
@@ -59,16 +59,16 @@ class Blindspots:
     note: str
 
 
-def find(profile: Profile, bound: float) -> Blindspots:
+def find(profile: Profile) -> Blindspots:
     """Finds the blind spots between a profile's products of its most frequent dtype, and the fewest points that keep
-    linear interpolation within `bound`, a ratio. Raises InputError if no (n, k) has two sizes of m."""
+    linear interpolation within BOUND. Raises InputError if no (n, k) has two sizes of m."""
     dtype = dtype_of(profile, ExportOptions())
     table = products(profile, ExportOptions(dtype=dtype), Exported())
     times = GemmTimes(profile, dtype)
     sites = times.sites_between(table)
     if not sites:
         raise InputError(_WHO, "no (n, k) with two sizes of m", "measured products with m swept (--dim m)")
-    added = [site.rows_to_add(bound) for site in sites]
+    added = [site.rows_to_add(BOUND) for site in sites]
     pairs = list(zip(sites, added, strict=True))
     spots = [spot for site in sites for spot in _spots(site)]
     return Blindspots(

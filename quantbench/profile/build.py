@@ -9,14 +9,14 @@ from operator import attrgetter
 from typing import Any
 
 from quantbench import __version__
-from quantbench.analysis.check import Check, check_run
-from quantbench.analysis.cliffs import Cliff, CommonCliff
-from quantbench.analysis.verdict import Verdict
+from quantbench.analysis.check import RunCheck, check_run
+from quantbench.analysis.jumps import Cliff, CommonCliff
 from quantbench.errors import InputError
 from quantbench.measurement import GRADES
 from quantbench.profile.fit import models_of
 from quantbench.profile.schema import KnownCliff, Provenance, RunSource
 from quantbench.profile.table import LAYOUTS, Table
+from quantbench.rules import Verdict
 from quantbench.store.folder import Run
 from quantbench.store.record import ORIGINS, Measured, Record
 
@@ -118,7 +118,7 @@ _MOST_EVIDENCE = 50
 _MOST_CLIFFS = 300
 
 
-def cliffs_of(checks: Iterable[Check], *, keep: int = _MOST_CLIFFS) -> tuple[tuple[KnownCliff, ...], int]:
+def cliffs_of(checks: Iterable[RunCheck], *, keep: int = _MOST_CLIFFS) -> tuple[tuple[KnownCliff, ...], int]:
     """Keeps the `keep` largest single-curve cliffs, and every cliff common to a family of curves.
 
     Returns (cliffs, largest first; total found). A table of tens of thousands of rows has thousands of cliffs.
@@ -153,7 +153,7 @@ def _edge(cliff: Cliff | CommonCliff) -> dict[str, Any]:
     return {name: getattr(cliff, name) for name in names}
 
 
-def findings_of(checks: Iterable[Check]) -> tuple[Verdict, ...]:
+def findings_of(checks: Iterable[RunCheck]) -> tuple[Verdict, ...]:
     """Returns, for each rule, the verdict from the run with the most pairs."""
     best: dict[str, Verdict] = {}
     for verdict in (verdict for check in checks for verdict in check.rules):

@@ -18,6 +18,8 @@ _EDGES_PER_GAP = 32
 #: smallest tile height; every wave edge is also a tile edge
 _SMALLEST_BLOCK_M = 16
 _ROUNDING = 1e-9
+#: largest error of linear interpolation that added rows must leave
+BOUND = 0.05
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.analysis.verdict import Verdict
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.estimate import Estimate
@@ -23,6 +22,7 @@ from quantbench.profile.answers import Experts, ProfileEstimates, Shapes, collec
 from quantbench.profile.models import Models, models_from_json, models_to_json
 from quantbench.profile.schema import PROFILE_FORMAT, PROFILE_VERSION, KnownCliff, ProfileFile, Provenance
 from quantbench.profile.table import LAYOUTS, Table, check_table
+from quantbench.rules import Verdict
 from quantbench.store.folder import Run
 from quantbench.workload import MoE, TransformerShape
 from quantbench.workload.kinds import Compute

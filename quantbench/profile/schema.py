@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from quantbench.analysis.verdict import Verdict
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
+from quantbench.rules import Verdict
 from quantbench.store.typed import Json, json_schema
 from quantbench.workload import Workload
 

@@ -10,7 +10,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from quantbench.analysis.curves import Curve
-from quantbench.analysis.summary import Point, Row
+from quantbench.analysis.summary import LayerRow, Point
 from quantbench.errors import StoreError, printable
 from quantbench.report.content import PALETTE
 from quantbench.report.source import dashed
@@ -90,14 +90,14 @@ def plain(text: str, longest: int = 90) -> str:
     return "".join(c if (ord(c) < 0x250 or c in _MORE_SIGNS) and c != "$" else "?" for c in printable(text, longest))
 
 
-def rate(measured: Point | Row) -> float:
+def rate(measured: Point | LayerRow) -> float:
     """Returns the y value of a point: percent of peak if known, else TFLOP/s, else GB/s if it has no arithmetic."""
     if measured.peak_share is not None:
         return 100 * measured.peak_share
     return measured.tflops or measured.gb_per_s
 
 
-def rate_unit(measured: Point | Row) -> str:
+def rate_unit(measured: Point | LayerRow) -> str:
     """Returns the unit of `rate`, as a y label."""
     if measured.peak_share is not None:
         return "share of peak, %"

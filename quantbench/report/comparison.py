@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from quantbench.analysis.compare import FIGURES_METHOD, METHOD, VERDICTS, Comparison, Matched
+from quantbench.analysis.compare import CHANGES, METHOD, Comparison, Matched
 from quantbench.analysis.summary import floor_lines
 from quantbench.errors import printable
 from quantbench.junit import Case, write_suite
@@ -20,7 +18,7 @@ from quantbench.store.record import Failed, Place
 from quantbench.units import latency, percent
 
 _STYLE = {"slower": "bold red", "faster": "green", "same": "", "unclear": "yellow"}
-# Maximum number of rows per verdict; --json has them all.
+# Maximum number of rows per kind of change; --json has them all.
 _MOST_SHOWN = {"slower": 30, "faster": 15, "unclear": 8, "same": 0}
 _MOST_LOST_SHOWN = 5
 
@@ -38,7 +36,7 @@ def differences_lines(comparison: Comparison) -> list[str]:
 def method_lines(comparison: Comparison) -> list[str]:
     """Describes the statistical method, the margin and the noise of the reference point."""
     moved = comparison.wander
-    lines = [_method(comparison)]
+    lines = [METHOD]
     margin = f"changes within {percent(comparison.tolerance)} do not count"
     noises = " and ".join("unknown" if n is None else percent(n) for n in (moved.noise_a, moved.noise_b))
     wandered = f"the reference point wandered by {noises} ({moved.repeats_a} and {moved.repeats_b} repeats)"
@@ -52,10 +50,6 @@ def method_lines(comparison: Comparison) -> list[str]:
     if moved.shift is not None:
         lines.append(f"the reference point itself: {_ratio_words(moved.shift)}")
     return lines
-
-
-def _method(comparison: Comparison) -> str:
-    return METHOD if comparison.options.noise is None else FIGURES_METHOD
 
 
 def result_lines(comparison: Comparison) -> list[str]:
@@ -96,8 +90,8 @@ def place_words(place: Place) -> str:
 
 def comparison_table(comparison: Comparison) -> Table | None:
     """Builds the terminal table of the points that changed, worst first; None if there is nothing to show."""
-    by_verdict = {verdict: [p for p in comparison.points if p.verdict == verdict] for verdict in VERDICTS}
-    shown = [point for verdict, own in by_verdict.items() for point in own[: _MOST_SHOWN[verdict]]]
+    by_change = {change: [p for p in comparison.points if p.change == change] for change in CHANGES}
+    shown = [point for change, own in by_change.items() for point in own[: _MOST_SHOWN[change]]]
     if not shown:
         return None
     several = any(point.a.provider != point.b.provider for point in shown)
@@ -109,48 +103,16 @@ def comparison_table(comparison: Comparison) -> Table | None:
         ">B": [latency(point.b_us) for point in shown],
         ">B / A": [f"{point.ratio:.3f}" for point in shown],
         ">95 % interval": ["–" if p.low is None or p.high is None else f"{p.low:.3f} … {p.high:.3f}" for p in shown],
-        "verdict": [Text(point.verdict, style=_STYLE[point.verdict]) for point in shown],
+        "change": [Text(point.change, style=_STYLE[point.change]) for point in shown],
         "why": [Text(printable(point.why)) for point in shown],
     }
     table = plain_table(columns, fold=("point", "providers"))
-    more = {verdict: len(own) - _MOST_SHOWN[verdict] for verdict, own in by_verdict.items() if _MOST_SHOWN[verdict]}
-    left = [f"{number} more {verdict}" for verdict, number in more.items() if number > 0]
+    more = {change: len(own) - _MOST_SHOWN[change] for change, own in by_change.items() if _MOST_SHOWN[change]}
+    left = [f"{number} more {change}" for change, number in more.items() if number > 0]
     if left:
         table.caption_justify = "left"
         table.caption = Text("… and " + ", ".join(left) + " (--json has all)")
     return table
-
-
-def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
-    """Converts the comparison to a JSON object, with units in the names."""
-    return {
-        "a": str(comparison.a.folder),
-        "b": str(comparison.b.folder),
-        "device": comparison.b.info.device.name,
-        "obstacles": list(comparison.obstacles),
-        "differences": [asdict(difference) for difference in comparison.differences],
-        "method": _method(comparison),
-        "margin": comparison.options.margin,
-        **{name: getattr(comparison, name) for name in ("tolerance", "counts", "regressions", "only_a", "only_b")},
-        "reference": asdict(comparison.wander),
-        "median_ratio": comparison.median_ratio if comparison.points else None,
-        "points": [
-            {
-                "op": point.place.op, "axes": point.place.axes, "workload": str(point.b.workload),
-                "key_a": point.a.key, "key_b": point.b.key, "provider_a": point.a.provider,
-                "provider_b": point.b.provider,
-                **{name: value for name, value in vars(point).items() if name not in ("a", "b")},
-            }
-            for point in comparison.points
-        ],
-        "lost": [
-            {
-                "op": lost.place.op, "axes": lost.place.axes, "key": lost.b.key, "provider": lost.b.provider,
-                **asdict(lost.b.outcome),
-            }
-            for lost in comparison.lost
-        ],
-    }  # fmt: skip
 
 
 def write_junit(comparison: Comparison, path: Path) -> None:
@@ -162,9 +124,9 @@ def write_junit(comparison: Comparison, path: Path) -> None:
     cases = []
     for point in comparison.points:
         interval = "no interval" if point.low is None else f"95 % interval {point.low:.4f} to {point.high:.4f}"
-        text = f"{point.verdict}: {latency(point.a_us)} → {latency(point.b_us)}, ratio {point.ratio:.4f}, {interval}"
+        text = f"{point.change}: {latency(point.a_us)} → {latency(point.b_us)}, ratio {point.ratio:.4f}, {interval}"
         text = f"{text}; {point.why}" if point.why else text
-        failure, skipped = "slower" if point.verdict == "slower" else "", point.verdict == "unclear"
+        failure, skipped = "slower" if point.change == "slower" else "", point.change == "unclear"
         provider, name = f"quantbench.{point.b.provider}", place_words(point.place)
         cases.append(Case(provider, name, text, point.b_us / 1e6, failure, skipped))
     for lost in comparison.lost:

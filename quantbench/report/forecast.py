@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from quantbench.analysis.forecast import ForecastRow, Rise
+from quantbench.analysis.forecast import PredictedPlace, Rise
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.op_times import OpEstimate, peak_share
 from quantbench.report.source import dashed
@@ -26,7 +26,7 @@ _LEAST_SLOWER = 0.10
 _CLIFF = 0.10
 
 
-def forecast_table(rows: Sequence[ForecastRow]) -> Table:
+def forecast_table(rows: Sequence[PredictedPlace]) -> Table:
     """Builds the terminal table, one line per place: time, rate, share of peak, and details of its worst op.
 
     Needs about 120 columns; on narrower terminals the last column folds.
@@ -52,7 +52,7 @@ def forecast_table(rows: Sequence[ForecastRow]) -> Table:
     return plain_table(columns, narrowest=20)
 
 
-def summed_line(rows: Sequence[ForecastRow]) -> str:
+def summed_line(rows: Sequence[PredictedPlace]) -> str:
     """Returns a message listing the ops that a row of the table sums; empty for single GEMMs."""
     labels = list(dict.fromkeys(o.op.label for row in rows for o in row.estimate.ops))
     if labels == ["gemm"]:
@@ -68,7 +68,7 @@ def _rate(tflops: float) -> str:
     return f"{tflops:.0f}" if tflops >= 10 else f"{tflops:.2g}"
 
 
-def rises_in_words(rows: Sequence[ForecastRow], rises: Sequence[Rise | None]) -> str:
+def rises_in_words(rows: Sequence[PredictedPlace], rises: Sequence[Rise | None]) -> str:
     """Names the places where one more row (m + 1) is predicted to cost over 10 %. rises: of `rises_at_next_m`."""
     if all(rise is None for rise in rises):
         return ""
@@ -82,7 +82,7 @@ def rises_in_words(rows: Sequence[ForecastRow], rises: Sequence[Rise | None]) ->
     return f"one row more costs over 10 % (rise, 90 % interval): {_places(found)}"
 
 
-def slower_in_words(rows: Sequence[ForecastRow], slower: Sequence[float]) -> str:
+def slower_in_words(rows: Sequence[PredictedPlace], slower: Sequence[float]) -> str:
     """Names the places near which products were measured slower than the best kernel would be, with likely reasons.
 
     slower: as of `analysis.forecast.slower_than_best_kernel`.
@@ -92,14 +92,14 @@ def slower_in_words(rows: Sequence[ForecastRow], slower: Sequence[float]) -> str
     return f"{words} (the library ran another or, of long ones, at a lower clock): {_places(found)}" if found else ""
 
 
-def _places(found: Sequence[tuple[ForecastRow, str]]) -> str:
+def _places(found: Sequence[tuple[PredictedPlace, str]]) -> str:
     shown = [f"{' '.join(f'{name} = {size}' for name, size in row.axes.items())} ({words})" for row, words in found]
     unnamed = len(shown) - _MOST_LIKELY
     return ", ".join(shown[:_MOST_LIKELY]) + (f" and {unnamed} more" if unnamed > 0 else "")
 
 
 def forecast_to_json(
-    rows: Sequence[ForecastRow], spec: DeviceSpec, rises: Sequence[Rise | None], slower: Sequence[float]
+    rows: Sequence[PredictedPlace], spec: DeviceSpec, rises: Sequence[Rise | None], slower: Sequence[float]
 ) -> list[dict[str, Any]]:
     """Converts the table and its ops to JSON objects, with units in the names. rises, slower: see `rises_in_words` and
     `slower_in_words`."""

@@ -8,13 +8,10 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from statistics import median
 
-from quantbench.analysis.blocks import IdleReason, idle_reasons
-from quantbench.analysis.check import Check
-from quantbench.analysis.cliffs import Cause, Cliff
+from quantbench.analysis.check import RunCheck
 from quantbench.analysis.neighbours import NEAR, BadSize, bad_sizes_on, curves_of_rows
-from quantbench.analysis.summary import Point, Row
+from quantbench.analysis.summary import LayerRow
 from quantbench.errors import printable
-from quantbench.quantization import kernel_change_words
 from quantbench.report.source import dashed
 from quantbench.units import latency, percent
 
@@ -27,7 +24,7 @@ _COMMON_CAUSE = 0.5
 
 
 @dataclass(frozen=True)
-class LeadRow:
+class SlowSize:
     """A formatted row of the first table.
 
     size, loses, instead, why, trust: cells of the row.
@@ -53,17 +50,19 @@ class Lead:
     sentence: result in one line.
     rows: the worst sizes, ascending.
     more: number of further rows that are not shown.
+    ops: what a row sums.
     """
 
     axis: str
     sentence: str
-    rows: tuple[LeadRow, ...] = ()
+    rows: tuple[SlowSize, ...] = ()
     more: int = 0
     several: bool = False
     bad: tuple[BadSize, ...] = ()
+    ops: str = ""
 
 
-def lead_of(rows: Sequence[Row], axes: Sequence[str], why: Causes) -> Lead:
+def lead_of(rows: Sequence[LayerRow], axes: Sequence[str], check: RunCheck) -> Lead:
     """Builds the first screen of a run. If no two sizes are close, sizes are compared with half and twice the size.
 
     axes: axes of the run; the one with the largest total loss is shown.
@@ -89,7 +88,7 @@ def lead_of(rows: Sequence[Row], axes: Sequence[str], why: Causes) -> Lead:
         nothing = f"{name}: none of {len(sizes)} sizes between {sizes[0]} and {sizes[-1]} loses against a smaller one"
         return Lead(axis, f"{nothing} within {percent(NEAR)}")
     if len(curves) >= _MANY_CURVES:
-        return _over_shapes(axis, bad, len(curves), why)
+        return _over_shapes(axis, bad, len(curves), check)
     worst, loss, better = bad[0].size, percent(bad[0].loss), bad[0].better.axes[axis]
     if near:
         stretches = sorted(_stretches(bad, curves), key=lambda s: -max(b.loss for b in s))
@@ -107,11 +106,11 @@ def lead_of(rows: Sequence[Row], axes: Sequence[str], why: Causes) -> Lead:
     others = {name for row in rows for name in row.axes} - {axis}
     varied = {name for name in others if len({row.axes.get(name) for row in rows}) > 1}
     several_providers = len({row.provider for row in rows}) > 1
-    lines = tuple(_row(s, why, varied, several_providers, bad[0].loss) for s in shown)
+    lines = tuple(_row(s, check, varied, several_providers, bad[0].loss) for s in shown)
     return Lead(axis, sentence, lines, len(stretches) - len(shown), bad=bad)
 
 
-def _stretches(bad: Sequence[BadSize], curves: Sequence[tuple[Row, ...]]) -> list[list[BadSize]]:
+def _stretches(bad: Sequence[BadSize], curves: Sequence[tuple[LayerRow, ...]]) -> list[list[BadSize]]:
     """Groups adjacent bad sizes of a curve that lose against the same better one."""
     of_row = {id(one.row): one for one in bad}
     found: list[list[BadSize]] = []
@@ -122,7 +121,9 @@ def _stretches(bad: Sequence[BadSize], curves: Sequence[tuple[Row, ...]]) -> lis
     return found
 
 
-def _row(stretch: Sequence[BadSize], why: Causes, varied: set[str], several_providers: bool, most: float) -> LeadRow:
+def _row(
+    stretch: Sequence[BadSize], check: RunCheck, varied: set[str], several_providers: bool, most: float
+) -> SlowSize:
     """Formats one bad size, or adjacent ones, as a row.
 
     varied: axes whose values are shown in the details.
@@ -130,6 +131,7 @@ def _row(stretch: Sequence[BadSize], why: Causes, varied: set[str], several_prov
     """
     worst = max(stretch, key=lambda b: b.loss)
     first, last = stretch[0], stretch[-1]
+    cause = check.explain(worst).words
     interval = ""
     if worst.low is not None and worst.high is not None:
         interval = f"{percent(max(worst.low, 0.0))} to {percent(worst.high)}"
@@ -139,19 +141,19 @@ def _row(stretch: Sequence[BadSize], why: Causes, varied: set[str], several_prov
     if last.up_to is not None:
         instead += f", or {last.up_to} for the same {latency(last.row.latency_us)}"
     held = [f"{dashed(name)} = {value}" for name, value in worst.row.axes.items() if name in varied]
-    return LeadRow(
+    return SlowSize(
         size=str(first.size) if first is last else f"{first.size} … {last.size}",
         loses=percent(worst.loss),
         interval=interval,
         bar=worst.loss / most,
         instead=instead,
-        why=printable(why.words(worst)),
+        why=printable(f"{worst.culprit.op}: {cause}" if len(worst.row.points) > 1 else cause),
         trust=max(max(b.row.grade.letter, b.better.grade.letter) for b in stretch),
         details=", ".join([*([worst.row.provider] if several_providers else []), *held]),
     )
 
 
-def _over_shapes(axis: str, bad: Sequence[BadSize], curves: int, why: Causes) -> Lead:
+def _over_shapes(axis: str, bad: Sequence[BadSize], curves: int, check: RunCheck) -> Lead:
     """Builds one row per size over all shapes: number of shapes that lose, median and largest loss."""
     by_size: dict[int, list[BadSize]] = {}
     for one in bad:
@@ -167,9 +169,9 @@ def _over_shapes(axis: str, bad: Sequence[BadSize], curves: int, why: Causes) ->
         held = " ".join(f"{name}={value}" for name, value in worst.row.axes.items() if name != axis)
         if several_dtypes:
             held += f" in {worst.culprit.workload.dtype}"
-        kinds = Counter(why.kind(b) for b in own).most_common(2)
+        kinds = Counter(check.explain(b).kind for b in own).most_common(2)
         cause, times = kinds[0]
-        row = LeadRow(
+        row = SlowSize(
             size=str(size),
             loses=percent(medians[size]),
             interval="",
@@ -185,60 +187,3 @@ def _over_shapes(axis: str, bad: Sequence[BadSize], curves: int, why: Causes) ->
         f"median {percent(medians[ranked[0]])}"
     )
     return Lead(axis, sentence, tuple(rows), len(by_size) - len(shown), several=True, bad=tuple(bad))
-
-
-class Causes:
-    """Finder of a bad size's cause: a cliff before the better size, a kernel change, idle blocks, or unexplained."""
-
-    def __init__(self, check: Check) -> None:
-        self._check = check
-        self._cliffs: dict[tuple[object, ...], list[Cliff]] = {}
-        for cliff in check.cliffs:
-            curve = (cliff.axis, cliff.op, cliff.provider, frozenset(cliff.held.items()))
-            self._cliffs.setdefault(curve, []).append(cliff)
-
-    def words(self, bad: BadSize) -> str:
-        """Formats the cause, with the op if the row has several."""
-        cause = self._cause(bad)
-        return f"{bad.culprit.op}: {cause.words}" if len(bad.row.points) > 1 else cause.words
-
-    def kind(self, bad: BadSize) -> str:
-        """Returns the kind of the cause, for counting shapes by it."""
-        return self._cause(bad).kind
-
-    def _cause(self, bad: BadSize) -> Cause | IdleReason:
-        cliff = self._between(bad)
-        if cliff is None:
-            return self._arithmetic(bad)
-        if cliff.cause.kind in ("tile edge", "wave edge") and cliff.cause.evidence == "arithmetic":
-            # The edge was computed from a tile; an assumed tile supports no conclusion.
-            return cliff.cause if self._idle(cliff.after) is not None else self._arithmetic(bad)
-        return cliff.cause
-
-    def _between(self, bad: BadSize) -> Cliff | None:
-        """Returns the largest cliff between the two sizes of the op that loses most."""
-        culprit = bad.culprit
-        held = frozenset((name, value) for name, value in culprit.axes.items() if name != bad.axis)
-        there = self._cliffs.get((bad.axis, culprit.op, culprit.provider, held), ())
-        low, high = sorted((bad.better.axes[bad.axis], bad.size))
-        between = [c for c in there if low <= c.at < high and c.after.workload.dtype == culprit.workload.dtype]
-        return max(between, key=lambda c: c.ratio, default=None)
-
-    def _arithmetic(self, bad: BadSize) -> Cause | IdleReason:
-        """Returns a kernel change between the two sizes, else what the tile leaves idle only at the slow size."""
-        old, new = bad.culprit_at_better.launch, bad.culprit.launch
-        if old is not None and new is not None and old.kernel != new.kernel:
-            return Cause("kernel change", kernel_change_words(old, new), "identity")
-        before, after = self._idle(bad.culprit_at_better), self._idle(bad.culprit)
-        if before is not None and after is not None:
-            for reason in after:
-                if reason not in before:
-                    return reason
-        return Cause("unexplained", "unexplained", "arithmetic")
-
-    def _idle(self, point: Point) -> tuple[IdleReason, ...] | None:
-        """Returns what the point's tile leaves idle; None if the tile is neither recorded nor recovered."""
-        used = self._check.tile_of(point)
-        if used is None or used.source == "assumed":
-            return None
-        return idle_reasons(point.workload, self._check.run.info.device, used, point.peak_share)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from quantbench.analysis.check import Check
-from quantbench.analysis.cliffs import Cliff, CommonCliff
+from quantbench.analysis.check import RunCheck
 from quantbench.analysis.curves import Curve
+from quantbench.analysis.jumps import Cliff, CommonCliff
 from quantbench.analysis.neighbours import BadSize, curves_of_rows
-from quantbench.analysis.summary import Point, Row, op_order
+from quantbench.analysis.summary import LayerRow, Point, op_order
 from quantbench.errors import printable
 from quantbench.report.canvas import curve_names, rate, rate_unit, typical
 from quantbench.report.content import Caption, Card, Chart, Dot, Line, Mark, Section, Table, file_name
@@ -29,7 +29,7 @@ _MOST_KERNELS = 10
 _MOST_NUMBERED = 6
 
 
-def axis_section(axis: str, every: Sequence[Curve], check: Check, caption: Caption) -> Section | None:
+def axis_section(axis: str, every: Sequence[Curve], check: RunCheck, caption: Caption) -> Section | None:
     """Builds an axis's section: a card for each of the 12 ops taking most time; None if `every` is empty.
 
     every: all curves along the axis.
@@ -62,7 +62,7 @@ def _that_vary(curves: Sequence[Curve]) -> tuple[list[Curve], list[str]]:
     return list(found.values()), sorted({curve.op for curve in curves} - vary, key=op_order)
 
 
-def _op_card(op: str, curves: Sequence[Curve], check: Check, caption: Caption) -> Card:
+def _op_card(op: str, curves: Sequence[Curve], check: RunCheck, caption: Caption) -> Card:
     """Charts one op along one axis: points with intervals, numbered cliffs, and the kernels that ran."""
     axis = curves[0].axis
     drawn = typical(curves, _MOST_CURVES)
@@ -97,7 +97,7 @@ def _op_card(op: str, curves: Sequence[Curve], check: Check, caption: Caption) -
     )
 
 
-def _dot(measured: Point | Row, axis: str) -> Dot:
+def _dot(measured: Point | LayerRow, axis: str) -> Dot:
     """Returns the dot of a point or row with its interval, and with shape, time, kernel and grade as words."""
     size = measured.axes[axis]
     height = rate(measured)
@@ -134,7 +134,7 @@ def cost_words(cliff: Cliff | CommonCliff) -> str:
     return f"+{percent(cliff.ratio - 1)} ({percent(cliff.low - 1)} to {percent(cliff.high - 1)})"
 
 
-def losses_card(rows: Sequence[Row], bad: Sequence[BadSize], axis: str, caption: str) -> Card | None:
+def losses_card(rows: Sequence[LayerRow], bad: Sequence[BadSize], axis: str, caption: str) -> Card | None:
     """Charts the share of peak over `axis`, all ops of a place together, with the sizes that lose in red.
 
     Draws at most four curves, those with the largest total loss; None if no curve has two sizes.
@@ -159,7 +159,7 @@ def losses_card(rows: Sequence[Row], bad: Sequence[BadSize], axis: str, caption:
     )
 
 
-def _row_name(row: Row, axis: str) -> str:
+def _row_name(row: LayerRow, axis: str) -> str:
     held = (f"{dashed(name)}={value}" for name, value in row.axes.items() if name != axis)
     return printable(" ".join([row.provider, *held]), 80)
 

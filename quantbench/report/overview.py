@@ -9,7 +9,7 @@ from itertools import combinations
 
 import numpy as np
 
-from quantbench.analysis.summary import Row
+from quantbench.analysis.summary import LayerRow
 from quantbench.report.canvas import figure, plain
 from quantbench.report.content import Caption, Card, Chart, Dot, Line, Section, embedded
 from quantbench.report.source import dashed
@@ -25,7 +25,7 @@ _FULL = 0.9
 _MOST_LABELLED = 130
 
 
-def maps_section(rows: Sequence[Row], axes: Sequence[str], caption: Caption) -> Section | None:
+def maps_section(rows: Sequence[LayerRow], axes: Sequence[str], caption: Caption) -> Section | None:
     """Builds the section with up to four heat maps over pairs of axes that both vary, the usual pairs first; None if
     there is none, as for a run of one axis.
 
@@ -39,7 +39,7 @@ def maps_section(rows: Sequence[Row], axes: Sequence[str], caption: Caption) -> 
     cards: list[Card] = []
     for pair in pairs:
         x_axis, y_axis = sorted(pair, key=lambda axis: -values[axis])  # the axis with more values is drawn along x
-        slices: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+        slices: dict[tuple[str, ...], list[LayerRow]] = defaultdict(list)
         for row in rows:
             if row.peak_share is not None and not row.missing and x_axis in row.axes and y_axis in row.axes:
                 held = (f"{dashed(name)} = {size}" for name, size in row.axes.items() if name not in pair)
@@ -60,7 +60,7 @@ def maps_section(rows: Sequence[Row], axes: Sequence[str], caption: Caption) -> 
     return Section("maps", "Heat maps over two sizes", cards=tuple(cards)) if cards else None
 
 
-def draw_heat_map(rows: Sequence[Row], x_axis: str, y_axis: str, *, title: str, caption: str) -> bytes:
+def draw_heat_map(rows: Sequence[LayerRow], x_axis: str, y_axis: str, *, title: str, caption: str) -> bytes:
     """Returns a PNG: percent of peak, one cell per place; places that were not measured stay empty.
 
     caption: see `canvas.figure`.

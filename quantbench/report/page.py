@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from importlib.resources import files
@@ -15,11 +15,11 @@ from quantbench import __version__
 from quantbench.analysis.check import check_run
 from quantbench.analysis.curves import curves_of
 from quantbench.analysis.neighbours import rows_by_dtype
-from quantbench.analysis.summary import Point, Row, are_parts, floor_lines, layer_rows, points_of
+from quantbench.analysis.summary import LayerRow, Point, are_parts, floor_lines, layer_rows, points_of
 from quantbench.errors import StoreError, printable
 from quantbench.files import write_file
 from quantbench.report.content import Card, Section
-from quantbench.report.lead import Causes, Lead, lead_of
+from quantbench.report.lead import Lead, lead_of
 from quantbench.report.op_curves import axis_section, losses_card
 from quantbench.report.overview import maps_section, state_section
 from quantbench.report.sections import (
@@ -33,6 +33,7 @@ from quantbench.report.sections import (
 )
 from quantbench.report.shape_comparison import compare_shapes, comparison_section, comparison_sentence
 from quantbench.report.source import dashed, picture_caption, points_where
+from quantbench.report.sweep_result import ops_line
 from quantbench.store.folder import Run
 from quantbench.sweep.axes import SHAPE_DIM
 from quantbench.sweep.options import options_from_json
@@ -116,7 +117,7 @@ def build_page(run: Run, points: Sequence[Point], where: Mapping[str, int]) -> P
     explanation, all_sizes = "", None
     if points and axes:
         check = check_run(run, points=None if where else points)
-        lead = lead_of(layers, axes, Causes(check))
+        lead = replace(lead_of(layers, axes, check), ops=ops_line(layers))
         explanation = ". ".join(
             [*map(period_words, check.periods[:_MOST_EXPLAINED]), *floor_lines((p.latency_us, p) for p in points)]
         )
@@ -148,7 +149,7 @@ def build_page(run: Run, points: Sequence[Point], where: Mapping[str, int]) -> P
     )
 
 
-def _subtitle(run: Run, rows: Sequence[Row]) -> str:
+def _subtitle(run: Run, rows: Sequence[LayerRow]) -> str:
     info = run.info
     words = {"measured": "measured on this device", "imported": "imported", "simulated": "simulated"}[info.origin]
     providers = ", ".join(dict.fromkeys(row.provider for row in rows))

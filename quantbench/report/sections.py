@@ -1,9 +1,4 @@
-"""Builds the report's text and table sections: causes of steps, rules of thumb, trust, all sizes, and method.
-
-Entry points: `steps_section`, `rules_section`, `trust_section`,
-`sizes_section`, `how_section`, `period_words`, and `facts_of` (the foot of the page). Used by `page` and the command
-`check`.
-"""
+"""Builds the report's text and table sections: causes of steps, rules of thumb, trust, all sizes, and method."""
 
 from __future__ import annotations
 
@@ -12,19 +7,19 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from quantbench.analysis.check import Check
-from quantbench.analysis.cliffs import CommonCliff
+from quantbench.analysis.check import RunCheck
+from quantbench.analysis.jumps import CommonCliff
 from quantbench.analysis.periods import Period
 from quantbench.analysis.rules import untested_lines
-from quantbench.analysis.summary import Row, floor_lines
-from quantbench.analysis.verdict import VERDICTS, Verdict
+from quantbench.analysis.summary import LayerRow, floor_lines
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import printable
 from quantbench.measurement import GRADES, Grade
 from quantbench.report.content import Section, Table
 from quantbench.report.op_curves import cost_words
 from quantbench.report.source import dashed
-from quantbench.report.sweep_result import row_figures, row_words
+from quantbench.report.sweep_result import ops_line, row_figures, row_words
+from quantbench.rules import VERDICTS, Verdict
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Skipped
 from quantbench.units import duration, percent, signed_percent
@@ -34,7 +29,7 @@ _MOST_ALIKE = 3
 _MOST_COMMON = 24
 
 
-def steps_section(check: Check) -> Section | None:
+def steps_section(check: RunCheck) -> Section | None:
     """Builds the section on the causes of the steps and the steps that many shapes share; None without either."""
     lines = [*check.padding, *(period_words(period) for period in check.periods)]
     if check.falls:
@@ -53,9 +48,9 @@ def period_words(period: Period) -> str:
     what = period.variant if period.variant.startswith(f"{period.op} ") else f"{period.op} ({period.variant})"
     where = printable(f"{dashed(period.axis)}, {what} by {period.provider}")
     accounts = f"explains {percent(recovered.explained)} of the variation around the trend"
-    if recovered.verdict == "no waves":
+    if recovered.reason == "no waves":
         return f"{where}: the times show no waves"
-    if recovered.verdict == "no single tile":
+    if recovered.reason == "no single tile":
         return f"{where}: no single tile explains the steps; the best {accounts}"
     explanations = list(map(period.words_of, recovered.best))
     named = period.tile_words or explanations[0]
@@ -66,14 +61,14 @@ def period_words(period: Period) -> str:
     if alike:
         more = f" and {len(alike) - _MOST_ALIKE} more" if len(alike) > _MOST_ALIKE else ""
         sure += f"; the same staircase: {', '.join(alike[:_MOST_ALIKE])}{more}"
-    if recovered.verdict == "clear":
+    if period.clear:
         return f"{where}: {named} explains the steps ({sure})"
     return f"{where}: several tiles may explain the steps; the most likely is {named} ({sure})"
 
 
 def _common_table(common: Sequence[CommonCliff]) -> Table | None:
     """Builds the table of the steps that many shapes share, largest first; None without any."""
-    several = len({(one.op, one.provider, one.variant) for one in common}) > 1
+    several = len({(one.provider, one.variant) for one in common}) > 1
     rows = []
     for one in common[:_MOST_COMMON]:
         groups = [
@@ -82,9 +77,10 @@ def _common_table(common: Sequence[CommonCliff]) -> Table | None:
         ]
         cause = one.cause_words + (f" of {one.provider} {one.variant}" if several else "")
         rows.append((
-            dashed(one.axis), f"{one.at} → {one.next}", str(one.num_curves), cost_words(one), *groups, printable(cause)
+            one.op, dashed(one.axis), f"{one.at} → {one.next}", str(one.num_curves), cost_words(one), *groups,
+            printable(cause),
         ))  # fmt: skip
-    head = ("axis", "between", ">shapes", "time", "with a new wave", "without", "significant cliffs by cause")
+    head = ("op", "axis", "between", ">shapes", "time", "with a new wave", "without", "significant cliffs by cause")
     return Table(head, tuple(rows)) if rows else None
 
 
@@ -159,7 +155,7 @@ def trust_section(run: Run) -> Section:
     return Section("trust", "Quality of the measurements", table=table, lines=tuple(lines))
 
 
-def sizes_section(rows: Sequence[Row], check: Check) -> Section:
+def sizes_section(rows: Sequence[LayerRow], check: RunCheck) -> Section:
     """Builds the folded section with one row per place and provider (at most 400)."""
     axes = list(dict.fromkeys(name for row in rows for name in row.axes))
     several = len({row.provider for row in rows}) > 1
@@ -170,7 +166,7 @@ def sizes_section(rows: Sequence[Row], check: Check) -> Section:
         place = [*(str(row.axes.get(axis, "")) for axis in axes), *([row.provider] if several else [])]
         words = printable(row_words(row, check, check.run.info.device))
         lines.append((*place, *row_figures(row), row.grade.letter, words))
-    notes = floor_lines((point.latency_us, point) for row in rows for point in row.points)
+    notes = [ops_line(rows), *floor_lines((point.latency_us, point) for row in rows for point in row.points)]
     if len(rows) > _MOST_ROWS:
         notes.append(f"the first {_MOST_ROWS} of {len(rows)} sizes; all of them are in records.jsonl")
     return Section("sizes", "All sizes", "; ".join(notes), table=Table(tuple(head), tuple(lines)), folded=True)

@@ -1,48 +1,17 @@
-"""Reads a run for a report or comparison, selects points by axis value, and formats the caption that names its source.
-
-Entry points: `read_one_run`, used by the commands that read a run; `parse_where` and `points_where` (`--where n=5120`),
-used by the command `report`; `picture_caption` (the line below every plot's title) and `dashed` (an axis name as the
-command line spells it), used by this package and `tools.guide`.
-"""
+"""Selects points of a run by axis value, and formats the caption that names the source of a plot."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 from quantbench.analysis.summary import Point
-from quantbench.errors import InputError, StoreError, printable
-from quantbench.files import folders_with
-from quantbench.store.folder import Run, find_runs, read_run
+from quantbench.errors import InputError, printable
 from quantbench.store.record import Record
 from quantbench.store.run import RunInfo
 
-_MOST_NAMED = 3
 # Recorded software that contains no kernels.
 _NO_LIBRARIES = ("quantbench", "python", "os", "numpy", "aiconfigurator")
-
-
-def read_one_run(folder: Path) -> Run:
-    """Reads the run in `folder`.
-
-    Raises StoreError if it is a folder of runs (results/ itself, or a device's), or holds records of another run, which
-    must not be mixed.
-    """
-    if not os.path.exists(folder / "run.json"):
-        below = [*find_runs(folder), *folders_with(folder, "*/run.json")]
-        if below:
-            names = ", ".join(str(path) for path in below[:_MOST_NAMED]) + (", …" if len(below) > _MOST_NAMED else "")
-            raise StoreError(
-                "read run", f"{folder} holds {len(below)} run{'s' if len(below) > 1 else ''}", f"one of them: {names}"
-            )
-    run = read_run(folder)
-    others = sorted({record.run_id for record in run.records} - {run.info.run_id})
-    if others:
-        shown = ", ".join(others[:_MOST_NAMED])
-        raise StoreError("read run", f"{folder} has records of {shown}", f"records of {run.info.run_id} alone")
-    return run
 
 
 def picture_caption(info: RunInfo, points: Iterable[Point | Record]) -> str:

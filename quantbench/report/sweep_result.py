@@ -13,12 +13,11 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from quantbench.analysis.blocks import idle_reasons
-from quantbench.analysis.check import Check
-from quantbench.analysis.cliffs import Cliff
+from quantbench.analysis.check import RunCheck
 from quantbench.analysis.curves import Curve, curves_of
+from quantbench.analysis.explain import idle_at
 from quantbench.analysis.periods import TileOf
-from quantbench.analysis.summary import Row, op_order, points_of
+from quantbench.analysis.summary import LayerRow, op_order, points_of
 from quantbench.device.spec import DeviceSpec
 from quantbench.measurement import Grade
 from quantbench.quantization import cdiv, credible_waves, quantize
@@ -41,7 +40,7 @@ _FIGURES = re.compile(r"[±]?\d")
 _TIGHT_PERCENT = re.compile(r"(?<=[0-9])%")
 
 
-def sweep_table(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> Table:
+def sweep_table(rows: Sequence[LayerRow], check: RunCheck, spec: DeviceSpec) -> Table:
     """Builds the terminal table, one line per place and provider: rates, share of peak, trust, and causes of losses.
 
     Needs about 100 columns; on narrower terminals the last column folds.
@@ -65,7 +64,7 @@ def sweep_table(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> Table:
     return plain_table(columns, narrowest=20)
 
 
-def row_figures(row: Row) -> tuple[str, str, str, str, str]:
+def row_figures(row: LayerRow) -> tuple[str, str, str, str, str]:
     """Formats ops, time, TFLOP/s, GB/s and share of peak of a row; only ops if the row lacks some of them."""
     if row.missing:
         return (f"{len(row.points)} of {len(row.points) + len(row.missing)}", *("-",) * 4)
@@ -78,7 +77,7 @@ def row_figures(row: Row) -> tuple[str, str, str, str, str]:
     )
 
 
-def ops_line(rows: Sequence[Row]) -> str:
+def ops_line(rows: Sequence[LayerRow]) -> str:
     """Returns a message listing the ops that a row of the table sums, by provider."""
     found: dict[str, dict[str, None]] = {}
     for row in rows:
@@ -93,7 +92,7 @@ def ops_line(rows: Sequence[Row]) -> str:
     return f"a row sums, of {whole}, {summed}{apart}"
 
 
-def trust_lines(rows: Sequence[Row]) -> list[str]:
+def trust_lines(rows: Sequence[LayerRow]) -> list[str]:
     """Lists the reasons why rows are graded below B, one line per kind of reason, the most frequent first."""
     # Numbers differ from row to row: the text before the first number identifies the kind.
     kinds: dict[str, list[Grade]] = {}
@@ -107,7 +106,7 @@ def trust_lines(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def row_words(row: Row, check: Check, spec: DeviceSpec) -> str:
+def row_words(row: LayerRow, check: RunCheck, spec: DeviceSpec) -> str:
     """Formats the last cell of a row: its missing ops, then the cliffs that end at it, largest first.
 
     Without a cliff, it gives the main reason why the worst op runs below peak.
@@ -119,9 +118,8 @@ def row_words(row: Row, check: Check, spec: DeviceSpec) -> str:
     ]
     if not said:
         # The tile that ran or was recovered from the steps; the assumed one only if no steps contradict it.
-        worst = row.worst
-        reasons = idle_reasons(worst.workload, spec, check.tile_of(worst), worst.peak_share)
-        said = [f"{worst.op}: {reason.words}" for reason in reasons[:1]]
+        reasons = idle_at(row.worst, spec, check.tile_of)
+        said = [f"{row.worst.op}: {reason.words}" for reason in reasons[:1]]
     if len(said) > _MOST_CLIFFS_SAID:
         said = [*said[:_MOST_CLIFFS_SAID], f"{len(said) - _MOST_CLIFFS_SAID} more"]
     lacks = [f"no sum, not measured here: {', '.join(row.missing)}"] if row.missing else []
@@ -132,7 +130,7 @@ def row_words(row: Row, check: Check, spec: DeviceSpec) -> str:
 _SUMS = ("latency_us", "floor_us", "tflops", "gb_per_s", "peak_share")
 
 
-def rows_to_json(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> list[dict[str, Any]]:
+def rows_to_json(rows: Sequence[LayerRow], check: RunCheck, spec: DeviceSpec) -> list[dict[str, Any]]:
     """Converts the table to JSON objects, with units in the names. A row with missing_ops has null times and rates."""
     return [
         {
@@ -150,13 +148,6 @@ def rows_to_json(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> list[di
     ]
 
 
-def cliff_to_json(cliff: Cliff) -> dict[str, Any]:
-    names = ["axis", "at", "next", "ratio", "low", "high", "op", "provider", "variant", "first", "last", "rate_ratio"]
-    cause = {"cause": cliff.cause.kind, "why": cliff.cause.words, "evidence": cliff.cause.evidence}
-    keys = [cliff.before.key, cliff.after.key]
-    return {**{name: getattr(cliff, name) for name in names}, **cause, "held": dict(cliff.held), "keys": keys}
-
-
 # Maximum number of wave edges per curve (the first ones are the large steps), and of curves drawn with edges, because
 # the edges of more curves cannot be told apart.
 _MOST_WAVE_EDGES, _MOST_WITH_EDGES = 40, 2
@@ -164,7 +155,7 @@ _COLUMNS = 2
 _WIDTH_IN, _HEIGHT_IN, _TITLE_IN = 6.4, 3.4, 0.9
 
 
-def draw_run(run: Run, check: Check, axis: str) -> Path:
+def draw_run(run: Run, check: RunCheck, axis: str) -> Path:
     """Draws all points of a run over `axis`: a panel per op. Returns the PNG's path, in the run's folder.
 
     A line per provider and value of the other axes, with 95 % intervals. Sizes after which another wave begins are

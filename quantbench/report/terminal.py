@@ -16,7 +16,7 @@ from rich.text import Text
 from quantbench.units import percent
 
 if TYPE_CHECKING:
-    from quantbench.analysis.cliffs import Cliff
+    from quantbench.analysis.jumps import Cliff
     from quantbench.profile.schema import KnownCliff
     from quantbench.report.content import Section
 

@@ -26,6 +26,7 @@ from quantbench.store.record import Failed, Measured, Record, record_from_json, 
 from quantbench.store.run import RunInfo, now_text, read_run_info, require_name, write_run_info
 
 _MOST_NAMED = 5
+_MOST_RUNS_NAMED = 3
 #: size limit of records.jsonl
 _LARGEST_RECORDS_BYTES = 2**32
 
@@ -260,6 +261,29 @@ def _end_at_a_line(path: Path, torn: int) -> None:
         elif size:
             file.seek(-1, os.SEEK_END)
             file.write(b"" if file.read(1) == b"\n" else b"\n")
+
+
+def read_one_run(folder: Path) -> Run:
+    """Reads the run in `folder`.
+
+    Raises StoreError if it is a folder of runs (results/ itself, or a device's), or holds records of another run, which
+    must not be mixed.
+    """
+    if not os.path.exists(folder / "run.json"):
+        below = [*find_runs(folder), *folders_with(folder, "*/run.json")]
+        if below:
+            names = ", ".join(str(path) for path in below[:_MOST_RUNS_NAMED]) + (
+                ", …" if len(below) > _MOST_RUNS_NAMED else ""
+            )
+            raise StoreError(
+                "read run", f"{folder} holds {len(below)} run{'s' if len(below) > 1 else ''}", f"one of them: {names}"
+            )
+    run = read_run(folder)
+    others = sorted({record.run_id for record in run.records} - {run.info.run_id})
+    if others:
+        shown = ", ".join(others[:_MOST_RUNS_NAMED])
+        raise StoreError("read run", f"{folder} has records of {shown}", f"records of {run.info.run_id} alone")
+    return run
 
 
 def find_runs(results: Path) -> Iterator[Path]:

@@ -67,7 +67,6 @@ _DIMS = {
     "moe-ffn": _Dim(64, "512:4096:64", "64:512:16", _GROUPED_OPS, grain=8),
     "tokens": _Dim(128, "128:8192:128", "32:512:16", EXPERT_OPS),
     "ep": _Dim(1, "1,2,4,8", "1,2,4,8", EXPERT_OPS),
-    "skew": _Dim(10, "80:200:20", "80:200:20", _GROUPED_OPS),
     "vocab": _Dim(64, "49152:51200:64", "960:1536:32", ("logits",), grain=8),
     "m": _Dim(64, "1024:4096:64", "64:512:16"),
     "n": _Dim(64, "1024:8192:64", "256:1024:16", grain=8),
@@ -76,8 +75,8 @@ _DIMS = {
 }
 DIMS = tuple(_DIMS)
 GEMM_DIMS = ("m", "n", "k", "batch")
-#: dimensions that only layers with experts have; skew is the exponent of the power law in hundredths
-MOE_DIMS = ("experts", "top-k", "moe-ffn", "tokens", "ep", "skew")
+#: dimensions that only layers with experts have
+MOE_DIMS = ("experts", "top-k", "moe-ffn", "tokens", "ep")
 MODEL_DIMS = tuple(dim for dim in DIMS if dim not in GEMM_DIMS)
 #: axis of a list of shapes, numbered from 1; not a size, so no trend is fitted along it
 SHAPE_DIM = "shape"
@@ -200,7 +199,6 @@ class Held:
     experts, top_k, moe_ffn, ep, shared_ffn, q_rank, …: as of `TransformerShape`; experts = 0: an MLP, unless
         an axis is one of MOE_DIMS.
     tokens: tokens of each GPU's micro-batch, instead of seq · mbs.
-    skew: exponent of a power law of the routing in hundredths, instead of `routing`.
     softmax: one of SOFTMAXES, used by predictions only (a sweep measures the provider's).
     ops: names of MODEL_OPS, or () for those that the axes change most.
     direction: one of DIRECTIONS.
@@ -229,7 +227,6 @@ class Held:
     value_dim: int = 0
     tokens: int = 0
     ep: int = 1
-    skew: int = 0
     routing: str | tuple[int, ...] = "balanced"
     m: int = 0
     n: int = 0
@@ -253,7 +250,7 @@ class Held:
         require_choice("--dtype", "dtype", self.dtype, ("", *GEMM_DTYPES))
         require_choice("--layout", "layout", self.layout, LAYOUTS)
         require_choice("--attention", "attention", self.attention, ("", *ATTENTIONS))
-        require_choice("--softmax", "softmax", self.softmax, SOFTMAXES)
+        require_choice("softmax", "softmax", self.softmax, SOFTMAXES)
 
 
 def with_defaults(held: Held, spec: DeviceSpec, dims: Collection[str] = ()) -> Held:
@@ -263,8 +260,6 @@ def with_defaults(held: Held, spec: DeviceSpec, dims: Collection[str] = ()) -> H
         defaults |= _EXPERT_DEFAULTS[spec.torch_kind]
     missing: Mapping[str, Any] = {name: v for name, v in defaults.items() if getattr(held, name) == 0}
     dtype, attention = held.dtype or default_dtype(spec), held.attention or default_attention(spec)
-    if held.softmax != Held.softmax and attention == "flash" and not set(held.ops) & set(UNFUSED_OPS):
-        raise InputError("--softmax", f"{held.softmax} with flash attention", "--attention unfused")
     return replace(held, **missing, dtype=dtype, attention=attention)
 
 
@@ -314,26 +309,26 @@ def _ops_and_left_out(
 
 
 def places_of(
-    axes: Sequence[Axis], held: Held, who: str = "sweep", *, skip_impossible: bool = False, modelled: bool = False
+    axes: Sequence[Axis], held: Held, who: str = "sweep", *, modelled: bool = False
 ) -> tuple[list[tuple[dict[str, int], tuple[Op, ...]]], tuple[str, ...]]:
     """Returns the ops at each place of a grid, and why impossible places, or ops of a place, are left out.
 
-    skip_impossible: whether to leave impossible places out; otherwise the first raises InputError. Others: as of
-        `ops_at`.
+    Arguments are as of `ops_at`. Raises InputError if all places are impossible.
     """
-    places, impossible = [], []
+    places, left_out, errors = [], [], []
     for values in product(*(axis.values for axis in axes)):
         try:
-            ops, left_out = _ops_and_left_out(tuple(axes), values, held, who, modelled=modelled)
+            ops, without = _ops_and_left_out(tuple(axes), values, held, who, modelled=modelled)
         except InputError as error:
-            if not skip_impossible:
-                raise
-            impossible.append(str(error))
+            errors.append(error)
+            left_out.append(str(error))
             continue
-        if left_out:
-            impossible.append(left_out)
+        if without:
+            left_out.append(without)
         places.append(({axis.field: value for axis, value in zip(axes, values, strict=True)}, ops))
-    return places, tuple(impossible)
+    if errors and not places:
+        raise errors[0]
+    return places, tuple(left_out)
 
 
 def _shape(point: dict[str, int], held: Held, who: str) -> TransformerShape:
@@ -343,8 +338,6 @@ def _shape(point: dict[str, int], held: Held, who: str) -> TransformerShape:
         values["gated"] = True  # as in all published models with experts
         if tokens := point.get("tokens", held.tokens):
             values |= {"seq": tokens, "mbs": 1}
-        if skew := point.get("skew", held.skew):
-            values["routing"] = f"power_law_{skew / 100:g}"
     else:
         values |= dict.fromkeys(("top_k", "moe_ffn", "shared_ffn"), 0)
     if "attention" in held.ops:

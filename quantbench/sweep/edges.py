@@ -26,9 +26,8 @@ _LONGEST_STRETCH = 4
 
 def parse_grid(
     dims: tuple[str, ...], held: Held, spec: DeviceSpec, who: str = "sweep", tiles: Sequence[Tile | None] = (None,)
-) -> tuple[tuple[Axis, ...], bool]:
-    """Parses the axes `dims`, each `hidden` or `hidden=1024:4096`, and adds predicted edges. Returns the axes, and
-    whether impossible sizes are left out instead of refused: True if an axis has default values or @edges.
+) -> tuple[Axis, ...]:
+    """Parses the axes `dims`, each `hidden` or `hidden=1024:4096`, and adds predicted edges.
 
     held: all other sizes, defaults filled in.
     who: command named in errors.
@@ -44,7 +43,7 @@ def parse_grid(
             inside = {value for value in both if axis.values[0] <= value <= axis.values[-1]}
             edged = (*edged[:i], replace(axis, values=tuple(sorted({*axis.values, *inside}))), *edged[i + 1 :])
     check_axes(edged, who)
-    return edged, any(axis.edges for axis in edged) or not all("=" in text for text in dims)
+    return edged
 
 
 def predicted_edges(

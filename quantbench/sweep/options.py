@@ -41,7 +41,6 @@ class SweepOptions:
     held: Held = field(default_factory=Held)
     providers: tuple[str, ...] = ("torch",)
     timing: TimingOptions = field(default_factory=TimingOptions)
-    skip_impossible: bool = False
     budget_s: float | None = None
     limit_s: float | None = None
     shapes: tuple[tuple[int, int, int, int], ...] = ()
@@ -119,9 +118,6 @@ def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...
             ops = [[op for op in one.shape.ops() if op.workload.kind != "cast"] for one in options.models]
             placed = [Placed({SHAPE_DIM: i}, tuple(own), keep=i) for i, own in enumerate(ops, 1)]
         return axes, lay_out(placed, providers, options.timing, spec)
-    axes, loose = parse_grid(options.dims, held, spec, tiles=gemm_tiles(providers))
-    plan = build_plan(
-        axes, held, providers, options.timing, spec, skip_impossible=options.skip_impossible or loose,
-        neighbours=not options.points,
-    )  # fmt: skip
+    axes = parse_grid(options.dims, held, spec, tiles=gemm_tiles(providers))
+    plan = build_plan(axes, held, providers, options.timing, spec, neighbours=not options.points)
     return axes, plan

@@ -257,7 +257,7 @@ class Placed:
 
 def build_plan(
     axes: tuple[Axis, ...], held: Held, providers: Sequence[str], timing: TimingOptions, spec: DeviceSpec, *,
-    skip_impossible: bool = False, neighbours: bool = True,
+    neighbours: bool = True,
 ) -> Plan:  # fmt: skip
     """Builds the plan of a sweep over a grid of axes.
 
@@ -265,10 +265,10 @@ def build_plan(
     held: all other sizes, defaults filled in.
     neighbours: whether to group both sides of predicted edges; otherwise each place is its own group.
 
-    Raises InputError for an impossible point, unless skip_impossible, and if no points remain.
+    Raises InputError if no points remain.
     """
     check_axes(axes)
-    places, impossible = places_of(axes, held, skip_impossible=skip_impossible)
+    places, impossible = places_of(axes, held)
     placed = [Placed(at, ops) for at, ops in places]
     if neighbours and placed:
         placed = _in_groups(placed, axes, spec, gemm_tiles(providers))

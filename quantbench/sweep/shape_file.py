@@ -131,6 +131,6 @@ def _shape(path: Path, line: int, row: dict[str, str | None]) -> tuple[int, int,
     for name in (*_NEEDED, "batch"):
         text = (row.get(name) or ("1" if name == "batch" else "")).strip()
         if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and 1 <= int(text) < 2**31):
-            raise InputError(_WHO, f"{path}:{line} {name} = {text[:40]!r}", "an integer of at least 1")
+            raise InputError(_WHO, f"{path}:{line} {name} = {text[:40]!r}", f"an integer from 1 to {2**31 - 1:,}")
         values.append(int(text))
     return (values[0], values[1], values[2], values[3])

@@ -187,11 +187,9 @@ def test_what_is_kept_stays(base: TransformerShape, keep: set[str]) -> None:
         assert all(getattr(shape, name) == getattr(base, name) for name in keep)
 
 
-def test_key_value_heads_are_whole_on_each_gpu_unless_asked() -> None:
+def test_key_value_heads_are_whole_on_each_gpu() -> None:
     base = TransformerShape(hidden=4096, heads=32, kv_heads=16, layers=32, ffn=14336, gated=True, vocab=128256, tp=16)
-    strict, loose = ({s.kv_heads for s in together(base, Space(replicate_kv=copied))} for copied in (False, True))
-    assert {kv % 16 for kv in strict} == {0}
-    assert any(kv % 16 for kv in loose)
+    assert {s.kv_heads % 16 for s in together(base, Space())} == {0}
 
 
 def test_heads_that_do_not_make_up_the_hidden_size_stay() -> None:
@@ -336,7 +334,7 @@ def test_what_nobody_measured_is_named_with_its_share(modelled: ModelTimes) -> N
     assert only.share == pytest.approx(backward.total_us / cost.latency.latency_us)
     unfused = advise(replace(flash, attention="unfused"), modelled, top=0).unmeasured
     assert {one.reason.partition(":")[0] for one in unfused} == {"batched products", "softmax"}
-    nothing = advise(replace(flash, dtype="fp16"), ModelTimes(lookup("v100-sxm2-32gb")), top=0).unmeasured
+    nothing = advise(replace(flash, dtype="fp16"), ModelTimes(lookup("v100s-pcie-32gb")), top=0).unmeasured
     assert sum(one.share for one in nothing) == pytest.approx(1)
     (made_up,) = advise(flash, SimpleTimes(), top=0).unmeasured
     assert made_up.reason == "made up"
@@ -415,10 +413,10 @@ def test_batches_beyond_what_the_models_know_grow_in_proportion(modelled: ModelT
 
 
 def test_a_gpu_that_was_not_measured_says_so_and_is_less_sure() -> None:
-    unmeasured = ModelTimes(lookup("v100-sxm2-32gb"))
+    unmeasured = ModelTimes(lookup("v100s-pcie-32gb"))
     found = advise(replace(WIDE, dtype="fp16"), unmeasured)
     assert unmeasured.common_error == UNMEASURED_COMMON
-    assert "nobody measured fp16 on v100-sxm2-32gb" in found.note
+    assert "nobody measured fp16 on v100s-pcie-32gb" in found.note
     assert next(iter(found.cost.by_name)) in ("scores", "context")
 
 

@@ -50,7 +50,7 @@ def run_json(*words: str, code: int = 0) -> dict[str, Any]:
 
 
 def test_it_says_device_times_shape_costs_neighbours_and_what_is_next() -> None:
-    said = run(*WIDE, "--head-dims", "64,128,216", "--top", "8")
+    said = run(*WIDE, "--top", "8")
     lines = said.splitlines()
     # What rests on no measurement comes before anything else.
     assert lines[0].startswith("not measured, only estimated: ")
@@ -62,7 +62,7 @@ def test_it_says_device_times_shape_costs_neighbours_and_what_is_next() -> None:
     assert "layers = 90 (hidden / 160), vocab = 51200, seq = 2048" in lines[4]
     assert "mbs = 1" in lines[4]
     assert lines[5] == (
-        "tried: parameters within ±5.0 %; hidden within ±10 % in steps of 128; head_dim 64, 128, 216 or as it is; "
+        "tried: parameters within ±5.0 %; hidden within ±10 % in steps of 128; head_dim 64, 128, 256 or as it is; "
         "kv_heads that tp divides or as they are"
     )
     worst = next(i for i, line in enumerate(lines) if line.startswith("op ")) + 1
@@ -74,7 +74,7 @@ def test_it_says_device_times_shape_costs_neighbours_and_what_is_next() -> None:
         r"^Worth a change: of \d+ shapes tried, hidden 14400 → .* is surely faster, by \+\d+ % ", said, re.M
     )
     assert "better shapes (● best gain for the smallest change)" in said
-    assert "hidden 14400 → 13824" in said
+    assert "hidden 14400 → 14336" in said
     assert re.search(r"head_dim 150 → \d+: 16-byte aligned", said)
     assert "better with one change alone" in said
     assert lines[-2].endswith("ask with --attention flash")
@@ -85,8 +85,6 @@ def test_it_says_device_times_shape_costs_neighbours_and_what_is_next() -> None:
 def test_everything_as_json() -> None:
     data = run_json(
         *WIDE,
-        "--head-dims",
-        "64,128,216,256",
         "--layers",
         "80",
         "--vocab",
@@ -99,7 +97,13 @@ def test_everything_as_json() -> None:
         "3",
     )
     assert data["device"] == "a100-sxm4-80gb"
-    assert data["assumed"] == ["Megatron's fused softmax", "no dropout", "dtype = bf16", LIBRARY]
+    assert data["assumed"] == [
+        "Megatron's fused softmax",
+        "no dropout",
+        "one matrix for embedding and logits",
+        "dtype = bf16",
+        LIBRARY,
+    ]
     shape = data["shape"]
     assert [shape[name] for name in ("layers", "vocab", "mbs", "seq", "tp", "dtype")] == [
         80,
@@ -128,10 +132,10 @@ def test_everything_as_json() -> None:
 
 def test_a_narrow_terminal_loses_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quantbench.cli.output._PIPE_WIDTH", 80)
-    lines = run(*WIDE, "--head-dims", "64,128,216").splitlines()
+    lines = run(*WIDE).splitlines()
     assert "  scores: alignment: head_dim = 150 is no multiple of 8: rows aligned to 4 bytes, not 16" in lines
     assert any(line.startswith("scores ") and len(line) <= 80 for line in lines)
-    assert any(re.match(r"  hidden 14400 → 13824, .*: head_dim 150 → \d+: 16-byte aligned; ", line) for line in lines)
+    assert any(re.match(r"  hidden 14400 → 14336, .*: head_dim 150 → \d+: 16-byte aligned; ", line) for line in lines)
 
 
 def test_presets_and_configs_can_be_changed(tmp_path: Path) -> None:
@@ -229,9 +233,8 @@ def test_small_waste_shares_a_line() -> None:
 
 
 def test_constraints_are_shown_and_kept() -> None:
-    data = run_json(*WIDE, "--keep", "hidden,ffn", "--keep-layers", "--replicate-kv", "--head-dims", "96")
+    data = run_json(*WIDE, "--keep", "hidden,ffn,layers")
     assert data["space"]["keep"] == ["hidden", "ffn", "layers"]
-    assert (data["space"]["replicate_kv"], data["space"]["head_dims"]) == (True, [96])
     assert {(n["shape"]["hidden"], n["shape"]["layers"]) for n in data["neighbours"]} <= {(14400, 90)}
     said = run(*WIDE, "--keep", "hidden,kv-heads", "--top", "1")
     assert "kv_heads that tp divides or as they are; kept: hidden, kv_heads" in said
@@ -291,8 +294,6 @@ def test_a_good_shape_says_so() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((*WIDE, "--head-dims", "64,x"), "--head-dims: '64,x'; expected integers of at least 1"),
-        ((*WIDE, "--head-dims", "100"), "advise: head_dim = 100; expected a multiple of 8: 16-byte rows"),
         ((*WIDE, "--keep", "depth"), "advise: --keep = 'depth'; expected one of hidden, heads, kv_heads, head_dim"),
         (
             (*A100, "--hidden", "14400", "--heads", "97"),

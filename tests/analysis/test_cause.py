@@ -8,10 +8,11 @@ import pytest
 from made_devices import A100, CPU
 from simulator import SimulatedGpu, along, measurement, records_of
 
-from quantbench.analysis.blocks import TileInUse, num_blocks, padded, row_alignment_bytes
+from quantbench.analysis.blocks import Cause, TileInUse, num_blocks, padded, row_alignment_bytes
 from quantbench.analysis.check import fit_all
-from quantbench.analysis.cliffs import Cause, CurveStep, cause_of, find_cliffs
 from quantbench.analysis.curves import LEAST_ERROR
+from quantbench.analysis.explain import CurveStep, cause_of
+from quantbench.analysis.jumps import find_cliffs, jumps_of
 from quantbench.analysis.periods import find_periods, tile_finder
 from quantbench.analysis.staircase import Explanation
 from quantbench.analysis.summary import Point, points_of
@@ -159,7 +160,7 @@ def test_an_assumed_tile_is_dropped_where_the_steps_speak_against_it() -> None:
     (first, *_) = points_of(records, gpu.spec())
 
     def believed(plausible: frozenset[Explanation]) -> TileInUse | None:
-        recovered = replace(period.recovered, verdict="unclear", plausible=plausible)
+        recovered = replace(period.recovered, verdict="INCONCLUSIVE", plausible=plausible)
         return tile_finder(gpu.spec(), [replace(period, recovered=recovered, chosen=None)])(first)
 
     assert Explanation(64, 64, 108) in period.recovered.plausible
@@ -236,7 +237,7 @@ def causes_of(gpu: SimulatedGpu, axis: str, values: range, held: Gemm, *, launch
     records = records_of(gpu, along(axis, values, held), noise=0.01, seed=4, launches=launches)
     spec = gpu.spec()
     fitted = fit_all(points_of(records, spec), LEAST_ERROR)
-    found = find_cliffs(fitted, spec, find_periods(fitted, spec))
+    found = find_cliffs(jumps_of(fitted), spec, tile_finder(spec, find_periods(fitted, spec)))
     assert found
     return {(cliff.cause.kind, cliff.cause.evidence) for cliff in found}
 
@@ -252,7 +253,7 @@ def test_the_recovered_tile_is_named_not_the_assumed_one() -> None:
     gpu = SimulatedGpu(132, Tile(64, 128))
     records = records_of(gpu, along("n", range(512, 4097, 64), Gemm(2048, 1, 4096)), noise=0.01, seed=4)
     fitted = fit_all(points_of(records, gpu.spec()), LEAST_ERROR)
-    found = find_cliffs(fitted, gpu.spec(), find_periods(fitted, gpu.spec()))
+    found = find_cliffs(jumps_of(fitted), gpu.spec(), tile_finder(gpu.spec(), find_periods(fitted, gpu.spec())))
     assert all(cliff.cause.words.startswith("64x128 tile on 132 SMs: ") for cliff in found)
 
 
@@ -261,9 +262,11 @@ def test_misaligned_sizes_of_a_simulated_run_are_called_so() -> None:
     points = along("k", (4032, 4064, 4096, 4097, 4098, 4100, 4104, 4128, 4160), Gemm(4096, 4096, 1))
     records = records_of(gpu, points, noise=0.01, seed=4)
     fitted = fit_all(points_of(records, gpu.spec()), LEAST_ERROR)
-    (rise,) = [cliff for cliff in find_cliffs(fitted, gpu.spec(), ()) if cliff.ratio > 1]
+    fall, rise = sorted(
+        find_cliffs(jumps_of(fitted), gpu.spec(), tile_finder(gpu.spec(), ())), key=lambda cliff: cliff.ratio
+    )
     assert (rise.at, rise.cause.kind, rise.cause.words) == (4096, "alignment", "rows are aligned to 2 bytes, not 16")
-    (fall,) = [cliff for cliff in find_cliffs(fitted, gpu.spec(), ()) if cliff.ratio < 1]
+    assert fall.ratio < 1 < rise.ratio
     assert (fall.next, fall.cause.words) == (4104, "rows were aligned to 8 bytes, not 16")
 
 
@@ -271,6 +274,6 @@ def test_a_library_that_changes_kernel_at_a_size_is_caught_by_its_launches() -> 
     gpu = SimulatedGpu(108, Tile(128, 128), choose=lambda g: Tile(128, 128 if g.n <= 2048 else 256))
     records = records_of(gpu, along("n", range(1920, 2177, 32), Gemm(4096, 1, 512)), noise=0.005, seed=1, launches=True)
     fitted = fit_all(points_of(records, gpu.spec()), LEAST_ERROR)
-    at_change = [c for c in find_cliffs(fitted, gpu.spec(), ()) if c.at == 2048]
+    at_change = [c for c in find_cliffs(jumps_of(fitted), gpu.spec(), tile_finder(gpu.spec(), ())) if c.at == 2048]
     assert [c.cause.kind for c in at_change] == ["kernel change"]
     assert at_change[0].cause.words == "the library changed from 128x128 to 128x256"

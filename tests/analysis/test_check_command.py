@@ -15,6 +15,7 @@ from simulator import SimulatedGpu, SimulatedWorker, along, records_of, write_si
 from typer.testing import CliRunner
 
 from quantbench.cli.app import app
+from quantbench.device import lookup
 from quantbench.errors import InputError, StoreError
 from quantbench.launch import Tile
 from quantbench.store.record import Failed, Record, Skipped
@@ -72,13 +73,14 @@ def test_a_page_for_programs(tmp_path: Path) -> None:
     first = data["cliffs"][0]
     assert (first["axis"], first["at"], first["next"]) == ("n", 1536, 1600)
     assert 1.0 < first["low"] < first["ratio"] < first["high"]
-    assert (first["cause"], first["evidence"]) == ("wave edge", "arithmetic")
+    assert (first["cause"]["kind"], first["cause"]["evidence"]) == ("wave edge", "arithmetic")
     assert len(first["keys"]) == 2
-    period = data["period"]
-    assert (period["verdict"], period["tile"], period["sm_count"]) == ("clear", "128x256", 108)
-    assert period["confidence"] > 0.95
-    assert {"block_m": 128, "block_n": 256, "resident_blocks": 108} in period["same"]
-    rules = {rule["id"]: rule for rule in data["rules"]}
+    (period,) = data["periods"]
+    assert period["chosen"] == {"block_m": 128, "block_n": 256, "resident_blocks": 108}
+    assert period["recovered"]["verdict"] == "CONFIRMED"
+    assert period["recovered"]["confidence"] > 0.95
+    assert period["chosen"] in period["recovered"]["best"]
+    rules = {rule["rule"]: rule for rule in data["rules"]}
     assert rules["whole-waves"]["verdict"] == "CONFIRMED"
     assert rules["whole-waves"]["evidence"]
     assert rules["k-8"] == {
@@ -88,25 +90,18 @@ def test_a_page_for_programs(tmp_path: Path) -> None:
 
 def test_too_much_noise_is_unclear(tmp_path: Path) -> None:
     records = records_of(GPU, along("n", range(4096, 5633, 128), HELD), noise=0.06, samples=1, seed=1)
-    period = call_json(write_simulated(tmp_path, GPU, records))["period"]
-    assert (period["verdict"], period["tile"], period["sm_count"]) == ("unclear", None, None)
+    (period,) = call_json(write_simulated(tmp_path, GPU, records))["periods"]
+    assert (period["recovered"]["verdict"], period["chosen"]) == ("INCONCLUSIVE", None)
 
 
-@pytest.mark.parametrize(
-    ("kept", "said"),
-    [
-        (0, "0 measured points"),
-        (1, "1 measured point"),
-        (2, "2 measured points, 1 curve with close neighbours"),
-    ],
-)
-def test_runs_of_few_points(tmp_path: Path, kept: int, said: str) -> None:
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_runs_of_few_points(tmp_path: Path, kept: int) -> None:
     folder = write_simulated(tmp_path, GPU, staircase()[:kept])
-    code, text = call(folder)
-    assert code == 0
-    assert said in text
-    data = call_json(folder)
-    assert (data["cliffs"], data["period"]) == ([], None)
+    code, text = call(folder, "--json")
+    assert code == (0 if kept else 2)
+    data = json.loads(text)
+    assert (data["num_points"], data["num_curves"]) == (kept, kept // 2)
+    assert (data["cliffs"], data["periods"]) == ([], [])
     assert {rule["verdict"] for rule in data["rules"]} == {"NOT TESTED"}
 
 
@@ -114,31 +109,26 @@ def test_a_run_full_of_failures(tmp_path: Path) -> None:
     failed = [replace(record, outcome=Failed("out_of_memory", "CUDA out of memory")) for record in staircase()[:20]]
     skipped = [replace(record, outcome=Skipped("not here")) for record in staircase()[20:40]]
     code, text = call(write_simulated(tmp_path, GPU, failed + skipped))
-    assert code == 0
+    assert code == 2
     assert "0 measured points, 40 skipped or failed" in text
-    assert "no measured points" in text
 
 
 @pytest.mark.parametrize("kept", [0, 1])
 def test_a_gate_that_judged_nothing_fails(tmp_path: Path, kept: int) -> None:
-    folder = write_simulated(tmp_path, GPU, staircase()[:1])
-    if not kept:
-        (folder / "records.jsonl").unlink()
-    assert call(folder)[0] == 0
-    said = f"check --fail-above: .* has {kept} measured points?, none with close neighbours; expected a run in which"
-    with pytest.raises(InputError, match=said):
+    folder = write_simulated(tmp_path, GPU, staircase()[:kept])
+    with pytest.raises(InputError) as caught:
         call(folder, "--fail-above", 1.2)
+    assert caught.value.operation == "check --fail-above"
 
 
 def test_several_runs_or_devices_at_once_are_refused(tmp_path: Path) -> None:
     folder = write_simulated(tmp_path, GPU, staircase()[:3])
     write_simulated(tmp_path, replace(GPU, sm_count=132), staircase()[:3])
-    with pytest.raises(StoreError, match=r"holds 2 runs; expected one of them: "):
+    with pytest.raises(StoreError, match="holds 2 runs"):
         call(tmp_path)
-    (folder / "records.jsonl").write_text(
-        (folder / "records.jsonl").read_text().replace('"run_id":"simulated-run"', '"run_id":"other"', 1)
-    )
-    with pytest.raises(StoreError, match=r"has records of other; expected records of simulated-run alone$"):
+    text = (folder / "records.jsonl").read_text()
+    (folder / "records.jsonl").write_text(text.replace('"run_id":"simulated-run"', '"run_id":"other"', 1))
+    with pytest.raises(StoreError, match="has records of other"):
         call(folder)
 
 
@@ -150,18 +140,17 @@ def test_the_exit_code_is_1_only_when_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "operation", "value"),
     [
-        ((), "check: no run; expected the folder of a run, or --experiment with a rule"),
-        (("run", "--experiment", "k-8"),
-         "check: a run and --experiment; expected the folder of a run, or --experiment with a rule"),
-        (("run", "--fail-above", "0.9"), "--fail-above: 0.9; expected a ratio above 1, such as 1.2"),
+        ((), "check", "no run"),
+        (("run", "--experiment", "k-8"), "check", "a run and --experiment"),
+        (("run", "--fail-above", "0.9"), "--fail-above", "0.9"),
     ],
-)  # fmt: skip
-def test_wrong_use(arguments: tuple[str, ...], message: str) -> None:
+)
+def test_wrong_use(arguments: tuple[str, ...], operation: str, value: str) -> None:
     with pytest.raises(InputError) as error:
         call(*arguments)
-    assert str(error.value) == message
+    assert (error.value.operation, error.value.value) == (operation, value)
 
 
 def test_an_experiment_measures_what_its_rule_needs_and_judges_it(
@@ -176,7 +165,7 @@ def test_an_experiment_measures_what_its_rule_needs_and_judges_it(
     monkeypatch.setattr("quantbench.sweep.child.WorkerProcess", start)
     data = call_json("--experiment", "k-8", "--results", tmp_path, "--budget", "none")
     (rule,) = data["rules"]
-    assert (rule["id"], rule["verdict"]) == ("k-8", "CONFIRMED")
+    assert (rule["rule"], rule["verdict"]) == ("k-8", "CONFIRMED")
     assert rule["effect"] == pytest.approx(1.4, rel=0.02)
     assert {(gemm.m, gemm.n) for gemm in workers[0].asked} == {(4096, 4096)}
     assert {abs(gemm.k - round(gemm.k / 1024) * 1024) for gemm in workers[0].asked} == {0, 1, 2, 4}
@@ -194,29 +183,27 @@ def imported(results: Path, system: str) -> Path:
 @NEEDS_TABLES
 def test_the_wave_cliffs_of_the_a100_table(tmp_path: Path) -> None:
     data = call_json(imported(tmp_path, "a100_sxm"))
-    period = data["period"]
-    assert (period["verdict"], period["tile"], period["sm_count"]) == ("clear", "128x256", 108)
-    assert {"block_m": 128, "block_n": 128, "resident_blocks": 216} in period["same"]
+    (period,) = data["periods"]
+    assert period["chosen"] == {"block_m": 128, "block_n": 256, "resident_blocks": 108}
+    assert {"block_m": 128, "block_n": 128, "resident_blocks": 216} in period["recovered"]["best"]
     large = [
         cliff for cliff in data["cliffs"]
         if (cliff["axis"], cliff["at"]) == ("m", 256) and min(cliff["held"].values()) >= 1024
     ]  # fmt: skip
     assert len(large) > 100
-    by_waves = [cliff for cliff in large if cliff["cause"] == "wave edge"]
+    by_waves = [cliff for cliff in large if cliff["cause"]["kind"] == "wave edge"]
     assert len(by_waves) > 0.6 * len(large)
-    assert all(cliff["why"].startswith("128x256 tile on 108 SMs") for cliff in by_waves)
+    assert all(cliff["cause"]["words"].startswith("128x256 tile on 108 SMs") for cliff in by_waves)
     # From n = 10240 on, 3 rows of tiles are more than 108; 16384 is 128 and 192 tiles, two waves both.
     wide = [cliff for cliff in large if cliff["held"]["n"] >= 10240 and cliff["held"]["n"] != 16384]
     assert len(wide) > 50
-    assert all(cliff["why"].startswith("128x256 tile on 108 SMs: ") for cliff in wide)
-    assert {cliff["cause"] for cliff in wide} == {"wave edge"}
-    assert all(cliff["evidence"] == "arithmetic" for cliff in large)
+    assert {cliff["cause"]["kind"] for cliff in wide} == {"wave edge"}
+    assert {cliff["cause"]["evidence"] for cliff in large} == {"arithmetic"}
     (common,) = [common for common in data["common"] if common["at"] == 256]
     assert 1.15 < common["low"] < common["ratio"] < common["high"] < 1.35
-    assert common["cause"] == "wave edge"
     assert common["causes"]["wave edge"] > common["causes"]["tile edge"]
-    assert common["stepping_ratio"] > 1.4 > 1.2 > common["level_ratio"]
-    verdicts = {rule["id"]: rule["verdict"] for rule in data["rules"]}
+    assert common["stepping"][0] > 1.4 > 1.2 > common["level"][0]
+    verdicts = {rule["rule"]: rule["verdict"] for rule in data["rules"]}
     assert verdicts["whole-waves"] == "CONFIRMED"
 
 
@@ -225,17 +212,21 @@ def test_the_wave_cliffs_of_the_a100_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize("system", ["h100_sxm", "h200_sxm"])
 def test_no_single_tile_explains_the_steps_of_hopper(tmp_path: Path, system: str) -> None:
     folder = imported(tmp_path, system)
-    period = call_json(folder)["period"]
-    assert (period["verdict"], period["tile"]) == ("no single tile", None)
-    assert period["explained"] < 0.3
+    (period,) = call_json(folder)["periods"]
+    assert (period["recovered"]["reason"], period["chosen"]) == ("no single tile", None)
+    assert period["recovered"]["explained"] < 0.3
     assert "no single tile explains the steps" in call(folder)[1]
 
 
 def test_shapes_that_break_a_rule_of_their_library_are_counted(tmp_path: Path) -> None:
     works = [Gemm(64, 4096, k, dtype="fp8_block", layout="nt") for k in (4096, 4160, 4224, 4288)]
     folder = made_runs.write(
-        tmp_path, made_runs.run([made_runs.record(w, (10.0,) * 8, {"k": w.k}, provider="vllm.deepgemm") for w in works])
+        tmp_path,
+        made_runs.run(
+            [made_runs.record(w, (10.0,) * 8, {"k": w.k}, provider="vllm.deepgemm") for w in works],
+            device=lookup("h100-sxm5-80gb"),
+        ),
     )
     assert "2 shapes with k of fp8_block off the multiples of 128: falls back in vLLM" in call(folder)[1]
     (found,) = call_json(folder)["broken_rules"]
-    assert (found["shapes"], found["effect"], found["multiple"]) == (2, "falls back", 128)
+    assert (found["shapes"], found["rule"]["effect"], found["rule"]["multiple"]) == (2, "falls back", 128)

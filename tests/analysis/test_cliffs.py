@@ -14,9 +14,9 @@ import pytest
 from simulator import Case, SimulatedGpu, along, random_case, records_of
 
 from quantbench.analysis.check import fit_all
-from quantbench.analysis.cliffs import Cliff, common_cliffs, find_cliffs
 from quantbench.analysis.curves import LEAST_ERROR, curves_of, fit_curves
-from quantbench.analysis.periods import Period, find_periods
+from quantbench.analysis.jumps import Cliff, common_cliffs, find_cliffs, jumps_of
+from quantbench.analysis.periods import Period, find_periods, tile_finder
 from quantbench.analysis.staircase import Explanation, candidates
 from quantbench.analysis.step_detection import describe, find_pieces
 from quantbench.analysis.summary import points_of
@@ -40,7 +40,7 @@ def look(case: Case, records: list[Record]) -> Outcome:
     spec = case.gpu.spec()
     fitted = fit_curves(curves_of(points_of(records, spec), case.axis), LEAST_ERROR)
     (period,) = find_periods(fitted, spec)
-    return Outcome(case, find_cliffs(fitted, spec, (period,)), period)
+    return Outcome(case, find_cliffs(jumps_of(fitted), spec, tile_finder(spec, (period,))), period)
 
 
 @cache
@@ -118,7 +118,7 @@ def test_single_figures_with_three_percent_noise_are_unclear_rather_than_wrong()
     found = outcomes(0.03, 1, 60)
     wrong = [one for one in found if one.period.clear and not recovered(one)]
     assert len(wrong) <= 0.02 * len(found)
-    assert {one.period.recovered.verdict for one in found if not one.period.clear} <= {"unclear"}
+    assert {one.period.recovered.verdict for one in found if not one.period.clear} <= {"INCONCLUSIVE"}
 
 
 def test_no_steps_no_cliffs() -> None:
@@ -137,7 +137,7 @@ def test_a_point_beside_another_is_enough_when_the_jump_is_large() -> None:
     gpu = SimulatedGpu(108, Tile(128, 256))
     records = records_of(gpu, along("m", (256, 257), Gemm(m=1, n=10240, k=4096)), noise=0.01, seed=0)
     points = points_of(records, gpu.spec())
-    (cliff,) = find_cliffs(fit_all(points, LEAST_ERROR), gpu.spec(), ())
+    (cliff,) = find_cliffs(jumps_of(fit_all(points, LEAST_ERROR)), gpu.spec(), tile_finder(gpu.spec(), ()))
     assert (cliff.at, cliff.next, cliff.cause.kind) == (256, 257, "wave edge")
     assert cliff.low < gpu.time_us(Gemm(257, 10240, 4096)) / gpu.time_us(Gemm(256, 10240, 4096)) < cliff.high
 
@@ -146,7 +146,7 @@ def test_sizes_far_apart_are_not_judged() -> None:
     gpu = SimulatedGpu(108, Tile(128, 256))
     records = records_of(gpu, along("n", (256, 512, 1024, 2048, 4096), Gemm(4096, 1, 4096)), noise=0.01, seed=0)
     fitted = fit_all(points_of(records, gpu.spec()), LEAST_ERROR)
-    assert find_cliffs(fitted, gpu.spec(), ()) == ()
+    assert find_cliffs(jumps_of(fitted), gpu.spec(), tile_finder(gpu.spec(), ())) == ()
     assert find_periods(fitted, gpu.spec()) == ()
 
 
@@ -169,7 +169,7 @@ def test_a_library_that_changes_its_tile_is_not_explained_by_one() -> None:
     gpu = SimulatedGpu(132, Tile(128, 128), choose=choose)
     case = Case(gpu, "n", along("n", range(1024, 6145, 64), Gemm(m=2048, n=1, k=4096)))
     period = look(case, records_of(gpu, case.points, noise=0.01, seed=3)).period
-    assert period.recovered.verdict in ("no single tile", "unclear")
+    assert period.recovered.reason == "no single tile" or period.recovered.verdict == "INCONCLUSIVE"
     assert period.tile_words == ""
 
 
@@ -187,9 +187,9 @@ def test_many_curves_of_single_figures_tell_what_one_cannot() -> None:
     ]  # fmt: skip
     spec = gpu.spec()
     fitted = fit_all(points_of(records, spec), LEAST_ERROR)
-    cliffs = find_cliffs(fitted, spec, ())
+    cliffs = find_cliffs(jumps_of(fitted), spec, tile_finder(spec, ()))
     family = fitted[0].curve.family
-    found = common_cliffs(fitted, cliffs, spec, {family: Explanation(128, 256, 108)})
+    found = common_cliffs(jumps_of(fitted), cliffs, spec, {family: Explanation(128, 256, 108)})
     at = {common.at: common for common in found}
     rising = [g for g in held if gpu.waves(replace(g, m=257)) > gpu.waves(replace(g, m=256))]
     assert at[256].num_curves == len(held)

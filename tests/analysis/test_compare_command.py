@@ -91,9 +91,9 @@ def test_json_has_every_point(runs: Path) -> None:
     found = json.loads(done.stdout)
     assert found["counts"] == {"slower": 1, "faster": 1, "same": 4, "unclear": 0}
     assert found["regressions"] == 1
-    assert (found["margin"], found["tolerance"]) == (0.01, 0.01)
+    assert (found["options"]["margin"], found["tolerance"]) == (0.01, 0.01)
     worst = found["points"][0]
-    assert (worst["axes"], worst["verdict"]) == ({"n": 192}, "slower")
+    assert (worst["place"]["axes"], worst["change"]) == ({"n": 192}, "slower")
     assert worst["low"] < worst["ratio"] < worst["high"]
     assert len(found["points"]) == 6
 

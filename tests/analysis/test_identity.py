@@ -92,21 +92,15 @@ def test_a_split_product_is_named_by_its_product() -> None:
     )
 
 
-def test_the_profilers_residency_goes_before_ours() -> None:
-    events = [kernel("volta_sgemm_128x64_nn", 3.0, [8, 8, 1], [128, 1, 1],
-                     **{"registers per thread": 32, "shared memory": 0,
-                        "occupancy": {"activeBlocksPerMultiprocessor": 5}})]  # fmt: skip
+@pytest.mark.parametrize(
+    ("registers", "told", "blocks_per_sm"), [(32, {"occupancy": {"activeBlocksPerMultiprocessor": 5}}, 5), (128, {}, 4)]
+)
+def test_residency_is_the_profilers_or_computed(registers: int, told: dict[str, Any], blocks_per_sm: int) -> None:
+    known = {"registers per thread": registers, "shared memory": 16_384, **told}
+    events = [kernel("volta_sgemm_128x64_nn", 3.0, [8, 8, 1], [128, 1, 1], **known)]
     launch = launch_of(kernel_events(events), Gemm(64, 64, 64), H100)
     assert launch is not None
-    assert launch.blocks_per_sm == 5
-
-
-def test_residency_is_computed_where_kineto_is_silent() -> None:
-    events = [kernel("volta_sgemm_128x64_nn", 3.0, [8, 8, 1], [128, 1, 1],
-                     **{"registers per thread": 128, "shared memory": 16_384})]  # fmt: skip
-    launch = launch_of(kernel_events(events), Gemm(64, 64, 64), H100)
-    assert launch is not None
-    assert launch.blocks_per_sm == 4
+    assert launch.blocks_per_sm == blocks_per_sm
 
 
 @pytest.mark.parametrize(
@@ -167,9 +161,6 @@ def test_a_tile_whose_split_is_not_known_is_not_told() -> None:
     launch = launch_of(events, SKINNY, H100)
     assert launch is not None
     assert (launch.kernel, launch.tile) == (NVJET, None)
-
-
-def test_nothing_ran() -> None:
     assert launch_of([], SKINNY, H100) is None
 
 

@@ -41,7 +41,7 @@ def test_check_counts_none_of_them(folder: Path) -> None:
     assert any(line.startswith("17 measured points, 1 curve") for line in said)
     assert LEFT_OUT in said
     found: dict[str, Any] = json.loads(call("check", folder, "--json"))
-    assert (found["points"], found["left_out"]) == (17, [LEFT_OUT])
+    assert (found["num_points"], found["left_out"]) == (17, [LEFT_OUT])
 
 
 def test_a_profile_holds_none_of_them(folder: Path, tmp_path: Path) -> None:

@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 from simulator import SimulatedGpu, SimulatedWorker, measurement, noisy_us
 
-from quantbench.analysis.check import find_gaps, refine_of
+from quantbench.analysis.check import fit_all
+from quantbench.analysis.curves import repeatability
+from quantbench.analysis.jumps import find_gaps, jumps_of
+from quantbench.analysis.summary import points_of
+from quantbench.cli.sweep_print import refine_of
 from quantbench.errors import InputError
 from quantbench.launch import Tile
 from quantbench.measurement import Grade
@@ -118,7 +122,7 @@ def test_a_size_that_is_impossible_does_not_end_the_search() -> None:
     options = SweepOptions(("hidden=1000:1013:13",), held=held, providers=("torch.mm",), refine=True)
     gap = Gap(1000, 1013, 10.0, 14.0)
     spec = GPU.spec()
-    axes, _ = plan_sweep(replace(options, skip_impossible=True), spec)
+    axes, _ = plan_sweep(replace(options), spec)
     refine = Refine(options, axes, spec, lambda records: [PlacedGap(gap, "hidden", {}, "qkv", "torch.mm")])
     asked: list[int] = []
     records: list[Record] = []
@@ -133,9 +137,7 @@ def test_a_size_that_is_impossible_does_not_end_the_search() -> None:
 
 # A whole sweep: 4096 × n × 4096 with 128×128 tiles on 108 SMs ends waves at n = 128 · ⌊108 w / 32⌋.
 GPU = SimulatedGpu(108, Tile(128, 128))
-OPTIONS = SweepOptions(
-    ("n=512:2048:64",), Held(m=4096, k=4096), providers=("torch.mm",), refine=True, skip_impossible=True
-)
+OPTIONS = SweepOptions(("n=512:2048:64",), Held(m=4096, k=4096), providers=("torch.mm",), refine=True)
 EDGES = {384: 1, 768: 2, 1280: 3, 1664: 4}  # last n of each wave
 
 
@@ -171,7 +173,7 @@ def test_a_refined_sweep_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
 def test_gaps_of_a_coarse_pass_come_largest_first(tmp_path: Path) -> None:
     run = read_run(sweep(tmp_path, SimulatedWorker(GPU, noise=0.001, seed=1)))
     coarse = [r for r in run.records if all(p.axes["n"] % 64 == 0 for p in r.places)]
-    gaps = find_gaps(coarse, run.info.device)
+    gaps = find_gaps(jumps_of(fit_all(points_of(coarse, run.info.device), repeatability(coarse))))
     assert [placed.gap.low for placed in gaps] == [768, 1280, 1664]
     assert {placed.gap.grain for placed in gaps} == {8}
 

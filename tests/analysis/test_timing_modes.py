@@ -11,8 +11,10 @@ import pytest
 from simulator import RUN_ID, SimulatedGpu, along, records_of, write_simulated
 from typer.testing import CliRunner
 
-from quantbench.analysis.check import check_run, find_gaps
+from quantbench.analysis.check import check_run, fit_all
 from quantbench.analysis.compare import compare_runs
+from quantbench.analysis.curves import repeatability
+from quantbench.analysis.jumps import find_gaps, jumps_of
 from quantbench.analysis.neighbours import bad_sizes_on, curves_of_rows
 from quantbench.analysis.rules import RULES
 from quantbench.analysis.summary import floor_lines, points_of, rows_of
@@ -58,7 +60,7 @@ def test_no_cliff_is_reported_between_points_of_different_modes(tmp_path: Path, 
     found = check_run(read_run(write_simulated(tmp_path, GPU, records)), rules=RULES)
     assert (found.cliffs, found.falls, found.common) == ((), (), ())
     assert [len({p.mode for p in curve.points}) for curve in found.curves["n"]] == [1, 1]
-    assert find_gaps(records, GPU.spec()) == ()
+    assert find_gaps(jumps_of(fit_all(points_of(records, GPU.spec()), repeatability(records)))) == ()
     # Were the modes not known, the step would be there.
     unknown = [timed_as(record, "unknown") for record in records]
     (step,) = check_run(read_run(write_simulated(tmp_path, GPU, unknown, "unknown")), rules=()).cliffs

@@ -65,7 +65,7 @@ def test_texts_as_numbers() -> None:
     assert integers("--tp", "") == ()
     assert integers("--tp", "8, 1,8") == (8, 1, 8)
     for wrong in ("0", "1,,2", "1.5", "9" * 11):
-        with pytest.raises(InputError, match=r"--tp.*expected integers of at least 1"):
+        with pytest.raises(InputError, match=r"--tp.*expected integers from 1"):
             integers("--tp", wrong)
     assert (percentage("--x", "0%"), percentage("--x", "50 %")) == (0.0, 0.5)
     for wrong in ("5", "101%", "nan%", "-1%"):

@@ -22,7 +22,6 @@ DEFAULTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "dtype": (("fp16",), r"dtype = bf16"),
     "attention": (("flash", "unfused"), r"(flash|unfused) attention"),
     "dropout": ((True, False), r"dropout"),
-    "softmax": (("torch",), r"Megatron's fused softmax|flash attention"),
     "ffn": ((11008,), r"MLP of \d+"),
     "seq": ((1024, 4096), r"seq \d+"),
     "fp8_recipe": (("tensorwise",), r"bf16"),

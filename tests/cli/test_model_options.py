@@ -68,16 +68,15 @@ def test_a_model_of_2022_runs_as_it_was_trained(command: str) -> None:
 
 @pytest.mark.parametrize("command", ASK)
 def test_what_is_typed_is_not_assumed(command: str) -> None:
-    typed = ("--attention", "unfused", "--softmax", "torch", "--no-dropout", "--seq", "2048", "--dtype", "bf16")
+    typed = ("--attention", "unfused", "--no-dropout", "--seq", "2048", "--dtype", "bf16")
     words = assumed(command, "--model", "bloom-7b1", *typed)
-    assert not any(part in word for word in words for part in ("attention", "softmax", "dropout", "seq =", "dtype"))
+    assert not any(part in word for word in words for part in ("attention", "dropout", "seq =", "dtype"))
 
 
 @pytest.mark.parametrize("command", ASK)
-@pytest.mark.parametrize("option", ["--attention", "--softmax"])
-def test_other_words_are_refused(command: str, option: str) -> None:
-    with pytest.raises(InputError, match=rf"{option}.*'eager'; expected one of"):
-        run(command, "--model", "llama-3-8b", option, "eager")
+def test_other_words_are_refused(command: str) -> None:
+    with pytest.raises(InputError, match=r"--attention.*'eager'; expected one of"):
+        run(command, "--model", "llama-3-8b", "--attention", "eager")
 
 
 @pytest.mark.parametrize("command", ASK)
@@ -121,7 +120,14 @@ def test_the_config_decides_head_dim_dropout_and_ties(tmp_path: Path) -> None:
 def test_sizes_alone_are_completed_and_said() -> None:
     shape, words = chosen_model("advise", ShapeOptions(hidden=4096, heads=32), A100)
     assert (shape.layers, shape.vocab, shape.seq, shape.attention) == (26, 50304, 2048, "flash")
-    expected = ("flash attention", "no dropout", "layers = 26 (hidden / 160)", "vocab = 50304", "seq = 2048")
+    expected = (
+        "flash attention",
+        "no dropout",
+        "one matrix for embedding and logits",
+        "layers = 26 (hidden / 160)",
+        "vocab = 50304",
+        "seq = 2048",
+    )
     assert words == (*expected, "dtype = bf16")
 
 
@@ -247,9 +253,25 @@ def test_models_lists_every_preset(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("command", ["advise", "predict"])
-def test_a_softmax_is_refused_with_flash_attention_and_a_routing_without_experts(command: str) -> None:
-    with pytest.raises(InputError, match=r"--softmax.*torch with flash attention; expected --attention unfused"):
-        run(command, "--model", "llama-3-8b", "--softmax", "torch")
+def test_a_routing_is_refused_without_experts(command: str) -> None:
     with pytest.raises(InputError, match="--routing balanced without experts; expected --experts"):
         run(command, "--model", "llama-3-8b", "--routing", "balanced")
     assert "experts" in run("predict", "--dim", "experts=8", "--hidden", "4096", "--routing", "balanced")
+
+
+def test_a_model_typed_with_two_matrices_has_its_published_parameters() -> None:
+    words = ("--hidden", "4096", "--heads", "32", "--kv-heads", "8", "--ffn", "14336", "--gated", "--layers", "32")
+    typed = run("advise", *words, "--vocab", "128256", "--untied", "--top", "0")
+    assert "shape: 8.03 B parameters" in typed
+    assert "shape: 8.03 B parameters" in run("advise", "--model", "llama-3-8b", "--top", "0")
+    assert "one matrix for embedding and logits" not in typed
+
+
+def test_cards_with_one_chip_answer_alike() -> None:
+    def us(gpu: str, *words: str) -> float:
+        said = CliRunner().invoke(app, ["predict", "--gpu", gpu, "--dim", "n=4096", *words, "--json"]).output
+        return float(json.loads(said)["rows"][0]["latency_us"])
+
+    words = ("-m", "4096", "-k", "4096", "--dtype", "fp16")
+    assert us("v100", *words) == us("v100-16gb", *words) == us("v100-32gb", *words)
+    assert us("a100-40gb", *words) == pytest.approx(us("a100-80gb", *words), rel=0.02)

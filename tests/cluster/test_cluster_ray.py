@@ -18,7 +18,7 @@ from quantbench.store.record import Measured
 pytest.importorskip("ray", reason="needs ray: pip install 'quantbench[ray]'")
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK = ("-m", "64", "-k", "64", "--max-time", "20ms", "--half-width", "0.2", "--cache", "hot", "--dtype", "fp32")
+QUICK = ("-m", "64", "-k", "64", "--precision", "20%", "--cache", "hot", "--dtype", "fp32")
 PATIENCE_S = 300
 # In a process of its own: Ray leaves threads, sockets and warnings behind that a test run need not see.
 CLUSTER = """

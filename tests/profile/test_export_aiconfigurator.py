@@ -15,7 +15,7 @@ from known_profile import ATTENTIONS, COLLECTIVES, GEMMS, gemm_row, known_profil
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.importers import aiconfigurator as importer
 from quantbench.profile.exporters import export_profile
-from quantbench.profile.exporters.modelled import AT_CLIFF, BETWEEN
+from quantbench.profile.exporters.modelled import AT_CLIFF
 from quantbench.profile.exporters.options import ExportOptions
 
 pytest.importorskip("yaml", reason="needs PyYAML, which comes with quantbench[tables]")
@@ -127,24 +127,6 @@ def test_both_sides_of_every_known_cliff_are_rows(tmp_path: Path) -> None:
     for m in (1024, 1025):
         assert rows[256, 4096, 4096] < rows[m, 4096, 4096] < rows[2048, 4096, 4096]
     assert not any(m in (1024, 1025) for m, n, k in rows if (n, k) != (4096, 4096))
-
-
-@pytest.mark.slow
-def test_filled_tables_keep_straight_lines_near_the_model(tmp_path: Path) -> None:
-    rows = [gemm_row(m, 4096, 4096, us) for m, us in ((64, 28.0), (1024, 207.5), (2048, 328.0), (4096, 549.0))]
-    profile = known_profile({"gemm": table("gemm", rows)})
-    plain = export_profile(profile, "aiconfigurator", tmp_path / "plain")
-    filled = export_profile(profile, "aiconfigurator", tmp_path / "filled", ExportOptions(fill=True, bound=0.03))
-    measured, more = gemm_table(tmp_path / "plain"), gemm_table(tmp_path / "filled")
-    added = [i for i, source in enumerate(more["kernel_source"]) if source == BETWEEN]
-    assert filled.rows["gemm"] - plain.rows["gemm"] == len(added) > 5
-    # What was measured stands as it was, and no shape twice.
-    shapes = list(zip(more["m"], more["n"], more["k"], strict=True))
-    assert len(set(shapes)) == len(shapes)
-    times = dict(zip(more["m"], more["latency"], strict=True))
-    assert {m: times[m] for m in measured["m"]} == dict(zip(measured["m"], measured["latency"], strict=True))
-    # At least one edge between them has rows on both of its sides.
-    assert any(m + 1 in times for m in times if m not in measured["m"])
 
 
 @pytest.fixture

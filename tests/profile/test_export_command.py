@@ -153,7 +153,6 @@ def test_folders_of_runs_are_taken_as_they_are(tmp_path: Path) -> None:
             ["--format", "vidur", "--model", "llama-3-8b", "--tp", "two"],
             "--tp: 'two'; expected integers from",
         ),
-        (["--format", "csv", "--bound", "5"], "--bound: '5'; expected a percentage between 0% and 100%"),
         (["--format", "csv", "--provider", "cublas"], "--provider cublas: no row has this provider; expected one of"),
         (["--format", "aiconfigurator", "--layout", "tt"], "--layout = 'tt'; expected one of nn, nt, tn"),
         (
@@ -184,11 +183,11 @@ def test_a_profile_beside_a_run_is_refused(folder: Path) -> None:
 
 
 def test_percentages_and_degrees() -> None:
-    assert percentage("--bound", "2.5 %", above=True) == 0.025
+    assert percentage("--precision", "2.5 %", above=True) == 0.025
     assert degrees("8,1,8") == (1, 8)
     for wrong in ("", "0", "1,,2", "1.5"):
         with pytest.raises(InputError, match="--tp"):
             degrees(wrong)
     for wrong in ("5", "x%", "0%", "100%", "nan%"):
-        with pytest.raises(InputError, match="--bound"):
-            percentage("--bound", wrong, above=True)
+        with pytest.raises(InputError, match="--precision"):
+            percentage("--precision", wrong, above=True)

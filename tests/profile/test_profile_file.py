@@ -220,7 +220,7 @@ def set_row(kind: str, column: str, value: object) -> Any:
         (lambda data: data["models"]["gemm"][0].update(rows=5), r"profile model of products: a model of bf16"),
         (lambda data: data["models"]["gemm"][0].update(model="AAAA"), r"damaged"),
         (lambda data: data["models"]["gemm"][0].update(model=7), r"profile model of products: a broken part"),
-        (lambda data: data["models"]["attention"][0].update(family="fa9"), r"model"),
+        (lambda data: data["models"]["attention"][0]["prefill"].update(family="fa9"), r"broken model"),
     ],
 )
 def test_what_cannot_be_is_refused_even_when_signed(tmp_path: Path, how: Any, message: str) -> None:

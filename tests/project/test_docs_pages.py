@@ -135,7 +135,7 @@ def test_a_kernel_of_ones_own_is_timed_as_the_page_says(tmp_path: Path) -> None:
 def test_a_provider_of_ones_own_is_swept_as_the_page_says(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(blocks(DOCS / "own-kernels.md", "python")[2])
     words = ("--dim", "n=64,96", "-m", "64", "-k", "64", "--dtype", "fp32", "--provider", "mine:MyGemm,torch")
-    quick = ("--max-time", "20ms", "--half-width", "0.2", "--cache", "hot")
+    quick = ("--precision", "20%", "--cache", "hot")
     done = subprocess.run(
         [sys.executable, "-m", "quantbench", "sweep", *words, *quick],
         cwd=tmp_path, env={**ENVIRONMENT, "PYTHONPATH": f"{ROOT}:{tmp_path}"},

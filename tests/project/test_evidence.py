@@ -79,7 +79,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def small(name: str, seconds: float = 60.0) -> Part:
-    words = ("--dim", "n=32,64", "-m", "32", "-k", "32", "--dtype", "fp32", "--max-time", "20ms")
+    words = ("--dim", "n=32,64", "-m", "32", "-k", "32", "--dtype", "fp32", "--precision", "20%")
     return Part(name, seconds, ("quantbench", "sweep", *words))
 
 

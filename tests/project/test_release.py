@@ -51,7 +51,7 @@ def quantbench_(*words):
 assert quantbench_("--version").strip() == f"quantbench {quantbench.__version__}"
 quantbench_("devices")
 quantbench_("advise", "--model", "llama-3-8b", "--tp", "2", "--gpu", "h100-sxm5-80gb")
-quick = ("-m", "64", "-k", "64", "--max-time", "20ms", "--half-width", "0.2", "--cache", "hot", "--dtype", "fp32")
+quick = ("-m", "64", "-k", "64", "--precision", "20%", "--cache", "hot", "--dtype", "fp32")
 quantbench_("sweep", "--dim", "n=64,96,128", *quick)
 (run,) = Path("results").glob("*/*")
 assert len([r for r in read_run(run).records if r.role == "point"]) == 3

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from quantbench.alignment_rules import EFFECTS, RULES, broken_by_shape, broken_rules
+from quantbench.analysis.rules import RULES as RULES_OF_THUMB
 from quantbench.latency.libraries import LIBRARIES
 from quantbench.workload import Attention, Gemm, GroupedGemm, TransformerShape
 from quantbench.workload.dtypes import GEMM_DTYPES
@@ -16,9 +17,11 @@ LLAMA = TransformerShape(hidden=4096, heads=32, ffn=11008, gated=True, vocab=320
 
 
 def test_every_rule_names_its_sources_and_only_known_formats_libraries_and_effects() -> None:
-    for rule in RULES:
+    assert len({rule.id for rule in (*RULES, *RULES_OF_THUMB)}) == len(RULES) + len(RULES_OF_THUMB)
+    for rule in (*RULES, *RULES_OF_THUMB):
         assert rule.sources
         assert all(source.startswith("https://") for source in rule.sources)
+    for rule in RULES:
         assert set(rule.dtypes) <= set(GEMM_DTYPES)
         assert set(rule.libraries) <= set(LIBRARIES)
         assert rule.effect in EFFECTS

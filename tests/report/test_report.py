@@ -24,7 +24,6 @@ from quantbench.device.spec import DeviceState
 from quantbench.errors import InputError, StoreError
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade
-from quantbench.report.lead import Causes
 from quantbench.report.page import template_text, write_report
 from quantbench.report.source import parse_where, points_where
 from quantbench.store.folder import Run
@@ -483,6 +482,6 @@ def test_a_cause_is_counted_by_its_kind(
     ]
     before, after = rows_by_dtype(points_of(run(made).records, SPEC))
     bad = BadSize("n", after, before, 0.3, None, None, None, after.points[0], before.points[0])
-    causes = Causes(replace(check_run(run(made), rules=()), cliffs=(), periods=()))
-    assert causes.kind(bad) == kind
-    assert words in causes.words(bad)
+    cause = replace(check_run(run(made), rules=()), cliffs=(), periods=()).explain(bad)
+    assert cause.kind == kind
+    assert words in cause.words

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,15 @@ from fake_providers import HOLD
 from quantbench.store.folder import read_run
 from quantbench.store.record import Failed, Measured
 from quantbench.store.schema import schema
+from quantbench.sweep.axes import Held
+from quantbench.sweep.child import WorkerProcess
+from quantbench.sweep.options import SweepOptions
+from quantbench.sweep.session import SweepSession
+from quantbench.timing.options import TimingOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "QUANTBENCH_DEVICE": "cpu", "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-QUICK = ("-m", "64", "-k", "64", "--max-time", "20ms", "--half-width", "0.2", "--cache", "hot", "--budget", "none")
+QUICK = ("-m", "64", "-k", "64", "--precision", "20%", "--cache", "hot", "--budget", "none")
 HELD = ("--provider", "tests.fake_providers:Held", "--dtype", "fp32")
 # Bounds how long a test waits for another process; nothing is timed by it.
 PATIENCE_S = 240
@@ -181,22 +187,24 @@ def test_ctrl_c_stops_cleanly(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_provider_that_crashes_and_hangs_costs_its_points_alone(tmp_path: Path) -> None:
-    providers = "tests.fake_providers:Segfault,tests.fake_providers:Hangs,tests.fake_providers:Good"
-    done = run(
-        "sweep", "--dim", "n=63,64", *QUICK, "--dtype", "fp32", "--provider", providers, "--point-limit", "5s",
-        cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "killed by SIGSEGV" in done.stdout
-    assert "no answer within 5 s" in done.stdout
-    (folder,) = tmp_path.glob("results/*/*")
-    kinds = {
-        (r.provider.partition(":")[2], r.workload.n, r.outcome.kind)  # type: ignore[union-attr]
-        for r in read_run(folder).records
+def test_a_provider_that_crashes_and_hangs_costs_its_points_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    providers = tuple(f"tests.fake_providers:{name}" for name in ("Segfault", "Hangs", "Good"))
+    quick = TimingOptions(half_width=0.2, cache="hot")
+    options = SweepOptions(("n=63,64",), Held(m=64, k=64, dtype="fp32"), providers, quick, limit_s=5.0)
+    monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with SweepSession.new(lambda spec: options, tmp_path, partial(WorkerProcess, providers)) as session:
+        assert session.run(lambda progress: None).how == "complete"
+    failed = {
+        (r.provider.partition(":")[2], r.workload.n, r.outcome.kind): r.outcome.message  # type: ignore[union-attr]
+        for r in read_run(session.folder).records
         if r.role == "point" and isinstance(r.outcome, Failed)
     }
-    assert kinds == {("Segfault", 63, "crash"), ("Hangs", 63, "timeout")}
+    assert set(failed) == {("Segfault", 63, "crash"), ("Hangs", 63, "timeout")}
+    assert "killed by SIGSEGV" in failed["Segfault", 63, "crash"]
+    assert "no answer within 5 s" in failed["Hangs", 63, "timeout"]
 
 
 @pytest.mark.slow

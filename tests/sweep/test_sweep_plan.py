@@ -90,10 +90,10 @@ EDGES = ("hidden=1024:16384:64@edges",)
 
 def test_a_short_budget_shortens_the_range_and_splits_no_edge() -> None:
     held = replace(HELD, direction="both")
-    grid, _ = parse_grid(EDGES, held, A100)
+    grid = parse_grid(EDGES, held, A100)
     sizes = grid[0].values
     edges = [edge for edge in predicted_edges(grid, 0, held, A100) if {edge, edge + 8} <= set(sizes)]
-    whole = build_plan(grid, held, ("torch.mm",), TimingOptions(), A100, skip_impossible=True)
+    whole = build_plan(grid, held, ("torch.mm",), TimingOptions(), A100)
     forward = sum(p.estimate_s for p in whole.points if "." not in p.places[0].op)
     for share in (0.02, 0.1, 0.25, 0.5, 0.9):
         part = whole.within(share * forward)
@@ -146,7 +146,7 @@ def test_edges_are_those_of_the_tiles_that_the_providers_name() -> None:
 
 
 def test_both_sides_of_an_edge_that_was_asked_for_stay_together() -> None:
-    (edged,), _ = parse_grid(("n=1024:8192:1024@edges",), HELD, A100)
+    (edged,) = parse_grid(("n=1024:8192:1024@edges",), HELD, A100)
     whole = build_plan((edged,), HELD, ("torch.mm",), TimingOptions(), A100)
     of_size = {size: i for i, group in enumerate(whole.groups) for size in sizes_of([group])}
     edges = [size for size in edged.values if size + 8 in edged.values]
@@ -228,11 +228,11 @@ def test_every_value_is_in_one_group(count: int) -> None:
     assert [i for indices, _ in groups for i in indices] == list(range(count))
 
 
-def test_impossible_sizes_are_refused_unless_told_otherwise() -> None:
+def test_impossible_sizes_are_left_out_unless_there_is_no_other() -> None:
     held = replace(HELD, heads=16)
     with pytest.raises(InputError, match="hidden = 1032 with heads = 16"):
-        plan("hidden=1024,1032", held=held)
-    made = plan("hidden=1024,1032", held=held, skip_impossible=True)
+        plan("hidden=1032", held=held)
+    made = plan("hidden=1024,1032", held=held)
     assert made.impossible == ("sweep: hidden = 1032 with heads = 16; expected hidden divisible by heads",)
 
 

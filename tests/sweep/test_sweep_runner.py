@@ -296,7 +296,7 @@ def test_where_naming_takes_long_every_second_point_is_named_and_all_at_edges(id
         phases_s = {"measuring": 0.5} | ({"identify": identify_s} if request.name else {})
         return replace(measured(100.0), phases_s=phases_s)
 
-    grid, _ = parse_grid(("n=1024:8192:512@edges",), HELD, A100)
+    grid = parse_grid(("n=1024:8192:512@edges",), HELD, A100)
     plan = build_plan(grid, HELD, ("torch.mm",), TimingOptions(), A100)
     bench = Bench(replace(plan, reference=None), answer)
     bench.sweep().run()

@@ -36,7 +36,7 @@ from quantbench.workload.parameters import parameters
 H100 = lookup("h100-sxm5-80gb")
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "QUANTBENCH_DEVICE": "cpu", "PYTHONPATH": str(ROOT), "COLUMNS": "160"}
-QUICK = ("--max-time", "20ms", "--min-samples", "3", "--half-width", "0.5", "--cache", "hot")
+QUICK = ("--precision", "50%", "--cache", "hot")
 BASE = TransformerShape(
     hidden=96, heads=4, kv_heads=2, ffn=200, gated=True, seq=64, vocab=250, layers=3, dtype="fp32", attention="flash"
 )

@@ -13,11 +13,10 @@ from quantbench.analysis.check import check_run
 from quantbench.analysis.neighbours import curves_of_rows
 from quantbench.analysis.staircase import Explanation
 from quantbench.analysis.summary import Point, layer_rows, points_of, rows_of
-from quantbench.cli.check import check_to_json
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade
 from quantbench.report.sections import sizes_section
-from quantbench.report.sweep_result import cliff_to_json, ops_line, row_figures, row_words, rows_to_json, sweep_table
+from quantbench.report.sweep_result import ops_line, row_figures, row_words, rows_to_json, sweep_table
 from quantbench.store.folder import read_run
 from quantbench.store.record import Measured
 from quantbench.workload import Gemm
@@ -44,7 +43,6 @@ def test_rows_tell_the_cliffs_of_check(tmp_path: Path) -> None:
     console.print(sweep_table(rows, check, spec))
     assert said[1600] in console.export_text()
     assert {row["axes"]["n"]: row["words"] for row in rows_to_json(rows, check, spec)} == said
-    assert [cliff_to_json(c) for c in check.cliffs] == check_to_json(check)["cliffs"]
 
 
 def test_an_assumed_tile_is_called_so_and_dropped_where_the_steps_speak_against_it(tmp_path: Path) -> None:

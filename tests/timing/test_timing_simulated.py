@@ -10,8 +10,9 @@ import pytest
 from made_devices import A100
 
 from quantbench.analysis.check import fit_all
-from quantbench.analysis.cliffs import Cliff, find_cliffs
 from quantbench.analysis.curves import LEAST_ERROR
+from quantbench.analysis.jumps import Cliff, find_cliffs, jumps_of
+from quantbench.analysis.periods import tile_finder
 from quantbench.analysis.summary import points_of
 from quantbench.device.spec import DeviceState
 from quantbench.measurement import Grade, Measurement
@@ -137,7 +138,7 @@ def cliffs_of(true_us: Sequence[float], gpu: SimulatedCuda, **options: object) -
         outcome = Measured(timer.measure(gpu.run(us)), Grade("A"))
         key = record_key(gemm, "torch.mm", TimingOptions())
         records.append(Record("run", key, gemm, "torch.mm", outcome, places=(Place({"n": n}, "gemm"),)))
-    return find_cliffs(fit_all(points_of(records, A100), LEAST_ERROR), A100, ())
+    return find_cliffs(jumps_of(fit_all(points_of(records, A100), LEAST_ERROR)), A100, tile_finder(A100, ()))
 
 
 def smooth_us() -> list[float]:

@@ -1,13 +1,10 @@
-"""Compares the attention model with simple baselines on held-out sites of the public tables.
-
-Entry points: `attention_lines` (used by `tools.accuracy.page`), `read_attention` (also by tools/ship_attention.py).
-"""
+"""Compares the attention model with simple baselines on held-out sites of the public tables, and judges decoding."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +17,12 @@ from quantbench.importers import aiconfigurator
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.attention_cost_model import AttentionShapes, peak_tflops
 from quantbench.latency.gaussian_process import GaussianProcess
+from quantbench.latency.libraries import SYSTEMS, TABLES
+from quantbench.units import percent
 from quantbench.workload import Attention
 from tools.accuracy.contests import Answer, Step
 from tools.accuracy.scoring import Line, over_seeds, summarize
+from tools.guide.markers import table as markdown
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -51,22 +51,49 @@ def read_attention(device: str, *, dtype: str = "bf16", root: Path | None = None
     tables, _ = aiconfigurator.find_tables(device, kinds=["context_attention"], root=root)
     more, _ = aiconfigurator.find_tables(device, kinds=["gemm", "encoder_attention"], root=root)
     tables += [table for table in more if table.kind == "encoder_attention"]
-    works: list[Attention] = []
-    times: list[float] = []
-    writes: list[bool] = []
+    return _read(tables, [dtype], KINDS)
+
+
+def _read(
+    tables: Sequence[aiconfigurator.TableFile], dtypes: Sequence[str], writes: Mapping[str, bool]
+) -> AttentionTable:
+    """Reads the rows of each table's most frequent provider, each shape once, at its median time."""
+    times: dict[tuple[Attention, bool], list[float]] = defaultdict(list)
     sources: dict[str, dict[str, object]] = {}
     for table in tables:
-        rows = aiconfigurator.read_rows(table, dtypes=[dtype]).rows
+        rows = aiconfigurator.read_rows(table, dtypes=dtypes).rows
         if not rows:
             continue
         provider = Counter(row.provider for row in rows).most_common(1)[0][0]
         kept = [row for row in rows if row.provider == provider]
-        works += [row.workload for row in kept if isinstance(row.workload, Attention)]
-        times += [row.latency_us for row in kept]
-        writes += [KINDS[table.kind]] * len(kept)
+        for row in kept:
+            if isinstance(row.workload, Attention):
+                times[row.workload, writes[table.kind]].append(row.latency_us)
         origin = aiconfigurator.origin_of(table)
         sources[origin.source] = {"provider": provider, "rows": len(kept), "sha256": origin.options["sha256"]}
-    return AttentionTable(AttentionShapes.of(works), np.array(times), np.array(writes), sources)
+    shapes = AttentionShapes.of(work for work, _ in times)
+    return AttentionTable(
+        shapes, np.array([np.median(us) for us in times.values()]), np.array([writes for _, writes in times]), sources
+    )
+
+
+def read_decode(device: str, library: str | None = None) -> AttentionTable:
+    """Reads the newest table of decoding of a device and library (by default, the library with the largest table of
+    products): of the provider with most rows."""
+    tables, _ = aiconfigurator.find_tables(device, backend=library, kinds=["generation_attention"])
+    return _read(tables, ["bf16"], writes=dict.fromkeys(aiconfigurator.TABLES, False))
+
+
+def held_out_decode(table: AttentionTable, seed: int) -> tuple[IntArray, IntArray]:
+    """Returns train and test rows: of the test are half of the sites in half of the batches, and training rows, in the
+    order of the seed, are of the other sites in the other batches."""
+    rng = np.random.default_rng(_SITE_SEED)
+    site, batch = table.shapes.sites, table.shapes.batch
+    sites, batches = rng.permutation(site.max() + 1), rng.permutation(np.unique(batch))
+    of_test_site = np.isin(site, sites[: len(sites) // 2])
+    of_test_batch = np.isin(batch, batches[: len(batches) // 2])
+    pool = np.flatnonzero(~of_test_site & ~of_test_batch)
+    return np.random.default_rng(seed).permutation(pool), np.flatnonzero(of_test_site & of_test_batch)
 
 
 def held_out(shapes: AttentionShapes, train: int, seed: int) -> tuple[IntArray, IntArray]:
@@ -169,3 +196,36 @@ def attention_lines(
                 ))  # fmt: skip
             yield over_seeds(lines)
             done += 1
+
+
+#: seeds of the fits from few rows; a fit to all rows has one
+_DECODE_SEEDS = (0, 1, 2)
+_FEW = 200
+
+
+def decode_table(report: Callable[[str], None]) -> str:
+    """Returns the Markdown table of decoding, on every table: from few rows, and from all of the training half."""
+    header = ["GPU", "library", "200 rows", "interval covers", "all rows", "number", "interval covers"]
+    lines = []
+    for gpu, system in SYSTEMS.items():
+        for library in TABLES.get(system, ()):
+            table = read_decode(gpu, library)
+            few = np.mean([_decoded(gpu, table, _FEW, seed) for seed in _DECODE_SEEDS], axis=0)
+            every = _decoded(gpu, table, None, 0)
+            count = len(held_out_decode(table, 0)[0])
+            lines.append((gpu, library, *_words(few), _words(every)[0], f"{count:,}", _words(every)[1]))
+            report(" | ".join(lines[-1]))
+    return markdown(header, lines, words=2)
+
+
+def _words(found: FloatArray) -> tuple[str, str]:
+    median, mean, p95, covered = found
+    return f"{median:.1f} / {mean:.1f} / {p95:.0f}", percent(covered)
+
+
+def _decoded(gpu: str, table: AttentionTable, rows: int | None, seed: int) -> FloatArray:
+    """Returns median, mean and p95 error in percent, and coverage, of a fit to some training rows."""
+    train, test = held_out_decode(table, seed)
+    answer = _ours(lookup(gpu), table, train[:rows], test, seed)
+    errors = summarize(answer.latency_us, table.latency_us[test])
+    return np.array([errors.median_pct, errors.mean_pct, errors.p95_pct, answer.covers(table.latency_us[test])])

@@ -1,8 +1,4 @@
-"""Judges GEMM fits on every packaged table, one line per GPU, dtype and library, and on `CLOSER` ones with more seeds.
-
-Entry points: `judge`, which computes what a work file lacks; `lines_table` and `closer_table`, sections of
-docs/accuracy.md. Used by `tools.accuracy.page --formats`.
-"""
+"""Judges GEMM fits on every packaged table, and on `CLOSER` ones with more seeds."""
 
 from __future__ import annotations
 

@@ -276,7 +276,7 @@ def rules_table() -> str:
         sources = " ".join(f"[{number}]({url})" for number, url in enumerate(rule.sources, 1))
         dtypes = "all" if len(rule.dtypes) > 3 else ", ".join(rule.dtypes)
         limits = f" ({', '.join(when)})" if when else ""
-        words = f"{rule.effect} in {rule.whose}{limits}: {rule.why}"
+        words = f"{rule.effect} in {rule.whose}{limits}: {rule.claim}"
         lines.append([dtypes, ", ".join(rule.sides), f"{multiple}{unit}", words, sources])
     return table(["format", "side", "multiple of", "else", "sources"], lines, numeric=False)
 

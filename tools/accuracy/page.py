@@ -1,24 +1,22 @@
 """Writes the accuracy tables of docs/accuracy.md: `python -m tools.accuracy.page docs/accuracy.md`.
 
-Every figure is computed on one core from the packaged public tables (extra `tables`), with --published from the files
-of NeuSight, DeepBench and aiter (`tables.PUBLISHED`); takes tens of minutes.
---published and --moe write the sections of those names, --formats the first two: one line per GPU, dtype
-and library. It keeps what it computed in --work, outside of the checkout, to go on from there.
+Every figure is computed on one core from the packaged public tables (extra `tables`), those of the section `published`
+from the files of NeuSight, DeepBench and aiter (`tables.PUBLISHED`); takes tens of minutes.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 
 from threadpoolctl import threadpool_limits  # comes with scikit-learn, which needs it
 
 from quantbench.device.cpu import cpu_info
-from quantbench.latency.libraries import SYSTEMS
 from tools.accuracy import formats
-from tools.accuracy.attention import AttentionTable, attention_lines, read_attention
+from tools.accuracy.attention import AttentionTable, attention_lines, decode_table, read_attention
 from tools.accuracy.contests import Step, run_contests
 from tools.accuracy.gemm import Absent, packaged_contests
 from tools.accuracy.moe import accuracy_table
@@ -33,6 +31,8 @@ _PROTOCOLS = {
     "random": "random split: training rows at random, all others are the test",
     "heads": "held-out heads: half of the combinations of heads, key heads, head_dim and mask are the test",
 }
+#: rows to learn from, and seeds that draw them
+_ROWS, _SEEDS = 200, (0, 1, 2)
 _PACKAGES = ("quantbench", "numpy", "scipy", "scikit-learn")
 
 
@@ -86,44 +86,84 @@ def _section(lines: Sequence[Line]) -> str:
 
 
 def main() -> None:
-    """Runs the comparisons and writes their tables between the markers of the page."""
+    """Runs the comparisons of some sections, and writes their tables and the conclusion into the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("page", type=Path)
-    parser.add_argument("--gpu", action="append", help="only this device; may be repeated")
-    parser.add_argument("--rows", type=int, default=200, help="rows to learn from")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--moe", action="store_true", help="instead: layers of experts")
-    parser.add_argument("--formats", action="store_true", help="instead: every GPU, format and library")
-    parser.add_argument("--work", type=Path, help="with --formats: file of finished scores; --gpu: make only this")
-    parser.add_argument("--published", action="store_true", help="instead: tables of NeuSight, DeepBench and aiter")
+    parser.add_argument("--section", action="append", choices=_SECTIONS, help="only this; may be repeated")
+    parser.add_argument("--work", type=Path, default=Path("build/formats.jsonl"), help="finished scores of formats")
     asked = parser.parse_args()
-    if asked.formats and not asked.work:
-        parser.error("--formats needs --work FILE")
     with threadpool_limits(1):
-        if asked.formats:
-            formats.judge(asked.work, [key for key in formats.KEYS if key[0] in (asked.gpu or SYSTEMS)], _print)
-            if not asked.gpu:
-                write_between(asked.page, "lines", formats.lines_table(asked.work))
-                write_between(asked.page, "closer", formats.closer_table(asked.work))
-            return
-        if asked.published:
-            write_between(asked.page, "published", published_table(asked.seeds, _print))
-            return
-        if asked.moe:
-            write_between(asked.page, "moe", accuracy_table(asked.seeds, _print))
-            return
-        _write(asked.page, tuple(asked.gpu or ()), asked.rows, asked.seeds)
+        for section in asked.section or _SECTIONS:
+            for name, text in _SECTIONS[section](asked.work):
+                write_between(asked.page, name, text)
+    write_between(asked.page, "conclusion", conclusion(asked.page.read_text(encoding="utf-8")))
 
 
-def _write(page: Path, gpus: Sequence[str], rows: int, seeds: Sequence[int]) -> None:
-    gpus = gpus or SHIPPED_GPUS
-    plan, absent = packaged_contests(gpus, rows, "bf16")
-    lines = list(run_contests(plan, seeds, _say))
-    made_from = gemm_origins(read_packaged(gpu) for gpu in gpus)
-    write_between(page, "gemm", markdown(lines, absent, made_from))
-    attention = list(attention_lines(gpus, rows, seeds, _say))
-    made_from = attention_origins((gpu, read_attention(gpu)) for gpu in gpus)
-    write_between(page, "attention", markdown(attention, [], made_from))
+def _formats(work: Path) -> Iterator[tuple[str, str]]:
+    formats.judge(work, formats.KEYS, _print)
+    yield "lines", formats.lines_table(work)
+    yield "closer", formats.closer_table(work)
+
+
+def _gemm(work: Path) -> Iterator[tuple[str, str]]:
+    plan, absent = packaged_contests(SHIPPED_GPUS, _ROWS, "bf16")
+    lines = list(run_contests(plan, _SEEDS, _say))
+    yield "gemm", markdown(lines, absent, gemm_origins(read_packaged(gpu) for gpu in SHIPPED_GPUS))
+
+
+def _attention(work: Path) -> Iterator[tuple[str, str]]:
+    lines = list(attention_lines(SHIPPED_GPUS, _ROWS, _SEEDS, _say))
+    origins = attention_origins((gpu, read_attention(gpu)) for gpu in SHIPPED_GPUS)
+    yield "attention", markdown(lines, [], origins)
+
+
+_SECTIONS: dict[str, Callable[[Path], Iterable[tuple[str, str]]]] = {
+    "formats": _formats,
+    "gemm": _gemm,
+    "attention": _attention,
+    "decode": lambda work: [("decode", decode_table(_print))],
+    "moe": lambda work: [("moe", accuracy_table(_SEEDS, _print))],
+    "published": lambda work: [("published", published_table(_SEEDS, _print))],
+}
+
+
+def conclusion(page: str) -> str:
+    """Returns the page's conclusion in words, from its tables."""
+    products = [(cells[3], cells[4], cells[5]) for cells in _rows(page, "lines")]
+    attention = [cells[2] for cells in _rows(page, "attention") if cells[0] == "ours"]
+    decoding = [cells[2] for cells in _rows(page, "decode")]
+    experts = [cells for cells in _rows(page, "moe") if cells[0] == "mean"]
+    covered = [float(covers.rstrip(" %")) for _, _, covers in products]
+    half, most = _typical([fitted for _, fitted, _ in products])
+    lines = [
+        f"**Products**: from {_ROWS} measured rows of a GPU, format and library, half of the times of (n, k) that were "
+        f"never measured are within {half:.1f} % and 19 in 20 within {most:.0f} % (the median of {len(products)} "
+        f"tables). The 90 % intervals cover {min(covered):.0f} to {max(covered):.0f} %, in the median "
+        f"{median(covered):.0f} %. Without any row of the GPU's generation, half are within "
+        f"{median(float(bare) for bare, _, _ in products):.0f} %.",
+    ]
+    for name, found in (("Attention", attention), ("Decoding", decoding)):
+        half, most = _typical(found)
+        lines.append(
+            f"**{name}**: from {_ROWS} rows, half of the times with heads that were never measured are within "
+            f"{half:.1f} %, 19 in 20 within {most:.0f} % (the median of {len(found)} tables)."
+        )
+    words = [f"{cells[3]} %, 19 in 20 within {cells[4]} %, from {cells[2]} rows" for cells in experts]
+    lines.append(f"**Experts**: half of the layers of models that were never measured are within {'; '.join(words)}.")
+    return "\n" + "\n".join(f"- {line}" for line in lines) + "\n"
+
+
+def _rows(page: str, section: str) -> list[list[str]]:
+    """Returns the cells of the tables' rows between the markers of a section."""
+    text = page.partition(f"<!-- {section}:begin -->")[2].partition(f"<!-- {section}:end -->")[0]
+    rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in text.splitlines() if line[:1] == "|"]
+    return [cells for cells in rows if not cells[0].startswith(("---", "GPU", "model", "table"))]
+
+
+def _typical(errors: Sequence[str]) -> tuple[float, float]:
+    """Returns the medians of the first and the last of "median / mean / p95"."""
+    found = [[float(part.split()[0]) for part in text.split(" / ")] for text in errors]
+    return median(one[0] for one in found), median(one[2] for one in found)
 
 
 def _print(text: str) -> None:

@@ -1,7 +1,4 @@
-"""Judges fits on the published tables of NeuSight, DeepBench and aiter, one line per GPU, dtype, library and op.
-
-Entry point: `published_table`, written to docs/accuracy.md by `tools.accuracy.page --published`.
-"""
+"""Judges fits on the published tables of NeuSight, DeepBench and aiter, one line per GPU, dtype, library and op."""
 
 from __future__ import annotations
 

@@ -82,17 +82,17 @@ COMMANDS: dict[str, tuple[Part, ...]] = {
         _sweep(
             "fused-rule",
             45,
-            f"--dim heads=4,5,6,7,8,12 --hidden 8400 --skip-impossible --seq 2048 --ops softmax {_BOTH}",
+            f"--dim heads=4,5,6,7,8,12 --hidden 8400 --seq 2048 --ops softmax {_BOTH}",
         ),
     ),
     "c": (
-        _sweep(RANDOM_SWEEP, 180, "--shapes {folder}/random-shapes.csv --layout nt --max-time 250ms"),
+        _sweep(RANDOM_SWEEP, 180, "--shapes {folder}/random-shapes.csv --layout nt"),
         _sweep("n-edges", 100, f"--dim n=3072:5120:8 {_EDGES}"),
         _sweep(
             "heads",
             70,
             "--dim heads=48,60,64,72,80,96,100,108,112,120,128 --dim hidden=12288,13824,14336,14400 "
-            "--skip-impossible --ops scores,softmax,context,attention --provider torch.mm,torch.eager,torch.flash",
+            "--ops scores,softmax,context,attention --provider torch.mm,torch.eager,torch.flash",
         ),
         _table("cost", 75),
         _sweep("n-fp8", 45, f"--dim n=4096:8192:256 {_EDGES} --dtype fp8 --provider torch,triton"),
@@ -100,7 +100,7 @@ COMMANDS: dict[str, tuple[Part, ...]] = {
 }
 
 #: what `--on-cpu` runs in place of each sweep: two small products; it leaves the other parts out
-ON_CPU = ("--dim", "n=64,128", "-m", "64", "-k", "64", "--dtype", "fp32", "--max-time", "20ms", "--half-width", "0.2")
+ON_CPU = ("--dim", "n=64,128", "-m", "64", "-k", "64", "--dtype", "fp32", "--precision", "20%")
 
 RANDOM_SHAPES = 500
 _RANGES = {"m": (1, 16384), "n": (64, 16384), "k": (64, 16384)}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.analysis.check import Check
+from quantbench.analysis.check import RunCheck
 from quantbench.analysis.summary import Point
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.gemm.model import GemmModel, shipped_model
@@ -238,7 +238,7 @@ def _line(title: str, fitted: int, errors: Sequence[FloatArray]) -> str:
 _MOST_CLIFFS = 12
 
 
-def rule_section(found: Check) -> list[str]:
+def rule_section(found: RunCheck) -> list[str]:
     """Formats a table of verdicts, then the largest cliffs."""
     lines = [
         "Time per unit of work where a rule is broken over where it is kept, with its 95 % interval.",

@@ -509,7 +509,7 @@ function commands() {
   const lines = {
     predict: `quantbench predict --gpu ${gpu.slug}${layer} --dim ${dim}=${s[s.axis]} ${sizes(others)}${gate}${routing}${tail(named('experts'))}`,
     advise: `quantbench advise --gpu ${gpu.slug}${model} ${sizes([...all, 'layers'])}${gate}${routing} --dtype ${entry.dtype}${library}${keep}`,
-    sweep: `quantbench sweep${layer} --dim ${dim}=${range} ${sizes(follows)}${gate}${routing}${tail(swept)} --skip-impossible`,
+    sweep: `quantbench sweep${layer} --dim ${dim}=${range} ${sizes(follows)}${gate}${routing}${tail(swept)}`,
   };
   for (const [name, line] of Object.entries(lines)) {
     $(`c-${name}`).textContent = line;

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.device.registry import known as known_devices
-from quantbench.device.registry import lookup
+from quantbench.device.registry import lookup, same_chip
 from quantbench.device.spec import PEAK_MARGIN, DeviceSpec
 from quantbench.errors import InputError, QuantbenchError, StoreError, require_choice
 from quantbench.files import read_bytes, reason, write_file
@@ -306,14 +306,26 @@ def file_name(slug: str, dtype: str, library: str) -> str:
     return f"{slug}-{dtype}-{library}.gemm"
 
 
-def shipped_model(slug: str, dtype: str, library: str = "") -> GemmModel | None:
-    """Returns the packaged model of a device, dtype and library ("": the default one), None if there is none."""
-    return _loaded(FOLDER / file_name(slug, dtype, library or default_library(slug, dtype)))
-
-
 @cache
-def _loaded(file: Path) -> GemmModel | None:
-    return GemmModel.load(file) if file.is_file() else None
+def shipped_model(slug: str, dtype: str, library: str = "") -> GemmModel | None:
+    """Returns the packaged model of a device, dtype and library ("": the default one), None if there is none.
+
+    A card with the chip of a measured one has its model, with the rate of its own memory.
+    """
+    library = library or default_library(slug, dtype)
+    file = FOLDER / file_name(slug, dtype, library)
+    if file.is_file():
+        return GemmModel.load(file)
+    twins = (one for one in same_chip(slug) if (FOLDER / file_name(one, dtype, library)).is_file())
+    twin = next(twins, None)
+    if twin is None:
+        return None
+    measured = shipped_model(twin, dtype, library)
+    assert measured is not None
+    device = lookup(slug)
+    ensemble = replace(measured.ensemble, machine=machine_of(device, dtype))
+    note = f"products on {slug}: as measured on {twin}, the same chip"
+    return replace(measured, device=device, ensemble=ensemble, note=note)
 
 
 def _device(device: DeviceSpec | str) -> DeviceSpec:

@@ -15,8 +15,8 @@ from quantbench.profile.profile import Profile
 _ROWS = ("provider", "dtype", "layout")
 #: format → (module of this package, function, options that it reads)
 _FORMATS: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "aiconfigurator": ("aiconfigurator", "export", (*_ROWS, "backend", "version", "fill", "bound")),
-    "vidur": ("vidur", "export", (*_ROWS, "model", "tensor_parallel", "bound")),
+    "aiconfigurator": ("aiconfigurator", "export", (*_ROWS, "backend", "version")),
+    "vidur": ("vidur", "export", (*_ROWS, "model", "tensor_parallel")),
     "llm-analysis": ("llm_analysis", "export", _ROWS),
     "calculon": ("calculon", "export", _ROWS),
     "csv": ("flat", "export_csv", ()),

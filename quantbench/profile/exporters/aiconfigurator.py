@@ -17,7 +17,6 @@ from quantbench.profile.exporters.modelled import (
     attention_times,
     known_cliff_rows,
     model_rows,
-    rows_between,
 )
 from quantbench.profile.exporters.options import (
     WHO,
@@ -126,15 +125,12 @@ def _gemm_rows(profile: Profile, options: ExportOptions, out: Exported) -> Colum
             for row in table.rows()
         ]
         rows += known_cliff_rows(profile, table, out)
-        if options.fill:
-            have = {(m, n, k, dtype) for m, n, k, _, dtype, _ in rows}
-            rows += rows_between(profile, table, options.bound, have, out)
     else:
         dtype = dtype_of(profile, options)
         if dtype not in names:
             return {"latency": []}
         times = GemmTimes(profile, dtype)
-        rows = model_rows(times, dtype, options.bound)
+        rows = model_rows(times, dtype)
         out.notes.append(times.note)
     m, n, k, us, dtypes, sources = zip(*rows, strict=True)
     return {

@@ -14,7 +14,7 @@ from quantbench.errors import UnsupportedError
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.model_times import best_gemm_model
 from quantbench.profile.exporters.options import Exported
-from quantbench.profile.linear_interpolation import FloatArray, IntArray, Site, places_between, through_rows
+from quantbench.profile.linear_interpolation import BOUND, FloatArray, IntArray, Site, places_between, through_rows
 from quantbench.profile.profile import Profile
 from quantbench.profile.schema import KnownCliff
 from quantbench.profile.table import Table
@@ -28,7 +28,6 @@ M_GRID = tuple(2**power for power in range(16))
 #: kernel_source of modelled rows
 MODEL = "quantbench_model"
 AT_CLIFF = "quantbench_model_at_cliff"
-BETWEEN = "quantbench_model_between"
 
 #: m, n, k, µs, dtype, kernel_source
 GemmRow = tuple[int, int, int, float, str, str]
@@ -73,13 +72,13 @@ class GemmTimes:
         return sites
 
 
-def model_rows(times: GemmTimes, dtype: str, bound: float) -> list[GemmRow]:
+def model_rows(times: GemmTimes, dtype: str) -> list[GemmRow]:
     """Returns rows at M_GRID for each (n, k) of SITE_SIZES, and at edges until linear interpolation is
-    within `bound`."""
+    within BOUND."""
     nothing = Table.empty("gemm")
     grid = np.array(M_GRID, dtype=np.int64)
     sites = [times.site(n, k, grid, nothing) for n in SITE_SIZES for k in SITE_SIZES]
-    return [row for site in sites for row in _rows(site, site.in_table | site.rows_to_add(bound), dtype, MODEL)]
+    return [row for site in sites for row in _rows(site, site.in_table | site.rows_to_add(BOUND), dtype, MODEL)]
 
 
 def _rows(site: Site, kept: npt.NDArray[np.bool_], dtype: str, source: str) -> Iterator[GemmRow]:
@@ -140,18 +139,3 @@ def _cliff_sides(cliffs: Sequence[KnownCliff], rows: Table) -> dict[tuple[int, i
             if cliff.before is None and cliff.axis == "m" and sizes[0] <= cliff.at and cliff.next <= sizes[-1]:
                 wanted[pair] |= {cliff.at, cliff.next}
     return wanted
-
-
-def rows_between(
-    profile: Profile, table: Table, bound: float, have: set[tuple[int, int, int, str]], out: Exported
-) -> list[GemmRow]:
-    """Predicts rows between the table's, until linear interpolation is within `bound` of the scaled model.
-
-    have: (m, n, k, dtype) of rows that exist already."""
-    found: list[GemmRow] = []
-    for dtype in np.unique(table["dtype"]).tolist():
-        for site in GemmTimes(profile, dtype).sites_between(table.where(table["dtype"] == dtype)):
-            rows = _rows(site, site.rows_to_add(bound), dtype, BETWEEN)
-            found += [row for row in rows if (*row[:3], dtype) not in have]
-    out.notes.append(f"{len(found):,} rows between measured ones are modelled (kernel_source {BETWEEN})")
-    return found

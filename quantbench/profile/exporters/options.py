@@ -33,8 +33,6 @@ class ExportOptions:
     layout: "" selects nt if measured, else nn or tn.
     backend, version: names under which aiconfigurator finds the tables.
     model, tensor_parallel: model and tensor-parallel degrees of Vidur's files.
-    fill: add modelled rows between measured ones.
-    bound: largest allowed error of linear interpolation between rows, a ratio.
     """
 
     provider: str = ""
@@ -44,15 +42,11 @@ class ExportOptions:
     version: str = "quantbench"
     model: str = ""
     tensor_parallel: tuple[int, ...] = (1,)
-    fill: bool = False
-    bound: float = 0.05
 
     def __post_init__(self) -> None:
         for option, value, choices in (("--dtype", self.dtype, GEMM_DTYPES), ("--layout", self.layout, LAYOUTS)):
             if value:
                 require_choice(WHO, option, value, choices)
-        if not 0.001 <= self.bound <= 0.5:
-            raise InputError(WHO, f"--bound {self.bound!r}", "an error from 0.001 to 0.5, as in 0.05")
         for name in (self.backend, self.version):
             if not name or any(letter in name for letter in "/\\ \0") or name in (".", ".."):
                 raise InputError(WHO, f"name {name!r}", "a name without spaces and slashes")

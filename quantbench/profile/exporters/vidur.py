@@ -26,6 +26,7 @@ from quantbench.profile.exporters.options import (
     require_gpu,
 )
 from quantbench.profile.exporters.rates import achieved
+from quantbench.profile.linear_interpolation import BOUND
 from quantbench.profile.profile import Profile
 from quantbench.profile.table import Table
 from quantbench.workload import Attention, Gemm, TransformerShape
@@ -51,6 +52,8 @@ _SKUS = {
 }  # fmt: skip
 
 
+#: op of Vidur → ours
+GEMM_OPS = {"attn_pre_proj": "qkv", "attn_post_proj": "proj", "mlp_up_proj": "mlp_up", "mlp_down_proj": "mlp_down"}
 _TOKENS = tuple(2**power for power in range(13))
 #: tokens of a block of the key/value cache: Vidur's default (CacheConfig.block_size)
 _BLOCK_SIZE = 16
@@ -98,7 +101,7 @@ def _mlp_rows(profile: Profile, table: Table, model: VidurModel, options: Export
         grid = np.unique(np.concatenate([np.array(_TOKENS), *(timed["m"] for _, _, timed in sites.values())]))
         grid = grid[grid <= model.max_model_len]
         gaps = [times.site(n, k, grid, timed) for n, k, timed in sites.values()]
-        tokens = gaps[0].m[np.logical_or.reduce([gaps[0].in_table, *(gap.rows_to_add(options.bound) for gap in gaps)])]
+        tokens = gaps[0].m[np.logical_or.reduce([gaps[0].in_table, *(gap.rows_to_add(BOUND) for gap in gaps)])]
         columns = {op: times.through(tokens, *site) for op, site in sites.items()}
         found = sum(int(np.isin(tokens, timed["m"]).sum()) for _, _, timed in sites.values())
         measured, modelled = measured + found, modelled + len(tokens) * len(sites) - found

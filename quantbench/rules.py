@@ -1,8 +1,4 @@
-"""Defines the verdict on a rule of thumb, as computed from a run and as stored in a profile.
-
-Entry points: `Verdict`, `VERDICTS`. Used by `analysis.rules`, which computes verdicts, `analysis.check`, `profile`,
-which stores them, and `report.sections`, which shows them. Imports nothing heavy, so that a profile loads fast.
-"""
+"""Defines rules about sizes, and the verdict on one, as computed from a run and as stored in a profile."""
 
 from __future__ import annotations
 
@@ -11,6 +7,22 @@ from dataclasses import dataclass
 from quantbench.errors import InputError, require_choice
 
 VERDICTS = ("CONFIRMED", "REFUTED", "INCONCLUSIVE", "NOT TESTED")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule about sizes.
+
+    id: short name, unlike that of any other rule.
+    statement: the rule as a condition.
+    claim: what keeping it gains, or what breaking it costs.
+    sources: documents, threads and source files that state it.
+    """
+
+    id: str
+    statement: str
+    claim: str
+    sources: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -23,7 +35,7 @@ class Verdict:
     low, high: 95 % interval of the effect.
     num_pairs: number of pairs.
     predicted: effect computed from tiles and waves alone, median; None if a tile is unknown.
-    evidence: keys of the records compared, in the order of the pairs; a profile keeps the first of them.
+    evidence: keys of the first records compared, in the order of the pairs.
     evidence_total: number of the records compared.
     reason: why the rule was not tested, or why the verdict is inconclusive; else empty.
     """

@@ -1,8 +1,4 @@
-"""Finds cliffs, sizes after which the time jumps, and determines their causes.
-
-Entry points: `find_cliffs` (single curves), `common_cliffs` (medians over many curves), their results `Cliff` and
-`CommonCliff` with their `Cause`; `useful_work`. Used by `check` and `rule_pairs`; `report` and `profile.build` use the
-results. (The latency models have cliffs of their own in `latency.gemm.cliffs`.)
+"""Explains why a size takes longer than another, or runs below peak: one answer for `check`, the sweep and the report.
 
 `cause_of` checks, in this order: lower clock, changed kernel, lost alignment, more waves or tiles, padding, working set
 beyond the cache. The first that applies is the cause; clock, waves, tiles and padding must explain half of the step.
@@ -10,29 +6,27 @@ beyond the cache. The first that applies is the cause; clock, waves, tiles and p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import exp, log
+from math import log
 
-import numpy as np
-
-from quantbench.analysis.blocks import TileInUse, compute_bound, num_blocks, padded, parts_to_fill, row_alignment_bytes
-from quantbench.analysis.curves import Curve, Family, FittedCurve
-from quantbench.analysis.periods import Period, TileOf, tile_finder
-from quantbench.analysis.staircase import Explanation
-from quantbench.analysis.step_detection import Break
+from quantbench.analysis.blocks import (
+    Cause,
+    TileInUse,
+    idle_reasons,
+    num_blocks,
+    padded,
+    parts_to_fill,
+    row_alignment_bytes,
+)
+from quantbench.analysis.periods import TileOf
 from quantbench.analysis.summary import Point
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import require_choice
 from quantbench.launch import Launch
 from quantbench.providers.catalog import UNPADDED
 from quantbench.quantization import alignment_words, cdiv, kernel_change_words, padding_words
-from quantbench.stats import median_interval
 from quantbench.units import percent, size
-from quantbench.workload import Softmax, Workload
-
-KINDS = ("throttling", "kernel change", "alignment", "wave edge", "tile edge", "memory boundary", "unexplained")
-EVIDENCE = ("identity", "arithmetic", "clock")
+from quantbench.workload import Softmax
 
 # An effect must explain this share of the log jump to be its cause.
 _ENOUGH = 0.5
@@ -41,24 +35,6 @@ _CACHE_EDGE = 1.15
 # Number of later points checked for a return of the time once the alignment is restored, and the most work they may
 # do relative to the point before the step.
 _LOOK_AHEAD, _LITTLE_MORE_WORK = 8, 1.1
-
-
-@dataclass(frozen=True)
-class Cause:
-    """Cause of a step in the time.
-
-    kind: one of KINDS.
-    evidence: `identity` (recorded kernels), `arithmetic` (computed from sizes and a tile) or `clock` (recorded SM
-        clock).
-    """
-
-    kind: str
-    words: str
-    evidence: str
-
-    def __post_init__(self) -> None:
-        require_choice("Cause", "kind", self.kind, KINDS)
-        require_choice("Cause", "evidence", self.evidence, EVIDENCE)
 
 
 @dataclass(frozen=True)
@@ -241,197 +217,27 @@ def _memory(step: CurveStep, spec: DeviceSpec) -> Cause | None:
     return Cause("memory boundary", words, "arithmetic")
 
 
-# Smallest jump (log time) that is called a cliff, at any noise.
-SMALLEST_CLIFF = log(1.03)
-# Standard errors that a jump must exceed. High, because each curve has many gaps: on simulated curves of a hundred
-# points without steps, about one curve in seven then shows a false step.
-_SURE = 4.0
-_95_PERCENT = 1.96
+def idle_at(point: Point, spec: DeviceSpec, tile_of: TileOf) -> tuple[Cause, ...]:
+    """Returns why a point runs below peak by itself: padding, partial waves, misaligned rows."""
+    return idle_reasons(point.workload, spec, tile_of(point), point.peak_share)
 
 
-@dataclass(frozen=True)
-class Cliff:
-    """A jump of the time between two neighbours of a curve, beyond the trend.
+def cause_of_loss(slow: Point, better: Point, spec: DeviceSpec, tile_of: TileOf) -> Cause:
+    """Determines why an op runs at a lower rate at one size than at a better one, without a cliff between them.
 
-    axis, op, provider, variant, held: the curve (see `curves.Curve`).
-    before, after: points on both sides of the jump.
-    ratio, low, high: time after / before without the trend, with 95 % interval; below 1 the time falls.
-    first, last: range of axis values after which the jump may lie, with 95 % confidence.
-    rate_ratio: useful work per second, after / before, trend included.
+    It is the changed kernel, else what only the slow size leaves idle. Nothing rests on an assumed tile.
     """
-
-    axis: str
-    op: str
-    provider: str
-    variant: str
-    held: Mapping[str, int]
-    before: Point
-    after: Point
-    ratio: float
-    low: float
-    high: float
-    first: int
-    last: int
-    rate_ratio: float
-    cause: Cause
-
-    @property
-    def at(self) -> int:
-        """The last size before the jump."""
-        return self.before.axes[self.axis]
-
-    @property
-    def next(self) -> int:
-        """The first size measured after the jump."""
-        return self.after.axes[self.axis]
-
-    @property
-    def family(self) -> Family:
-        return (self.op, self.provider, self.variant)
+    changed = _kernel_change(CurveStep((better, slow), 0, 1.0))
+    if changed is not None:
+        return changed
+    if all(known(used) for used in (tile_of(slow), tile_of(better))):
+        there = idle_at(better, spec, tile_of)
+        for cause in idle_at(slow, spec, tile_of):
+            if cause not in there:
+                return cause
+    return Cause("unexplained", "unexplained", "arithmetic")
 
 
-def find_cliffs(fitted: Iterable[FittedCurve], spec: DeviceSpec, periods: Sequence[Period]) -> tuple[Cliff, ...]:
-    """Finds the significant jumps, largest first: rises that lower the rate of useful work, and falls.
-
-    periods: tile and waves recovered per curve family, for points without a recorded kernel.
-    """
-    tile_of = tile_finder(spec, periods)
-    found = [_cliff(one, b, spec, tile_of) for one in fitted for b in one.fit.breaks if _counts(one, b)]
-    return tuple(sorted(found, key=lambda cliff: -abs(log(cliff.ratio))))
-
-
-def _counts(one: FittedCurve, found: Break) -> bool:
-    """Returns whether a break is a cliff: large, significant, between close sizes, and steeper than the work grows."""
-    i, jump = found.index, found.log_jump
-    if abs(jump) < max(SMALLEST_CLIFF, _SURE * found.standard_error) or i not in one.curve.close_gaps:
-        return False
-    return jump < 0 or bool(one.fit.levels[i + 1] - one.fit.levels[i] > log(_growth(one.curve, i)))
-
-
-def _growth(curve: Curve, i: int) -> float:
-    return useful_work(curve.points[i + 1].workload) / useful_work(curve.points[i].workload)
-
-
-def useful_work(workload: Workload) -> int:
-    """Returns the floating-point operations of a workload, or its bytes if it has none (collectives)."""
-    return workload.flops or workload.min_bytes
-
-
-def _cliff(one: FittedCurve, found: Break, spec: DeviceSpec, tile_of: TileOf) -> Cliff:
-    curve, i = one.curve, found.index
-    before, after = curve.points[i], curve.points[i + 1]
-    reach = _95_PERCENT * found.standard_error
-    return Cliff(
-        axis=curve.axis, op=curve.op, provider=curve.provider, variant=curve.variant, held=dict(curve.held),
-        before=before, after=after, ratio=exp(found.log_jump), low=exp(found.log_jump - reach),
-        high=exp(found.log_jump + reach), first=curve.sizes[found.first], last=curve.sizes[found.last],
-        rate_ratio=_growth(curve, i) * before.latency_us / after.latency_us,
-        cause=cause_of(CurveStep(curve.points, i, found.log_jump), spec, tile_of),
-    )  # fmt: skip
-
-
-# Fewest curves that have a common cliff.
-_FEWEST_CURVES = 8
-# Most kinds of cause listed for one size.
-_CAUSES_SAID = 2
-
-#: axis, op, provider, variant, and the sizes on both sides
-_Key = tuple[str, str, str, str, int, int]
-
-
-@dataclass(frozen=True)
-class CommonCliff:
-    """A jump of the median time over many curves of one family, between sizes `at` and `next` of `axis`.
-
-    ratio, low, high: median jump (time ratio) with 95 % interval.
-    num_cliffs: number of curves with a significant jump of their own there.
-    causes: (kind, number of curves) of these cliffs, by decreasing total cost.
-    stepping, level: (median ratio, number) of the curves that begin a new wave there, and of those that do not; None
-        if there are none, or no tile explains the family's steps.
-    """
-
-    axis: str
-    op: str
-    provider: str
-    variant: str
-    at: int
-    next: int
-    num_curves: int
-    ratio: float
-    low: float
-    high: float
-    num_cliffs: int
-    causes: tuple[tuple[str, int], ...]
-    stepping: tuple[float, int] | None = None
-    level: tuple[float, int] | None = None
-
-    @property
-    def cause(self) -> str:
-        """The most costly kind of cause, or `unexplained`."""
-        return self.causes[0][0] if self.causes else "unexplained"
-
-    @property
-    def cause_words(self) -> str:
-        """The two most costly kinds of cause with their number of curves: `wave edge 71, tile edge 64`."""
-        return ", ".join(f"{kind} {number}" for kind, number in self.causes[:_CAUSES_SAID]) or "unexplained"
-
-
-def common_cliffs(
-    fitted: Iterable[FittedCurve], cliffs: Sequence[Cliff], spec: DeviceSpec, explained_by: dict[Family, Explanation]
-) -> tuple[CommonCliff, ...]:
-    """Finds sizes after which the median jump over eight or more curves is significant and at least 3 %, largest first.
-
-    cliffs: result of `find_cliffs` on the same curves.
-    explained_by: the tile that explains the steps of a family, for families that have one.
-    """
-    jumps: dict[_Key, list[tuple[float, bool | None]]] = {}
-    counted: set[tuple[_Key, str]] = set()
-    for one in fitted:
-        curve, sizes = one.curve, one.curve.sizes
-        rise = np.diff(curve.log_time) - one.fit.trend * np.diff(curve.log_size)
-        explanation = explained_by.get(curve.family)
-        for i in curve.close_gaps:
-            if compute_bound(curve.points[i + 1].workload, spec):
-                key: _Key = (curve.axis, *curve.family, sizes[i], sizes[i + 1])
-                steps = None if explanation is None else _steps(one, i, explanation)
-                jumps.setdefault(key, []).append((float(rise[i]), steps))
-                counted.add((key, curve.points[i].key))
-    heights: dict[_Key, dict[str, list[float]]] = {}
-    for cliff in cliffs:
-        at = (cliff.axis, *cliff.family, cliff.at, cliff.next)
-        if cliff.ratio > 1 and (at, cliff.before.key) in counted:
-            heights.setdefault(at, {}).setdefault(cliff.cause.kind, []).append(log(cliff.ratio))
-    found = [_common(key, of_key, heights.get(key, {})) for key, of_key in jumps.items()]
-    return tuple(sorted((c for c in found if c is not None), key=lambda c: -c.ratio))
-
-
-def _steps(one: FittedCurve, i: int, explanation: Explanation) -> bool | None:
-    """Returns whether point i + 1 needs more waves than point i."""
-    before, after = (num_blocks(point.workload, explanation.tile) for point in one.curve.points[i : i + 2])
-    if before is None or after is None:
-        return None
-    return cdiv(after, explanation.resident_blocks) > cdiv(before, explanation.resident_blocks)
-
-
-def _common(
-    key: _Key, jumps: Sequence[tuple[float, bool | None]], heights: dict[str, list[float]]
-) -> CommonCliff | None:
-    if len(jumps) < _FEWEST_CURVES:
-        return None
-    rises = [rise for rise, _ in jumps]
-    middle = float(np.median(rises))
-    interval = median_interval(rises)
-    if middle < SMALLEST_CLIFF or interval.low <= 0:
-        return None
-    axis, op, provider, variant, at, following = key
-    causes = tuple((kind, len(heights[kind])) for kind in sorted(heights, key=lambda kind: -sum(heights[kind])))
-    return CommonCliff(
-        axis, op, provider, variant, at, following, len(jumps), exp(middle), exp(interval.low), exp(interval.high),
-        sum(number for _, number in causes), causes,
-        _median_ratio([rise for rise, steps in jumps if steps]),
-        _median_ratio([rise for rise, steps in jumps if steps is False]),
-    )  # fmt: skip
-
-
-def _median_ratio(rises: Sequence[float]) -> tuple[float, int] | None:
-    return (exp(float(np.median(rises))), len(rises)) if rises else None
+def known(used: TileInUse | None) -> bool:
+    """Returns whether a tile was recorded or recovered from the steps, not assumed."""
+    return used is not None and used.source != "assumed"

@@ -1,0 +1,281 @@
+"""Finds jumps of the time: one table with a row per gap of each curve, from which cliffs, common cliffs and gaps come.
+
+A cliff is a significant jump between close sizes of one curve, a common cliff a jump of the median over many curves,
+a gap one that is worth measuring between. (The latency models have cliffs of their own in `latency.gemm.cliffs`.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, log, sqrt
+
+import numpy as np
+
+from quantbench.analysis.blocks import Cause, compute_bound, num_blocks
+from quantbench.analysis.curves import Family, FittedCurve
+from quantbench.analysis.explain import CurveStep, cause_of
+from quantbench.analysis.periods import TileOf
+from quantbench.analysis.staircase import Explanation
+from quantbench.analysis.step_detection import Break
+from quantbench.analysis.summary import Point, useful_work
+from quantbench.device.spec import DeviceSpec
+from quantbench.quantization import cdiv
+from quantbench.stats import median_interval
+from quantbench.sweep.axes import grain_of
+from quantbench.sweep.refine import Gap, PlacedGap
+
+# Smallest jump (log time) that is called a cliff, at any noise.
+SMALLEST_CLIFF = log(1.03)
+# Standard errors that a jump must exceed. High, because each curve has many gaps: on simulated curves of a hundred
+# points without steps, about one curve in seven then shows a false step.
+_SURE = 4.0
+_95_PERCENT = 1.96
+
+
+@dataclass(frozen=True)
+class Jump:
+    """The change of the time over one gap of a curve, from point `index` to the next.
+
+    log_rise: change of the log time, beyond the trend.
+    step: the step that the fit has there, if any.
+    close: whether the two sizes are close enough to locate a step between them.
+    """
+
+    fitted: FittedCurve
+    index: int
+    log_rise: float
+    step: Break | None
+    close: bool
+
+    @property
+    def before(self) -> Point:
+        return self.fitted.curve.points[self.index]
+
+    @property
+    def after(self) -> Point:
+        return self.fitted.curve.points[self.index + 1]
+
+    @property
+    def log_growth(self) -> float:
+        """Growth of the useful work, as a log ratio."""
+        return log(useful_work(self.after.workload) / useful_work(self.before.workload))
+
+    @property
+    def cliff(self) -> Break | None:
+        """The step, if it is a cliff: large, significant, between close sizes, and steeper than the work grows."""
+        step, levels = self.step, self.fitted.fit.levels
+        if step is None or not self.close or abs(step.log_jump) < max(SMALLEST_CLIFF, _SURE * step.standard_error):
+            return None
+        grows = levels[self.index + 1] - levels[self.index] > self.log_growth
+        return step if step.log_jump < 0 or grows else None
+
+    @property
+    def log_height(self) -> float:
+        """Height for refinement: of a cliff between close sizes, else the drop of the rate if it is significant."""
+        if self.close:
+            cliff = self.cliff
+            return 0.0 if cliff is None else cliff.log_jump
+        height = log(self.after.latency_us / self.before.latency_us) - self.log_growth
+        one, two = self.fitted.sigma[self.index : self.index + 2]
+        return height if height > _SURE * sqrt(one**2 + two**2) else 0.0
+
+
+def jumps_of(fitted: Iterable[FittedCurve]) -> tuple[Jump, ...]:
+    """Returns the jumps over all gaps of the curves."""
+    return tuple(jump for one in fitted for jump in _jumps(one))
+
+
+def _jumps(one: FittedCurve) -> Iterator[Jump]:
+    curve = one.curve
+    rises = np.diff(curve.log_time) - one.fit.trend * np.diff(curve.log_size)
+    steps = {found.index: found for found in one.fit.breaks}
+    close = set(curve.close_gaps)
+    for i, rise in enumerate(rises.tolist()):
+        yield Jump(one, i, rise, steps.get(i), i in close)
+
+
+@dataclass(frozen=True)
+class Cliff:
+    """A jump of the time between two neighbours of a curve, beyond the trend.
+
+    axis, op, provider, variant, held: the curve (see `curves.Curve`).
+    at, next: the last size before the jump and the first measured after it.
+    keys: of the records on both sides.
+    ratio, low, high: time after / before without the trend, with 95 % interval; below 1 the time falls.
+    first, last: range of axis values after which the jump may lie, with 95 % confidence.
+    rate_ratio: useful work per second, after / before, trend included.
+    """
+
+    axis: str
+    op: str
+    provider: str
+    variant: str
+    held: Mapping[str, int]
+    at: int
+    next: int
+    ratio: float
+    low: float
+    high: float
+    first: int
+    last: int
+    rate_ratio: float
+    cause: Cause
+    keys: tuple[str, str]
+    before: Point = field(repr=False)
+    after: Point = field(repr=False)
+
+    @property
+    def family(self) -> Family:
+        return (self.op, self.provider, self.variant)
+
+
+def find_cliffs(jumps: Iterable[Jump], spec: DeviceSpec, tile_of: TileOf) -> tuple[Cliff, ...]:
+    """Finds the significant jumps, largest first: rises that lower the rate of useful work, and falls.
+
+    tile_of: maps a point to its tile (see `periods.tile_finder`).
+    """
+    found = [_cliff(jump, jump.cliff, spec, tile_of) for jump in jumps if jump.cliff is not None]
+    return tuple(sorted(found, key=lambda cliff: -abs(log(cliff.ratio))))
+
+
+def _cliff(jump: Jump, step: Break, spec: DeviceSpec, tile_of: TileOf) -> Cliff:
+    curve = jump.fitted.curve
+    reach = _95_PERCENT * step.standard_error
+    return Cliff(
+        axis=curve.axis, op=curve.op, provider=curve.provider, variant=curve.variant, held=dict(curve.held),
+        at=curve.sizes[jump.index], next=curve.sizes[jump.index + 1], ratio=exp(step.log_jump),
+        low=exp(step.log_jump - reach), high=exp(step.log_jump + reach), first=curve.sizes[step.first],
+        last=curve.sizes[step.last],
+        rate_ratio=exp(jump.log_growth) * jump.before.latency_us / jump.after.latency_us,
+        cause=cause_of(CurveStep(curve.points, jump.index, step.log_jump), spec, tile_of),
+        keys=(jump.before.key, jump.after.key), before=jump.before, after=jump.after,
+    )  # fmt: skip
+
+
+# Fewest curves that have a common cliff.
+_FEWEST_CURVES = 8
+# Most kinds of cause listed for one size.
+_CAUSES_SAID = 2
+
+#: axis, op, provider, variant, and the sizes on both sides
+_Key = tuple[str, str, str, str, int, int]
+
+
+@dataclass(frozen=True)
+class CommonCliff:
+    """A jump of the median time over many curves of one family, between sizes `at` and `next` of `axis`.
+
+    ratio, low, high: median jump (time ratio) with 95 % interval.
+    num_cliffs: number of curves with a significant jump of their own there.
+    causes: number of curves by kind of these cliffs, by decreasing total cost.
+    stepping, level: (median ratio, number) of the curves that begin a new wave there, and of those that do not; None
+        if there are none, or no tile explains the family's steps.
+    """
+
+    axis: str
+    op: str
+    provider: str
+    variant: str
+    at: int
+    next: int
+    num_curves: int
+    ratio: float
+    low: float
+    high: float
+    num_cliffs: int
+    causes: Mapping[str, int]
+    stepping: tuple[float, int] | None = None
+    level: tuple[float, int] | None = None
+
+    @property
+    def cause(self) -> str:
+        """The most costly kind of cause, or `unexplained`."""
+        return next(iter(self.causes), "unexplained")
+
+    @property
+    def cause_words(self) -> str:
+        """The two most costly kinds of cause with their number of curves: `wave edge 71, tile edge 64`."""
+        said = [f"{kind} {number}" for kind, number in self.causes.items()]
+        return ", ".join(said[:_CAUSES_SAID]) or "unexplained"
+
+
+def common_cliffs(
+    jumps: Iterable[Jump], cliffs: Sequence[Cliff], spec: DeviceSpec, explained_by: Mapping[Family, Explanation]
+) -> tuple[CommonCliff, ...]:
+    """Finds sizes after which the median jump over eight or more curves is significant and at least 3 %, largest first.
+
+    cliffs: result of `find_cliffs` on the same jumps.
+    explained_by: the tile that explains the steps of a family, for families that have one.
+    """
+    rises: dict[_Key, list[tuple[float, bool | None]]] = {}
+    counted: set[tuple[_Key, str]] = set()
+    for jump in jumps:
+        curve, sizes = jump.fitted.curve, jump.fitted.curve.sizes
+        if jump.close and compute_bound(jump.after.workload, spec):
+            key: _Key = (curve.axis, *curve.family, sizes[jump.index], sizes[jump.index + 1])
+            explanation = explained_by.get(curve.family)
+            steps = None if explanation is None else _more_waves(jump, explanation)
+            rises.setdefault(key, []).append((jump.log_rise, steps))
+            counted.add((key, jump.before.key))
+    heights: dict[_Key, dict[str, list[float]]] = {}
+    for cliff in cliffs:
+        at = (cliff.axis, *cliff.family, cliff.at, cliff.next)
+        if cliff.ratio > 1 and (at, cliff.before.key) in counted:
+            heights.setdefault(at, {}).setdefault(cliff.cause.kind, []).append(log(cliff.ratio))
+    found = [_common(key, of_key, heights.get(key, {})) for key, of_key in rises.items()]
+    return tuple(sorted((c for c in found if c is not None), key=lambda c: -c.ratio))
+
+
+def _more_waves(jump: Jump, explanation: Explanation) -> bool | None:
+    """Returns whether the point after the gap needs more waves than the one before it."""
+    before, after = (num_blocks(point.workload, explanation.tile) for point in (jump.before, jump.after))
+    if before is None or after is None:
+        return None
+    return cdiv(after, explanation.resident_blocks) > cdiv(before, explanation.resident_blocks)
+
+
+def _common(
+    key: _Key, jumps: Sequence[tuple[float, bool | None]], heights: dict[str, list[float]]
+) -> CommonCliff | None:
+    if len(jumps) < _FEWEST_CURVES:
+        return None
+    rises = [rise for rise, _ in jumps]
+    middle = float(np.median(rises))
+    interval = median_interval(rises)
+    if middle < SMALLEST_CLIFF or interval.low <= 0:
+        return None
+    axis, op, provider, variant, at, following = key
+    causes = {kind: len(heights[kind]) for kind in sorted(heights, key=lambda kind: -sum(heights[kind]))}
+    return CommonCliff(
+        axis, op, provider, variant, at, following, len(jumps), exp(middle), exp(interval.low), exp(interval.high),
+        sum(causes.values()), causes,
+        _median_ratio([rise for rise, steps in jumps if steps]),
+        _median_ratio([rise for rise, steps in jumps if steps is False]),
+    )  # fmt: skip
+
+
+def _median_ratio(rises: Sequence[float]) -> tuple[float, int] | None:
+    return (exp(float(np.median(rises))), len(rises)) if rises else None
+
+
+# Smallest jump (log time) that is refined, and the largest number of gaps.
+_SMALLEST_GAP = log(1.05)
+_MOST_GAPS = 32
+
+
+def find_gaps(jumps: Iterable[Jump]) -> tuple[PlacedGap, ...]:
+    """Returns up to 32 gaps with a jump of 5 % or more, largest first."""
+    heights = [(jump.log_height, jump) for jump in jumps]
+    large = sorted((pair for pair in heights if pair[0] >= _SMALLEST_GAP), key=lambda pair: -pair[0])
+    return tuple(_gap(jump) for _, jump in large[:_MOST_GAPS])
+
+
+def _gap(jump: Jump) -> PlacedGap:
+    curve, i = jump.fitted.curve, jump.index
+    gap = Gap(
+        curve.sizes[i], curve.sizes[i + 1], jump.before.latency_us, jump.after.latency_us,
+        float(jump.fitted.fit.trend[i]), float(max(jump.fitted.sigma[i : i + 2])),
+        grain_of(curve.axis.replace("_", "-")),
+    )  # fmt: skip
+    return PlacedGap(gap, curve.axis, dict(curve.held), curve.op, curve.provider)

@@ -1,0 +1,143 @@
+"""Computes the time of attention between unequal sequences, such as decoding, from the blocks that read the keys.
+
+A block reads the keys of one key head of one sequence, or a part of them where the kernel shares them out over SMs. An
+SM reads and multiplies at rates of its own, blocks run in waves of one per SM, and all of them share the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from quantbench.device.spec import DeviceSpec
+from quantbench.latency.attention_cost_model import AttentionShapes, BoolArray, FloatArray, Terms, peak_tflops
+from quantbench.latency.estimate import Parameter
+from quantbench.workload.dtypes import element_bytes
+
+
+@dataclass(frozen=True)
+class DecodeKernel:
+    """Rule by which attention kernels cut the keys of a batch into blocks.
+
+    block_m: query rows of a block; the query heads that share a key head are its rows.
+    blocks_per_sm: up to so many blocks for each SM the keys of a head are shared out; 0 if they never are.
+    least_keys: fewest keys of a part.
+    shares_groups_only: whether only keys that several query heads share are shared out.
+    """
+
+    block_m: int
+    blocks_per_sm: int
+    least_keys: int = 1
+    shares_groups_only: bool = False
+
+
+# FlashAttention-2 shares out the keys of grouped heads only (csrc/flash_attn/flash_api.cpp, seqlenq_ngroups_swapped).
+KERNELS = tuple(
+    DecodeKernel(block_m, *rule)
+    for block_m in (16, 64)
+    for rule in ((0,), (1, 128), (1, 512), (2, 256), (1, 256, True), (2, 128, True))
+)
+PARAMETERS = (
+    Parameter("log_launch_us", "time of an empty call", 2.1, 0.7),
+    Parameter("log_block_us", "fixed cost of one block on its SM", 0.0, 1.0),
+    Parameter("log_row_us", "cost of 1024 elements of a block's query rows", -3.0, 1.5),
+    Parameter("log_read_rate", "rate at which one SM reads keys over its share of the bandwidth", 0.3, 0.7),
+    Parameter("log_product_efficiency", "share of its peak at which one SM multiplies", -1.0, 1.0),
+    Parameter("log_memory_efficiency", "share of the memory bandwidth that is reached", -0.15, 0.3),
+    Parameter("log_l2_rate", "rate of reading from L2 over that from memory", 0.5, 0.7),
+    Parameter("log_l2_share", "bytes of which half are found in L2, over its size", -0.7, 0.5),
+    Parameter("logit_fluid_share", "share of waves that blocks of different length overlap", 0.0, 1.5),
+    Parameter("log_join", "p - 1 of the norm that joins the blocks' and the memory's time", 1.0, 0.7),
+)
+_NAMES = tuple(p.name for p in PARAMETERS)
+SPREAD = np.array([p.sd for p in PARAMETERS])
+
+
+@dataclass(frozen=True)
+class DecodePhysics:
+    """Cost model of one device: the rule of its kernel and its parameters, in the order of PARAMETERS."""
+
+    device: DeviceSpec
+    kernel: DecodeKernel
+    parameters: FloatArray
+    spread: ClassVar[FloatArray] = SPREAD
+
+    @classmethod
+    def candidates(cls, device: DeviceSpec) -> list[DecodePhysics]:
+        """Returns the cost model of each kernel, with the parameters' means."""
+        return [cls(device, kernel, np.array([p.mean for p in PARAMETERS])) for kernel in KERNELS]
+
+    def cost(self, shapes: AttentionShapes, cache_write: BoolArray) -> Callable[[FloatArray], Terms]:
+        """Returns the function from parameters to the times of shapes. cache_write: not used, a token is little."""
+        device, kernel = self.device, self.kernel
+        query_rows = shapes.heads / shapes.kv_heads * shapes.seq_q
+        blocks, parts = self._cut(shapes)
+        waves = np.ceil(blocks * parts / device.sm_count)
+        filled = np.maximum(blocks * parts / device.sm_count, 1.0)
+        elements = shapes.seq_k * shapes.head_dim / parts
+        bytes_per_us = device.memory_gb_per_s * 1e3
+        read_us = 2.0 * element_bytes(shapes.dtype) * elements * device.sm_count / bytes_per_us
+        flop_per_us = peak_tflops(device, shapes.dtype) * 1e6 / device.sm_count
+        multiply_us = 4.0 * elements * kernel.block_m / flop_per_us
+        moved_us = shapes.min_bytes / bytes_per_us
+        in_l2 = np.log(shapes.min_bytes / device.l2_bytes)
+
+        def terms(parameters: FloatArray) -> Terms:
+            x = dict(zip(_NAMES, parameters, strict=True))
+            reading_us = read_us * np.exp(-x["log_read_rate"])
+            multiplying_us = multiply_us * np.exp(-x["log_product_efficiency"])
+            fixed_us = np.exp(x["log_block_us"]) + np.exp(x["log_row_us"]) * query_rows * shapes.head_dim / 1024.0
+            block_us = fixed_us + (reading_us**3 + multiplying_us**3) ** (1.0 / 3.0)
+            fluid = 1.0 / (1.0 + np.exp(-x["logit_fluid_share"]))
+            compute_us = block_us * ((1.0 - fluid) * waves + fluid * filled)
+            hits = 1.0 / (1.0 + np.exp(3.0 * (in_l2 - x["log_l2_share"])))
+            memory_us = moved_us * np.exp(-x["log_memory_efficiency"])
+            memory_us = memory_us * (1.0 - hits * (1.0 - np.exp(-x["log_l2_rate"])))
+            join = 1.0 + np.exp(x["log_join"])
+            busy_us = (compute_us**join + memory_us**join) ** (1.0 / join)
+            # What the parts of a head add up to is put together by one block more.
+            launch_us = np.exp(x["log_launch_us"]) + np.where(parts > 1.0, np.exp(x["log_block_us"]), 0.0)
+            return Terms(launch_us + busy_us, launch_us, compute_us, memory_us, waves)
+
+        return terms
+
+    def _cut(self, shapes: AttentionShapes) -> tuple[FloatArray, FloatArray]:
+        """Returns the blocks before keys are shared out, and the parts of each, (n,)."""
+        kernel = self.kernel
+        group = shapes.heads / shapes.kv_heads
+        rows = np.ceil(group * shapes.seq_q / kernel.block_m)
+        blocks = np.asarray(shapes.batch * shapes.kv_heads * rows, dtype=np.float64)
+        most = np.maximum(1.0, shapes.seq_k // kernel.least_keys)
+        parts = np.clip(kernel.blocks_per_sm * self.device.sm_count // blocks, 1.0, most)
+        if kernel.shares_groups_only:
+            parts[group == 1] = 1.0
+        return blocks, parts
+
+    def features(self, shapes: AttentionShapes, terms: Terms) -> FloatArray:
+        """Returns the inputs of the Gaussian process, (n, 10): shape, predicted time, waves, their fill and parts."""
+        blocks, parts = self._cut(shapes)
+        filled = blocks * parts / self.device.sm_count
+        columns = [
+            np.log(shapes.batch * shapes.seq_q),
+            np.log(shapes.kv_heads),
+            np.log(shapes.heads / shapes.kv_heads),
+            np.log(shapes.seq_k),
+            2.0 * np.log(shapes.head_dim),
+            np.log(terms.latency_us),
+            np.log(filled),
+            terms.waves / filled * np.minimum(1.0, 4.0 / terms.waves),
+            np.log(parts),
+            np.log(shapes.min_bytes),
+        ]
+        return np.column_stack(columns)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kernel": asdict(self.kernel), "parameters": dict(zip(_NAMES, self.parameters.tolist(), strict=True))}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], device: DeviceSpec) -> DecodePhysics:
+        """Inverse of `to_json`. Raises KeyError, TypeError or ValueError for broken data."""
+        return cls(device, DecodeKernel(**data["kernel"]), np.array([float(data["parameters"][n]) for n in _NAMES]))
