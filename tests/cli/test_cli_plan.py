@@ -38,7 +38,7 @@ def run_json(*words: str, code: int = 0) -> dict[str, Any]:
 
 
 SCREEN = """\
-model: 176.2 B parameters: 70 layers of 14336, 112 heads of 128 (112 of keys and values), MLP of 57344, seq 2048, v
+model: 176 B parameters: 70 layers of 14336, 112 heads of 128 (112 of keys and values), MLP of 57344, seq 2048, voc
 assumed: unfused attention (of bloom-176b), Megatron's fused softmax, dropout (of bloom-176b), seq = 2048 (as bloom
 83 layouts keep every rule, 38 of them fit
 DP  TP  PP  CP  EP  MBS  intlv  ZeRO  recomp  SP             sec/it    more  model TFLOP/s   MFU  GiB  bubble  look

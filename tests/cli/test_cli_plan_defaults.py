@@ -1,4 +1,4 @@
-"""Every default of `plan` that moves the fastest layout's time by more than 5 % is on the screen."""
+"""Every default of `plan` that moves a layout's time by more than 5 % is on the screen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from quantbench.cli.plan_run import header_lines
 from quantbench.cli.plan_setup import Setup
 from quantbench.errors import QuantbenchError
 from quantbench.planner.predict import Planner
-from quantbench.planner.search import search
 
 #: option → other values than the default, and what the screen must say of the default
 DEFAULTS: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -36,9 +35,6 @@ DEFAULTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "link_gb_per_s": ((20,), r"GB/s inside a node"),
     "dp_overlap": ((0.0, 1.0), r"data-parallel traffic (not )?overlapping"),
     "allow_uneven": ((True,), r"stages of (equal|any) length"),
-}
-#: likewise, of one layout; a search tries all values of these and its table names them
-OF_ONE_LAYOUT: dict[str, tuple[tuple[Any, ...], str]] = {
     "mbs": (("2",), r"mbs = 1"),
     "cp": (("2",), r"no context parallelism"),
     "zero": (("0", "3"), r"ZeRO-1"),
@@ -51,24 +47,17 @@ OF_ONE_LAYOUT: dict[str, tuple[tuple[Any, ...], str]] = {
 TYPED = {"model", "config", "hidden", "heads", "layers", "vocab", "gpus", "gpu", "gbs", "dp", "tp", "pp"}
 FILES = {"profile", "site"}
 MODELS: dict[str, dict[str, Any]] = {
-    "preset": {"model": "llama-3-8b", "gpu": "H100", "gpus": 16, "gbs": 64, "tp": "2", "pp": "1,2", "mbs": "1,2"},
+    "preset": {"model": "llama-3-8b", "gpu": "H100", "gpus": 16, "gbs": 64, "tp": "2", "pp": "2"},
     "sizes": {"hidden": 4096, "heads": 32, "layers": 32, "vocab": 51200, "gpu": "A100", "gpus": 64, "gbs": 256,
-              "tp": "2", "pp": "1,2", "mbs": "1,2"},
-    "experts": {"model": "qwen3-30b-a3b", "gpu": "H100", "gpus": 16, "gbs": 64, "tp": "1,2", "pp": "2", "mbs": "1"},
-    "2022": {"model": "bloom-176b", "cluster": "jean-zay-a100", "gpus": 384, "gbs": 2048, "tp": "4", "pp": "12",
-             "mbs": "1,2"},
+              "tp": "2", "pp": "2"},
+    "experts": {"model": "qwen3-30b-a3b", "gpu": "H100", "gpus": 16, "gbs": 64, "tp": "2", "pp": "2"},
+    "2022": {"model": "bloom-176b", "cluster": "jean-zay-a100", "gpus": 384, "gbs": 2048, "tp": "4", "pp": "12"},
 }  # fmt: skip
 
 
 def test_every_option_is_walked_over() -> None:
-    named = [*DEFAULTS, *OF_ONE_LAYOUT, *TYPED, *FILES]
+    named = [*DEFAULTS, *TYPED, *FILES]
     assert sorted(named) == sorted(field.name for field in fields(PlanOptions))
-
-
-def fastest_s(setup: Setup) -> float:
-    job = setup.job()
-    found = search(job, setup.times_of(job.cluster.device), setup.calibration(job), setup.space())
-    return found.ranked[0].sec_per_it if found.ranked else float("nan")
 
 
 def checked_s(setup: Setup) -> float:
@@ -78,25 +67,22 @@ def checked_s(setup: Setup) -> float:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("one_layout", [False, True], ids=["search", "check"])
-def test_defaults_that_move_the_time_are_on_the_screen(name: str, one_layout: bool) -> None:
-    base = {**MODELS[name], "tp": "2", "pp": "2", "mbs": ""} if one_layout else MODELS[name]
-    options = {**DEFAULTS, **OF_ONE_LAYOUT} if one_layout else DEFAULTS
-    seconds = checked_s if one_layout else fastest_s
+def test_defaults_that_move_the_time_are_on_the_screen(name: str) -> None:
+    base = MODELS[name]
     plain = Setup(PlanOptions(**base))
-    before = seconds(plain)
-    said = "\n".join(map(str, header_lines(plain.job(), plain.assumed(one_layout=one_layout))))
+    before = checked_s(plain)
+    said = "\n".join(map(str, header_lines(plain.job(), plain.assumed(one_layout=True))))
     compared, unnamed = 0, []
-    for option, (values, text) in options.items():
+    for option, (values, text) in DEFAULTS.items():
         for value in values:
             if base.get(option):
                 continue
             try:
-                change = seconds(Setup(PlanOptions(**{**base, option: value}))) / before - 1
+                change = checked_s(Setup(PlanOptions(**{**base, option: value}))) / before - 1
             except QuantbenchError:  # not with this model, GPU or layout
                 continue
             compared += 1
             if abs(change) > 0.05 and not re.search(text, said):
                 unnamed.append(f"{option} = {value}: {change:+.0%}")
-    assert compared > 20
+    assert compared > 15
     assert unnamed == []
