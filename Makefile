@@ -1,4 +1,4 @@
-# Every target first makes .venv and installs into it what pyproject.toml names; nothing else is needed.
+# Every target but test-gpu first makes .venv and installs into it what pyproject.toml names; nothing else is needed.
 PYTHON ?= python3
 # A line of quantbench/device/wheels.py: cpu, volta, cuda12 or cuda13. If empty, driver and card decide.
 WHEELS ?=
@@ -8,7 +8,7 @@ ifeq ($(wildcard /dev/nvidia[0-9]*),)
 export OMP_NUM_THREADS ?= 1
 endif
 
-.PHONY: install check quick test test-extras test-gpu mutants bench bench-import bench-timer sweep evidence rehearsal docs \
+.PHONY: install check quick test test-extras test-gpu mutants bench bench-import bench-timer sweep docs \
 	test-aot test-volta test-cuda-wheel fuzz shelf clean
 
 install: .venv/installed
@@ -50,15 +50,26 @@ EXTRAS := tests/cluster/test_cluster_ray.py tests/importers tests/profile tests/
 test-extras: .venv/extras
 	$(BIN)/python -m pytest --benchmark-skip -n $(PROCESSES) --dist loadfile $(EXTRAS)
 
-# The tests that need a GPU: what is right in parallel processes, which compile; what is measured alone.
-test-gpu: install
-	$(BIN)/python -m pytest --benchmark-skip -W default -m "gpu and not gpu_timing" -n 12 --dist worksteal
-	$(BIN)/python -m pytest --benchmark-skip -W default -m gpu_timing
+# The tests that need a GPU, with the interpreter that is there: what is right in parallel processes, which compile;
+# what is measured alone. Nothing is installed; without pytest-xdist: PARALLEL=
+PARALLEL ?= -n 12 --dist worksteal
+test-gpu:
+	$(PYTHON) -m pytest --benchmark-skip -W default -m "gpu and not gpu_timing" $(PARALLEL)
+	$(PYTHON) -m pytest --benchmark-skip -W default -m gpu_timing
 
-# Mutation testing of the core modules, on mutants drawn at random.
+# Mutation testing of the core modules, on mutants drawn at random, in a clone: fails if more than 10 % survive.
+MUTANTS ?= 151
 mutants: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check cosmic-ray
-	$(BIN)/python -m tools.mutants
+	rm -rf build/mutants
+	git clone --quiet . build/mutants
+	cd build/mutants && export PATH=$(CURDIR)/$(BIN):$$PATH && \
+		cosmic-ray init tools/mutants.toml session.sqlite && \
+		cr-filter-operators session.sqlite tools/mutants.toml && \
+		python -m tools.mutants session.sqlite $(MUTANTS) && \
+		cosmic-ray exec tools/mutants.toml session.sqlite && \
+		cr-report --surviving-only --show-diff session.sqlite && \
+		cr-rate --fail-over 10 session.sqlite
 
 # Kernels compiled ahead of time by one triton, 3.6 or newer, in an environment of its own: no spills, no serialised wgmma.
 # `make test` compiles a few of them. QUANTBENCH_EXHAUSTIVE=1 compiles every tile in every dtype and layout.
@@ -101,32 +112,17 @@ bench-import: install
 bench-timer: install
 	$(BIN)/python tests/benchmarks/timer_on_double.py docs/evidence.md
 
-# All that is worth measuring on a GPU, in three commands of under ten minutes (docs/evidence.md); run again, they finish
-# what is missing. Without make or network: the commands themselves, with any interpreter that has the dependencies.
-evidence: install
-	for command in a b c; do $(BIN)/python -m tools.evidence.run $$command --copy-to build/packed || exit 1; done
-	$(BIN)/python -m tools.evidence.write build/packed
-
-# The three commands on a device double: killed at 20 random moments, started again, complete, and no false cliffs.
-rehearsal: install
-	PYTHONPATH=.:tests $(BIN)/python tests/rehearsal/rehearse.py
-
 # 10,000 hostile files for every loader.
 FUZZ_FILES ?= 10000
 fuzz: install
 	QUANTBENCH_FUZZ_EXAMPLES=$(FUZZ_FILES) $(BIN)/python -m pytest tests/project/test_fuzz_loaders.py
 
-# The accuracy page, the pictures and the figures of docs/ and README, from measured tables and runs.
+# README's samples, the main table of docs/accuracy.md, and the pictures.
 docs: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[tables,docs]'
 	mkdir -p build && $(BIN)/python -m tools.accuracy.page docs/accuracy.md
-	$(BIN)/python -m tools.accuracy.padding docs/padding.md
-	$(BIN)/python -m tools.advice_examples docs
 	$(BIN)/python -m tools.guide.front
 	$(BIN)/python -m tools.guide.explorer
-	$(BIN)/quantbench import aiconfigurator --system a100_sxm --table gemm --results build/tables
-	$(BIN)/python -m tools.accuracy.held_out_lines build/tables/a100-sxm4-80gb/aic-* docs/exporting.md
-	$(BIN)/python -m tools.planner_accuracy tests/data docs
 	$(BIN)/python -m mkdocs build --strict --quiet --config-file docs/site/mkdocs.yml
 	$(BIN)/python -m tools.guide.explorer build/site/explore.html
 

@@ -1,8 +1,4 @@
-"""Writes JUnit XML files for continuous integration.
-
-Entry points: `Case` and `write_suite`. Used by `report.comparison` (one case per point) and `advice.report` (one case
-per op).
-"""
+"""Writes JUnit XML files for continuous integration."""
 
 from __future__ import annotations
 

@@ -55,6 +55,7 @@ class Advice:
 
     unmeasured: parts of the time that have no measurement behind them, the largest share first.
     neighbours: shapes that are predicted to be faster, the surely faster ones first.
+    alike: the best shape with as many heads, and the best with heads as wide, unless they are among the neighbours.
     singles: the best change of one dimension alone, the largest gain first.
     tried: number of shapes within `space` that were compared with this one.
     broken: rules of number formats and libraries that the shape breaks.
@@ -68,6 +69,7 @@ class Advice:
     cost: ShapeCost
     unmeasured: tuple[Unmeasured, ...]
     neighbours: tuple[Advised, ...]
+    alike: tuple[Advised, ...]
     singles: tuple[Advised, ...]
     tried: int
     space: Space
@@ -101,7 +103,7 @@ class Advice:
     @property
     def compared(self) -> tuple[Advised, ...]:
         """All other shapes in this advice, each once."""
-        found = {one.found.shape: one for one in (*self.neighbours, *self.singles)}
+        found = {one.found.shape: one for one in (*self.neighbours, *self.alike, *self.singles)}
         return tuple(found.values())
 
 
@@ -139,12 +141,15 @@ def advise(
     space = space or Space()
     cost = cost_of(shape, remembered)
     search = Search(shape, remembered, space if top else None)
+    best = search.best(top)
+    listed = {one.shape for one in best}
     return Advice(
         device=device,
         note=remembered.note,
         cost=cost,
         unmeasured=_unmeasured(cost),
-        neighbours=_advised(search.best(top), cost, remembered),
+        neighbours=_advised(best, cost, remembered),
+        alike=_advised((one for one in search.alike() if one.shape not in listed), cost, remembered),
         singles=_advised(search.single(), cost, remembered),
         tried=search.tried,
         space=space,

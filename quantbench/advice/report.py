@@ -38,6 +38,7 @@ def advice_to_json(advice: Advice) -> dict[str, Any]:
         "tried": advice.tried,
         "space": asdict(advice.space),
         "neighbours": _advised_to_json(advice.neighbours),
+        "same_heads_or_head_dim": _advised_to_json(advice.alike),
         "one_change": _advised_to_json(advice.singles),
     }
 

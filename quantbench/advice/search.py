@@ -105,6 +105,18 @@ class Search:
                 (sure if surely else unsure).append(_preferred(group, surely or timed))
         return (*self._ranked(sure), *self._ranked(unsure))[:count]
 
+    def alike(self) -> tuple[Neighbour, ...]:
+        """Returns the best shape with as many heads as the one asked about, and the best with heads as wide."""
+        joint = [one for group, timed in self._groups.items() if group.joint for one in timed]
+        found = {}
+        for name in ("heads", "head_dim"):
+            same = [one for one in joint if getattr(one.shape, name) == getattr(self._base.shape, name)]
+            surely = [one for one in same if self._compared(one).sure]
+            if same:
+                chosen = _preferred(Group("hidden", 0), surely or same)
+                found[chosen.shape] = self._compared(chosen)
+        return tuple(one for one in found.values() if one.gain >= WORTH_MOVING)
+
     def single(self) -> tuple[Neighbour, ...]:
         """Returns the best change of each dimension alone that gains enough, the largest gain first."""
         chosen = [_preferred(group, timed) for group, timed in self._groups.items() if not group.joint]

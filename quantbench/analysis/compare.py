@@ -1,9 +1,5 @@
 """Compares two runs point by point and classifies each point as slower, faster, same or unclear.
 
-Entry points: `compare_runs`, its `CompareOptions` and its result `Comparison` of `Compared` and `Matched` points; the
-texts `VERDICTS`, `METHOD` and `FIGURES_METHOD`. Used by the command `compare`, and by `report.comparison`, which shows
-the result.
-
 A point is slower or faster if a rank test on the raw samples (single times: a log-normal test) rejects a change within
 the tolerance, after Holm's correction over all points: a single false regression fails a build. The tolerance is the
 user's margin or the noise of the reference point, whichever is larger. "Same": the 95 % interval lies within the

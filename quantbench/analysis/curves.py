@@ -1,9 +1,5 @@
 """Groups points into curves along one axis, estimates their noise and fits them piecewise.
 
-Entry points: `curves_of`, which returns `Curve` objects; `fit_curves`, which returns `FittedCurve` objects;
-`curve_family`, which returns a `Family`; `repeatability`, `axes_of`; the constants `COARSE`, `LEAST_ERROR` and
-`MEDIAN_FACTOR`. Used by the other modules of this package, by `report` and by tools.
-
 The standard error of a point's log time has three parts: the error of the median from its own samples; the scatter
 between points (`repeatability` of the reference point); and, for single times, the scatter between nearly equal sizes.
 If the fits of a family scatter more than expected, its standard errors are scaled up to match.

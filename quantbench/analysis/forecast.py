@@ -1,13 +1,9 @@
-"""Predicts the times of a sweep's grid, and the rise of the time from m to m + 1.
-
-Entry points: `forecast`, which returns a `Forecast` of `PredictedPlace` objects; `Rise` and `rises_at_next_m`;
-`slower_than_best_kernel`. Used by the command `predict`; `report.forecast` shows the result.
-"""
+"""Predicts the times of a sweep's grid, and the rise of the time from m to m + 1."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -17,32 +13,66 @@ from quantbench.errors import InputError
 from quantbench.latency import op_times
 from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.op_times import OpEstimate, RememberedTimes, ShapeEstimate, peak_share, total
+from quantbench.latency.op_times import OpEstimate, RememberedTimes, peak_share, total
+from quantbench.launch import Tile
 from quantbench.sweep.axes import Axis, Held, places_of
 from quantbench.workload import Gemm
+
+
+@dataclass(frozen=True)
+class Rise:
+    """Predicted relative rise of the time from m to m + 1 (0.3: 30 % longer), with its 90 % interval."""
+
+    share: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class PredictedOp:
+    """Prediction of one op, `count` times in a place. See `Estimate` for the other fields."""
+
+    op: str
+    count: int
+    workload: str
+    latency_us: float
+    low_us: float
+    high_us: float
+    source: str
+    bound: str
+    waves: int | None
+    peak_share: float | None
+    tile: Tile | None
+    estimate: OpEstimate = field(repr=False)
 
 
 @dataclass(frozen=True)
 class PredictedPlace:
     """Predicted ops at one place on the axes: one layer, or a single op.
 
-    estimate: estimates of the ops and their sum, without the logits if there are other ops.
-    logits: estimate of the model's logits if the place has other ops as well, else None.
-    peak_share: time-weighted share of peak of the ops in `estimate`; None if a peak is unknown.
-    worst: op with the smallest share of peak.
-    reasons: why the worst op runs below peak.
+    latency_us, low_us, high_us, tflops: of the sum of the ops, without the logits if there are other ops.
+    logits_us: time of the model's logits if the place has other ops as well, else None.
+    peak_share: time-weighted share of peak of the summed ops; None if a peak is unknown.
+    reasons: why the worst op, that with the smallest share of peak, runs below peak.
+    ops: all ops, with the logits.
+    rise_at_next_m: see `rises_at_next_m`. slower_than_best_kernel: see `slower_than_best_kernel`.
+    summed: estimates of the summed ops.
     """
 
     axes: dict[str, int]
-    estimate: ShapeEstimate
-    logits: ShapeEstimate | None
+    latency_us: float
+    low_us: float
+    high_us: float
+    tflops: float
+    logits_us: float | None
     peak_share: float | None
-    worst: OpEstimate
+    worst_op: str
     reasons: tuple[str, ...]
-
-    @property
-    def ops(self) -> tuple[OpEstimate, ...]:
-        return (*self.estimate.ops, *(() if self.logits is None else self.logits.ops))
+    ops: tuple[PredictedOp, ...]
+    summed: tuple[OpEstimate, ...] = field(repr=False)
+    worst: OpEstimate = field(repr=False)
+    rise_at_next_m: Rise | None = None
+    slower_than_best_kernel: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -58,7 +88,7 @@ class Forecast:
 
     @property
     def ops(self) -> tuple[OpEstimate, ...]:
-        return tuple(op for row in self.rows for op in row.ops)
+        return tuple(op.estimate for row in self.rows for op in row.ops)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -89,27 +119,45 @@ def forecast(axes: Sequence[Axis], held: Held, times: RememberedTimes) -> Foreca
 
 
 def _row(axes: dict[str, int], found: list[OpEstimate], spec: DeviceSpec, correlation: float) -> PredictedPlace:
-    logits = [o for o in found if o.op.name == "logits"]
-    ops = [o for o in found if o.op.name != "logits"] or logits
-    shares = [peak_share(o.op.workload, o.estimate.latency_us, spec) for o in ops]
-    estimate = total(ops, correlation)
-    known = [share * o.total_us for share, o in zip(shares, ops, strict=True) if share is not None]
-    worst = min(zip(shares, ops, strict=True), key=lambda pair: (pair[0] is None, pair[0] or 0.0, pair[1].op.label))[1]
-    work = worst.op.workload
-    used = tile_in_use(spec, work.dtype, worst.estimate.launch)
-    reasons = idle_reasons(work, spec, used, peak_share(work, worst.estimate.latency_us, spec))
-    of_logits = total(logits, correlation) if logits and ops is not logits else None
-    share = sum(known) / estimate.latency_us if len(known) == len(ops) else None
-    return PredictedPlace(axes, estimate, of_logits, share, worst, tuple(reason.words for reason in reasons))
+    ops = [_op(one, spec) for one in found]
+    logits = [one for one in ops if one.estimate.op.name == "logits"]
+    layer = [one for one in ops if one not in logits] or logits
+    summed = tuple(one.estimate for one in layer)
+    whole = total(summed, correlation)
+    known = [one.peak_share * one.estimate.total_us for one in layer if one.peak_share is not None]
+    worst = min(layer, key=lambda one: (one.peak_share is None, one.peak_share or 0.0, one.op))
+    work = worst.estimate.op.workload
+    used = tile_in_use(spec, work.dtype, worst.estimate.estimate.launch)
+    reasons = idle_reasons(work, spec, used, worst.peak_share)
+    return PredictedPlace(
+        axes=axes,
+        latency_us=whole.latency_us,
+        low_us=whole.low_us,
+        high_us=whole.high_us,
+        tflops=whole.tflops,
+        logits_us=sum(one.estimate.total_us for one in logits) if logits and layer is not logits else None,
+        peak_share=sum(known) / whole.latency_us if len(known) == len(layer) else None,
+        worst_op=worst.op,
+        reasons=tuple(reason.words for reason in reasons),
+        ops=tuple(layer if layer is logits else layer + logits),
+        summed=summed,
+        worst=worst.estimate,
+    )
 
 
-@dataclass(frozen=True)
-class Rise:
-    """Predicted relative rise of the time from m to m + 1 (0.3: 30 % longer), with its 90 % interval."""
+def _op(found: OpEstimate, spec: DeviceSpec) -> PredictedOp:
+    one = found.estimate
+    return PredictedOp(
+        found.op.label, found.op.count, str(found.op.workload), one.latency_us, one.low_us, one.high_us, one.source,
+        one.bound, one.waves, peak_share(found.op.workload, one.latency_us, spec),
+        None if one.launch is None else one.launch.tile, found,
+    )  # fmt: skip
 
-    share: float
-    low: float
-    high: float
+
+def with_cliffs(rows: Sequence[PredictedPlace], model: GemmModel) -> tuple[PredictedPlace, ...]:
+    """Returns the rows with what the model knows of cliffs near them."""
+    more = zip(rows, rises_at_next_m(rows, model), slower_than_best_kernel(rows, model), strict=True)
+    return tuple(replace(row, rise_at_next_m=rise, slower_than_best_kernel=share) for row, rise, share in more)
 
 
 def rises_at_next_m(rows: Sequence[PredictedPlace], model: GemmModel) -> tuple[Rise | None, ...]:
@@ -137,7 +185,7 @@ def slower_than_best_kernel(rows: Sequence[PredictedPlace], model: GemmModel) ->
     """Returns for each row of a single GEMM by how much (a share of the time) the model's rows of such products were
     slower than the fastest kernel of its cost model, as another kernel or a lower clock makes them; 0 for other rows.
     """
-    works = [row.ops[0].op.workload for row in rows if len(row.ops) == 1 and model.rows]
+    works = [row.ops[0].estimate.op.workload for row in rows if len(row.ops) == 1 and model.rows]
     gemms = [work for work in works if isinstance(work, Gemm)]
     if len(gemms) < len(rows):  # the ops of a grid's places are the same
         return (0.0,) * len(rows)
@@ -150,7 +198,7 @@ def slower_than_best_kernel(rows: Sequence[PredictedPlace], model: GemmModel) ->
 
 def _along_m(row: PredictedPlace) -> Gemm | None:
     """Returns the only GEMM of a row along m, None for other rows and at the largest m."""
-    work = row.estimate.ops[0].op.workload
-    if "m" not in row.axes or len(row.estimate.ops) != 1 or not isinstance(work, Gemm) or work.batch != 1:
+    work = row.summed[0].op.workload
+    if "m" not in row.axes or len(row.summed) != 1 or not isinstance(work, Gemm) or work.batch != 1:
         return None
     return work if work.m < LARGEST_SIDE else None

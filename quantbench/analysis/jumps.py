@@ -22,8 +22,8 @@ from quantbench.analysis.summary import Point, useful_work
 from quantbench.device.spec import DeviceSpec
 from quantbench.quantization import cdiv
 from quantbench.stats import median_interval
-from quantbench.sweep.axes import grain_of
 from quantbench.sweep.refine import Gap, PlacedGap
+from quantbench.sweep.sizes import grain_of
 
 # Smallest jump (log time) that is called a cliff, at any noise.
 SMALLEST_CLIFF = log(1.03)

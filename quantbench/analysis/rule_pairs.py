@@ -1,11 +1,7 @@
 """Finds pairs of measurements that test a rule of thumb: one keeps the rule, one breaks it, all else is similar.
 
-Entry points: the finders of pairs (`PairFinder`) `multiples`, `halves`, `whole_waves`, `fallbacks` and `first_of` for
-single ops, `best_value` and `doublings` for whole layers. A finder takes a `Material` and returns `PairsOrReason`: its
-`RulePair` objects, or the reason why there are none. Used by `rules`, which assigns a finder to each rule, by
-`experts` and by `check`, which collects the `Material`.
-
-Effects are ratios of time per unit of useful work, broken / kept: above 1, the rule helps.
+A finder takes a `Material` and returns its pairs, or the reason why there are none. Effects are ratios of time per unit
+of useful work, broken / kept: above 1, the rule helps.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ from quantbench.analysis.summary import Point, counted, useful_work
 from quantbench.device.spec import DeviceSpec
 from quantbench.megatron import megatron_fused_available
 from quantbench.quantization import quantize
-from quantbench.sweep.axes import LINEAR_OPS
+from quantbench.sweep.sizes import LINEAR_OPS
 from quantbench.workload import Gemm, Softmax
 
 # A size with a neighbour on one side only (end of a range) counts if they are this close, in log size.

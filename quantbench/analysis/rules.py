@@ -32,7 +32,8 @@ from quantbench.errors import InputError, UnsupportedError
 from quantbench.megatron import batches_per_block
 from quantbench.rules import Rule, Verdict
 from quantbench.stats import CONFIDENCE, median_interval, normal_quantile
-from quantbench.sweep.axes import LINEAR_OPS, Held
+from quantbench.sweep.axes import Held
+from quantbench.sweep.sizes import LINEAR_OPS
 from quantbench.units import counted
 
 #: smallest relative effect for which a rule is worth following

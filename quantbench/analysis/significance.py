@@ -1,9 +1,4 @@
-"""Computes the statistics of a comparison: tests of a time ratio, Holm's correction, drift of the reference points.
-
-Entry points: `rank_test`, which returns a `RatioTest`; `holm`; `wander`, which returns a `Wander`;
-`reference_noise`, `pooled_noise` and `reference_medians`. Used by `compare`, `curves` (the noise of the reference
-points) and `tools.guide`.
-"""
+"""Computes the statistics of a comparison: tests of a time ratio, Holm's correction, drift of the reference points."""
 
 from __future__ import annotations
 

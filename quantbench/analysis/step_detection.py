@@ -1,8 +1,5 @@
 """Finds steps in curves by a piecewise linear fit with a penalty on every break.
 
-Entry points: `find_pieces`, `describe` and `join`, and their types `Pieces`, `PiecewiseFit`, `Break` and `Floats`. Used
-by `curves`; `cliffs` uses the type `Break`.
-
 The log time is modelled as pieces, each a level plus a small slope against the log size. Dynamic programming finds the
 exact optimum over all break positions (Jackson et al., "An algorithm for optimal partitioning of data on an interval",
 IEEE Signal Processing Letters 12, 2005). The slope of a piece has a prior around the local trend, which is estimated

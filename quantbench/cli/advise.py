@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quantbench.cli.devices import device_line
-from quantbench.cli.model_options import StepOptions, chosen_model
+from quantbench.cli.model_options import ROUTING, ShapeOptions, chosen_model, with_sizes
 from quantbench.cli.options import (
     command,
     gpu_option,
@@ -51,9 +51,11 @@ _search, _gate = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdviseOptions(StepOptions):
+@with_sizes("mbs", "tp", "experts", "top-k", "moe-ffn", "ep")
+class AdviseOptions(ShapeOptions):
     """The options of `advise` as typed; "" and None stand for the default."""
 
+    routing: str = ROUTING
     gpu: str = gpu_option("")
     library: str = library_option()
     profile: Path | None = profile_option()
@@ -154,6 +156,10 @@ def _lines(
         yield from _advised_lines(
             "better shapes (● best gain for the smallest change)", advice.better, wide, marks=True
         )
+        if advice.better:
+            yield from _advised_lines("the best with as many heads, or with heads as wide", advice.alike, wide)
+            if not any(one.found.shape.heads == advice.shape.heads for one in (*advice.better, *advice.alike)):
+                yield f"with {advice.shape.heads} heads: no shape that was tried is faster"
         yield from _advised_lines("better with one change alone", alone, wide)
         if every:
             unsure = dict.fromkeys((*advice.neighbours, *advice.singles))

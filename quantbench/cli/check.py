@@ -81,7 +81,7 @@ def check(
 
 def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) -> Path:
     """Runs a rule's experiment on the device at hand and returns the folder of its run."""
-    from quantbench.cli.sweep import SweepArguments, sweep_options
+    from quantbench.cli.sweep_options import SweepArguments, sweep_options
     from quantbench.cli.sweep_run import measure, stop_on_sigterm
     from quantbench.sweep.child import WorkerProcess
     from quantbench.sweep.session import SweepSession

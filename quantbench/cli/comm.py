@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from quantbench.cli.options import command, json_option, option, percentage, results_option
-from quantbench.cli.output import output, plain_table, print_result, say, show, warning
+from quantbench.cli.output import encoded, output, plain_table, print_result, say, show, warning
 from quantbench.errors import QuantbenchError, require_choice
 from quantbench.store.record import Failed, Measured, Record, Skipped
 from quantbench.timing.options import TimingOptions
@@ -177,9 +177,9 @@ def row_to_json(record: Record) -> dict[str, Any]:
         case Measured(measurement, graded):
             stated = measurement.stated
             row |= {
-                **asdict(figures(work, stated.latency_us)), "spread": spread(stated.times_us),
+                **encoded(figures(work, stated.latency_us)), "spread": spread(stated.times_us),
                 "samples": len(stated.times_us), "relative_half_width": stated.relative_half_width,
-                "grade": asdict(graded),
+                "grade": graded,
             }  # fmt: skip
         case Skipped(reason):
             row["skipped"] = reason
@@ -195,4 +195,4 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         return (*"––––", "", why)
     rates = (f"{row[name]:.3g}" for name in ("algorithm_gb_per_s", "bus_gb_per_s"))
     grade = row["grade"]
-    return latency(row["latency_us"]), *rates, percent(row["spread"]), grade["letter"], "; ".join(grade["reasons"][:1])
+    return latency(row["latency_us"]), *rates, percent(row["spread"]), grade.letter, "; ".join(grade.reasons[:1])

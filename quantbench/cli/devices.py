@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 
 import typer
 from rich.table import Table
@@ -43,9 +42,8 @@ def devices(as_json: bool = json_option()) -> None:
     dtype = device.default_dtype(spec)
 
     answer = {
-        "device": asdict(spec), "default_dtype": dtype, "state": asdict(state),
-        "limits": None if limits is None else asdict(limits), "warnings": warnings_for(spec, state, limits),
-        "diagnosis": [asdict(finding) for finding in findings], "known": [asdict(known) for known in device.known()],
+        "device": spec, "default_dtype": dtype, "state": state, "limits": limits,
+        "warnings": warnings_for(spec, state, limits), "diagnosis": findings, "known": device.known(),
     }  # fmt: skip
     table: list[StyledLine | Table] = [_findings_table(findings), ""] if findings else []
     lines = (
@@ -60,12 +58,7 @@ def devices(as_json: bool = json_option()) -> None:
 
 def _refused(findings: Sequence[Finding], *, as_json: bool) -> None:
     """Prints why the card cannot be measured, and the known GPUs."""
-    known = device.known()
-    answer = {
-        "device": None,
-        "diagnosis": [asdict(finding) for finding in findings],
-        "known": [asdict(spec) for spec in known],
-    }
+    answer = {"device": None, "diagnosis": findings, "known": device.known()}
     print_result(as_json, lambda: answer, [_findings_table(findings), "", _known_table("")])
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from quantbench.cli.options import argument, command, gpu_option, json_option, option, results_option
-from quantbench.cli.output import check_file, output, print_json, print_result, show
+from quantbench.cli.output import check_file, encoded, output, print_json, print_result, show
 from quantbench.device import lookup
 from quantbench.errors import InputError
 from quantbench.files import write_file
@@ -97,7 +97,7 @@ def _write(
         if not to.as_json:
             show(console, summary_lines(summaries[-1]))
     if to.as_json:
-        print_json([asdict(summary) for summary in summaries])
+        print_json(summaries)
     else:
         show(console, (*missing, f"\nNext: quantbench check {summaries[0].folder}"))
 
@@ -153,6 +153,6 @@ def import_megatron_log(
     for summary, folder in zip(summaries, folders, strict=True):
         lines += [f"{summary.name}: {count} lines left out: {reason}" for reason, count in summary.left_out.items()]
         lines.append(str(folder))
-        answer.append({**asdict(summary), "folder": folder})
+        answer.append({**encoded(summary), "folder": folder})
     lines.append(f"Next: quantbench report {' '.join(map(str, folders))}")
     print_result(as_json, lambda: answer, (training_table(summaries), *lines))

@@ -1,28 +1,33 @@
 """Declares options that describe a model or a grid of sizes, and converts them to shapes and axes.
 
-Entry points: `ShapeOptions` (one value per size), which `chosen_model` converts to a shape, used by `plan`;
-`StepOptions`, also with head_dim, mbs and tp, used by `advise` and `pad`; `GridOptions` (a size may be a range), which
-`held_and_dims` converts to fixed sizes and axes, used by `predict` and `sweep`; `ModelOptions`, which they share, and
-`named_model`, both used by `explore`; `size_option`, which declares one size; `assumed_words`, `latent_words` and
-`sweep_words`, which list assumptions and sizes for the output.
-
-Defaults come from the preset or configuration, then from the device.
+The options of sizes come from `sweep.sizes`. `chosen_model` returns one model, `held_and_dims` a grid. A value is the
+typed one, else that of the preset or configuration, else what is usual on the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from quantbench.cli.options import option, typed_words
 from quantbench.device import default_attention, default_dtype
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.files import read_json, reason
-from quantbench.sweep.axes import DIMS, EXPERT_OPS, GEMM_DIMS, MODEL_DIMS, MOE_DIMS, UNFUSED_OPS, Held
+from quantbench.sweep.axes import Held
+from quantbench.sweep.sizes import (
+    DIMS,
+    EXPERT_OPS,
+    GEMM_DIMS,
+    LARGEST,
+    MODEL_DIMS,
+    MOE_DIMS,
+    SIZES,
+    UNFUSED_OPS,
+)
 from quantbench.workload import Gemm, GroupedGemm, TransformerShape
 from quantbench.workload.dtypes import GEMM_DTYPES
 from quantbench.workload.huggingface import Described, describe
@@ -44,21 +49,47 @@ _SAID_AGAIN = (
 
 _LARGEST_HISTOGRAM_BYTES = 2**20
 _model = partial(option, panel="Model")
-#: declares the option for one size of a transformer
-size_option = partial(_model, None, min=1, max=2**31 - 1)
-_ROUTING = _model(
+_RANGES = "Sizes: a number, or with --dim of the same name a range"
+ROUTING = _model(
     "", "Tokens over experts: balanced (default), power_law_1.2, or a JSON file with a count for each expert."
 )
-_range = partial(option, "", panel="Sizes: a number, or with --dim of the same name a range", show_default=False)
+_Options = TypeVar("_Options", bound=type)
+
+
+def with_sizes(*names: str) -> Callable[[_Options], _Options]:
+    """Adds an option for each of these sizes (`sweep.sizes.SIZES`) to a class of options, before it is a dataclass.
+
+    A size is an integer; in `GridOptions` a text, which may be a range, if it may be swept.
+    """
+
+    def add(options: _Options) -> _Options:
+        for name in names:
+            field = name.replace("-", "_")
+            spelled = (f"--{name}", *((f"-{name}",) if len(name) == 1 else ()))
+            size = SIZES[name]
+            if options.__name__ == "GridOptions" and size.swept is not None:
+                options.__annotations__[field] = str
+                setattr(options, field, option("", size.words, *spelled, panel=_RANGES, show_default=False))
+            else:
+                options.__annotations__[field] = int | None
+                setattr(options, field, _model(None, size.words, *spelled, min=1, max=LARGEST))
+        options.size_names = (*options.size_names, *names)  # type: ignore[attr-defined]
+        return options
+
+    return add
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """Options shared by all commands about a model; "", 0 and None stand for the default."""
+    """Options shared by all commands about a model; "" and None stand for the default.
+
+    size_names: sizes that the command takes.
+    """
+
+    size_names: ClassVar[tuple[str, ...]] = ()
 
     model: str = _model("", "Preset, such as llama-3-8b (list: quantbench models).")
     config: Path | None = _model(None, "A Hugging Face config.json.")
-    kv_heads: int = _model(0, "Key/value heads (0: the model's, else as many as heads).", min=0)
     gated: bool = _model(False, "Gated MLP: a gate projection beside the up projection.")
     dtype: str = _model("", f"Number format: {', '.join(GEMM_DTYPES)} (default: the device's usual one).")
     attention: str = _model(
@@ -68,74 +99,34 @@ class ModelOptions:
         None, "Dropout of hidden states and attention (default: the model's, else none).", "--dropout/--no-dropout"
     )
 
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """Sizes as typed, by name; None or "" if not typed."""
+        return {name: getattr(self, name.replace("-", "_")) for name in self.size_names}
+
 
 @dataclass(frozen=True, kw_only=True)
+@with_sizes("hidden", "heads", "kv-heads", "head-dim", "ffn", "layers", "seq", "vocab")
 class ShapeOptions(ModelOptions):
-    """Options for a model with one value per size. `size_names` lists the fields that are sizes of a transformer,
-    `plans` says whether the command plans training."""
+    """Options for a model with one value per size. plans: whether the command plans training."""
 
     plans: ClassVar[bool] = False
-    size_names: ClassVar[tuple[str, ...]] = ("hidden", "heads", "kv_heads", "ffn", "layers", "seq", "vocab")
 
-    hidden: int | None = size_option("Hidden size.")
-    heads: int | None = size_option("Attention heads.")
-    ffn: int | None = size_option("Width of the MLP (default: 4 × hidden).")
-    layers: int | None = size_option("Layers (default: a usual depth for the hidden size).")
-    seq: int | None = size_option("Sequence length, tokens.")
-    vocab: int | None = size_option("Vocabulary size.")
     untied: bool = _model(False, "Separate matrices for embedding and logits.")
     fp8_recipe: str = _model("", f"Recipe of an 8- or 4-bit step: {', '.join(RECIPES)} (default: none, no casts).")
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in self.size_names if getattr(self, name)}
-
 
 @dataclass(frozen=True, kw_only=True)
-class StepOptions(ShapeOptions):
-    """Options for a step of a model on one GPU of a tensor-parallel group."""
-
-    size_names: ClassVar[tuple[str, ...]] = (
-        *ShapeOptions.size_names, "head_dim", "mbs", "tp", "experts", "top_k", "moe_ffn", "ep",
-    )  # fmt: skip
-
-    head_dim: int | None = size_option("Width of a head (default: hidden / heads).")
-    mbs: int | None = size_option("Micro-batch size, sequences (default: 1).")
-    tp: int | None = size_option("Tensor-parallel degree (default: 1).")
-    experts: int | None = size_option("Routed experts of a layer, in place of its MLP (default: the model's).")
-    top_k: int | None = size_option("Experts per token.")
-    moe_ffn: int | None = size_option("Width of one expert.")
-    ep: int | None = size_option("Expert-parallel degree; each GPU of it has its own tokens (default: 1).")
-    routing: str = _ROUTING
-
-
-@dataclass(frozen=True, kw_only=True)
+@with_sizes("kv-heads", *DIMS)
 class GridOptions(ModelOptions):
     """Options for a grid of sizes, as typed. The text of a size that is an axis is a range."""
 
     dim: list[str] | None = option(
         None,
-        "Dimension to vary: hidden, heads, head-dim, ffn, seq, mbs, tp, vocab, experts, top-k, moe-ffn, tokens, ep, "
-        "m, n, k or batch; with values: hidden=1024:4096:64, tp=1,2,4, n=3072:8192@edges. Several make a grid.",
+        f"Dimension to vary: {', '.join(DIMS)}; with values: hidden=1024:4096:64, tp=1,2,4, n=3072:8192@edges. "
+        "Several make a grid.",
     )
-    hidden: str = _range("Hidden size.")
-    heads: str = _range("Attention heads.")
-    head_dim: str = _range("Width of a head.")
-    ffn: str = _range("Width of the MLP (default: 4 × hidden).")
-    seq: str = _range("Sequence length, tokens.")
-    mbs: str = _range("Micro-batch size, sequences.")
-    tp: str = _range("Tensor-parallel degree.")
-    vocab: str = _range("Vocabulary size.")
-    experts: str = _range("Routed experts of a layer, in place of its MLP.")
-    top_k: str = _range("Experts per token.")
-    moe_ffn: str = _range("Width of one expert.")
-    tokens: str = _range("Tokens of each GPU's micro-batch, in place of seq and mbs.")
-    ep: str = _range("Expert-parallel degree; each GPU of it has its own tokens.")
-    routing: str = _ROUTING
-    m: str = _range("Rows of a plain product.", "--m", "-m")
-    n: str = _range("Columns of a plain product.", "--n", "-n")
-    k: str = _range("Inner dimension of a plain product.", "--k", "-k")
-    batch: str = _range("Number of plain products in one batch.")
+    routing: str = ROUTING
     layout: str = _model("nn", "Layout of plain products: nn, nt or tn.")
     ops: str = _model("", "Ops of a layer, comma separated: qkv,attention (default: all).")
     direction: str = _model("forward", "forward, backward or both.")
@@ -144,11 +135,6 @@ class GridOptions(ModelOptions):
     @property
     def dims(self) -> tuple[str, ...]:
         return tuple(self.dim or ())
-
-    @property
-    def sizes(self) -> dict[str, str]:
-        """All sizes by dimension, as typed; "" if not typed."""
-        return {dim: getattr(self, dim.replace("-", "_")) for dim in DIMS}
 
 
 def named_model(who: str, options: ModelOptions) -> Described | None:
@@ -220,7 +206,8 @@ def chosen_model(
 
     Raises InputError for a missing or impossible size.
     """
-    named, typed = named_model(who, options), options.sizes
+    named = named_model(who, options)
+    typed = {name.replace("-", "_"): value for name, value in options.sizes.items() if value}
     missing = [f"--{name}" for name in needed if named is None and name not in typed]
     if missing:
         sizes = ", ".join(f"--{name}" for name in needed)
@@ -260,11 +247,12 @@ def chosen_model(
         changes["tied"] = False
     if options.gated or "experts" in typed:
         changes["gated"] = True
-    if isinstance(options, StepOptions) and (base.experts or "experts" in typed):
-        changes["routing"] = _routing(options.routing or "balanced")
-        assumed += [] if options.routing else ["balanced routing"]
-        assumed += [] if options.ep else ["ep = 1"]
-    elif isinstance(options, StepOptions):
+    routing = getattr(options, "routing", "")
+    if "experts" in options.size_names and (base.experts or "experts" in typed):
+        changes["routing"] = _routing(routing or "balanced")
+        assumed += [] if routing else ["balanced routing"]
+        assumed += [] if "ep" in typed else ["ep = 1"]
+    elif "experts" in options.size_names:
         of_experts = [word for word in typed_words(options, ("top_k", "moe_ffn", "ep", "routing")) if word != "--ep 1"]
         if of_experts:
             raise InputError(who, f"{of_experts[0]} without experts", "--experts, or a model with experts")
@@ -320,8 +308,9 @@ def held_and_dims(arguments: GridOptions, who: str = "sweep", *, listed: bool = 
     values: dict[str, Any] = {}
     for dim, text in arguments.sizes.items():
         if text and dim not in as_axis:
-            if not (text.isascii() and text.isdigit() and len(text) <= 10 and 1 <= int(text) < 2**31):
-                expected = f"an integer from 1 to {2**31 - 1:,}, or a range together with --dim {dim}"
+            text = str(text)
+            if not (text.isascii() and text.isdigit() and len(text) <= 10 and 1 <= int(text) <= LARGEST):
+                expected = f"an integer from 1 to {LARGEST:,}, or a range together with --dim {dim}"
                 raise InputError(f"--{dim}", repr(text), expected)
             values[dim.replace("-", "_")] = int(text)
     _require_used(arguments, as_axis, who, listed=listed)
@@ -344,8 +333,6 @@ def held_and_dims(arguments: GridOptions, who: str = "sweep", *, listed: bool = 
         values["attention"] = require_choice(who, "--attention", arguments.attention, ATTENTIONS)
     if arguments.routing:
         values["routing"] = _routing(arguments.routing)
-    if arguments.kv_heads:
-        values["kv_heads"] = arguments.kv_heads
     held = _free_what_follows(held, as_axis | set(values))
     held = replace(held, **values, gated=held.gated or arguments.gated, dtype=arguments.dtype)
     if arguments.routing and not (held.experts or typed & set(MOE_DIMS)):
@@ -423,7 +410,7 @@ def _expert_words(arguments: GridOptions, held: Held, given: Collection[str], na
 
 def _no_dim(arguments: GridOptions, who: str) -> InputError:
     """Returns the error for a missing --dim, which lists the dimensions that fit the typed sizes."""
-    given = [dim for dim, size in arguments.sizes.items() if size]
+    given = [dim for dim, size in arguments.sizes.items() if size and dim in DIMS]
     beside = " beside --" + ", --".join(given) if given else ""
     fitting = [dims for dims in (MODEL_DIMS, GEMM_DIMS) if set(given) <= set(dims)]
     choices = fitting[0] if len(fitting) == 1 else DIMS

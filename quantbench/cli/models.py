@@ -5,10 +5,8 @@ Entry point: `models`, loaded by `app`.
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from quantbench.cli.options import command, json_option
-from quantbench.cli.output import plain_table, print_result
+from quantbench.cli.output import encoded, plain_table, print_result
 from quantbench.units import billions
 from quantbench.workload.presets import preset, preset_names, preset_source, published_parameters
 
@@ -28,7 +26,7 @@ def models(as_json: bool = json_option()) -> None:
         }
         unusual = ", ".join(note for note, holds in notes.items() if holds)
         parameters, source = published_parameters(name), preset_source(name)
-        answer.append({"name": name, "published_parameters": parameters, "source": source, **asdict(shape)})
+        answer.append({"name": name, "published_parameters": parameters, "source": source, **encoded(shape)})
         rows.append((name, billions(parameters), *(str(getattr(shape, size)) for size in sizes), unusual))
     titles = (f">{size}".replace("kv_", "kv ") for size in sizes)
     table = plain_table(("model", ">parameters", *titles, "not as usual"), rows)

@@ -6,16 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import command, gpu_option, json_option, library_option, option, profile_option
-from quantbench.cli.output import StyledLine, plain_table, print_result
+from quantbench.cli.output import StyledLine, encoded, plain_table, print_result
 from quantbench.device import default_dtype
 from quantbench.errors import InputError, require_choice
 from quantbench.latency.libraries import LIBRARIES
@@ -59,7 +58,9 @@ def pad(
     require_choice(_WHO, "--library", library, ("", *LIBRARIES))
     verdict = padding_verdict(Gemm(m, n, k, dtype=dtype, layout=layout), spec, library=library, times=times)
     assumed.append("padded in every call: m; padded once: n, k")
-    print_result(as_json, lambda: _to_json(verdict, assumed), _lines(verdict, assumed, library, profile))
+    advised = [one.words for one in verdict.advised]
+    answer = {**encoded(verdict), "device": spec.name, "assumed": assumed, "advised": advised}
+    print_result(as_json, lambda: answer, _lines(verdict, assumed, library, profile))
 
 
 # --- output ----------------------------------------------------------------------------------------------------------
@@ -140,21 +141,3 @@ def _sweep_words(gemm: Gemm, options: Sequence[Padding]) -> str:
     axes = [f"--dim {side}={getattr(gemm, side)}{padded}" for side, padded in to.items()]
     rest = [f"-{side} {getattr(gemm, side)}" for side in "mnk" if side not in to]
     return " ".join([*axes, *rest, f"--layout {gemm.layout} --dtype {gemm.dtype}"])
-
-
-def _to_json(verdict: PaddingVerdict, assumed: Sequence[str]) -> dict[str, Any]:
-    options = [
-        {**asdict(one), "words": one.words, "saving_us": one.saving_us, "worth": one.worth, "sure": one.sure}
-        for one in verdict.options
-    ]
-    return {
-        "device": verdict.device.name,
-        "library": verdict.library,
-        "assumed": assumed,
-        "note": verdict.note,
-        "gemm": asdict(verdict.gemm),
-        "now": asdict(verdict.now),
-        "broken_rules": [{**asdict(one), "words": one.words} for one in verdict.broken],
-        "options": options,
-        "pad": [one.words for one in verdict.advised],
-    }

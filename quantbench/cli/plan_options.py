@@ -63,4 +63,3 @@ class PlanOptions(ShapeOptions):
         "Also try pipeline stages with different numbers of layers (default: with megatron-bridge).",
         "--allow-uneven/--no-allow-uneven",
     )
-    head_dim: int = option(0, "Width of a head (0: hidden / heads).", panel="Model", min=0)

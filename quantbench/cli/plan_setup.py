@@ -80,10 +80,7 @@ class Setup:
     def model(self) -> tuple[TransformerShape, tuple[str, ...]]:
         """The shape, and what was assumed about it as text."""
         o = self.options
-        shape, words = chosen_model(_WHO, o, self.where.device, needed=("hidden", "heads", "layers", "vocab"))
-        if o.head_dim:
-            shape = replace(shape, head_dim=o.head_dim)
-        return shape, words
+        return chosen_model(_WHO, o, self.where.device, needed=("hidden", "heads", "layers", "vocab"))
 
     @property
     def shape(self) -> TransformerShape:

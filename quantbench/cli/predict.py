@@ -17,7 +17,8 @@ from quantbench.cli.options import command, gpu_option, json_option, library_opt
 from quantbench.cli.output import print_result
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.libraries import resolve_library
-from quantbench.sweep.axes import EXPERT_OPS, Axis, with_defaults
+from quantbench.sweep.axes import Axis, with_defaults
+from quantbench.sweep.sizes import EXPERT_OPS
 from quantbench.units import counted
 from quantbench.workload import MoE
 
@@ -36,12 +37,11 @@ def predict(
     as_json: bool = json_option(),
 ) -> None:
     """Predict the result of a sweep on any known GPU, without that GPU or optional packages."""
-    from quantbench.analysis.forecast import rises_at_next_m, slower_than_best_kernel
+    from quantbench.analysis.forecast import with_cliffs
     from quantbench.cli.times import chosen_times
     from quantbench.latency.model_times import chosen_libraries
     from quantbench.report.forecast import (
         forecast_table,
-        forecast_to_json,
         rises_in_words,
         slower_in_words,
         summed_line,
@@ -51,18 +51,18 @@ def predict(
     spec = times.device
     arguments = replace(arguments, ops=_whole_experts(arguments.ops))
     _, found, assumed = predict_sweep(arguments, times, library)
-    dtype = found.rows[0].estimate.ops[0].op.workload.dtype
+    dtype = found.ops[0].op.workload.dtype
     experts = any(isinstance(op.op.workload, MoE) for op in found.ops)
     words = f"times of {profile}"
     if profile is None:
         words = chosen_libraries(spec, dtype, library, "predict", experts=experts)
     model, _ = models.products(dtype)
-    rises, slower = rises_at_next_m(found.rows, model), slower_than_best_kernel(found.rows, model)
+    rows = with_cliffs(found.rows, model)
 
     def answer() -> dict[str, Any]:
         return {
             "device": spec.name, "dtype": dtype, "library": words, "assumed": assumed, "notes": found.notes,
-            "rows": forecast_to_json(found.rows, spec, rises, slower), "impossible": found.impossible,
+            "rows": rows, "impossible": found.impossible,
         }  # fmt: skip
 
     def lines() -> Iterator[str | Table]:
@@ -72,9 +72,9 @@ def predict(
         yield from (f"  {note}" for note in found.notes)
         if found.impossible:
             yield f"left out at {counted(len(found.impossible), 'size')}, the first: {found.impossible[0]}"
-        yield from filter(None, [summed_line(found.rows)])
-        yield forecast_table(found.rows)
-        yield from filter(None, [slower_in_words(found.rows, slower), rises_in_words(found.rows, rises)])
+        yield from filter(None, [summed_line(rows)])
+        yield forecast_table(rows)
+        yield from filter(None, [slower_in_words(rows), rises_in_words(rows)])
         yield f"\nOn such a card, measure it: quantbench sweep {sweep_words(arguments)}"
 
     print_result(as_json, answer, lines())

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, json_option, option
 from quantbench.cli.output import StyledLine, print_result, warning
@@ -61,6 +63,8 @@ def report(
     lead = None if written.lead is None else written.lead.sentence
     told = {"page": written.page, "answer": lead}
     print_result(as_json, lambda: told, _lines(found, written, runs[0]))
+    if written.lead is None:
+        raise typer.Exit(2)
 
 
 def _lines(found: Run, written: Written, folder: Path) -> Iterator[StyledLine]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
@@ -17,7 +17,7 @@ from quantbench.analysis.check import check_run, fit_all
 from quantbench.analysis.curves import repeatability
 from quantbench.analysis.jumps import find_gaps, jumps_of
 from quantbench.analysis.summary import floor_lines, points_of, rows_of
-from quantbench.cli.output import StyledLine, warning
+from quantbench.cli.output import StyledLine, encoded, warning
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import StoreError
 from quantbench.report.shape_comparison import (
@@ -125,7 +125,7 @@ def result(
     if comparison is not None:
         lines += [comparison_table(comparison), comparison_sentence(comparison), *comparison_lines(comparison)]
     elif rows:
-        lines += [ops_line(rows), sweep_table(rows, check, spec), *check.padding]
+        lines += [ops_line(rows), sweep_table(rows, check), *check.padding]
     else:
         lines.append("nothing was measured")
     lines += [*floor_lines((p.latency_us, p) for p in points), *trust_lines(rows), *_not_measured_lines(run)]
@@ -152,14 +152,14 @@ def result(
         lines.append(f"the rest: quantbench sweep --resume {run.folder}")
     answer = {
         "run": run.folder, "device": spec.name, "how_ended": finished.how,
-        "rows": rows_to_json(rows, check, spec), "cliffs": check.cliffs,
+        "rows": rows_to_json(rows, check), "cliffs": check.cliffs,
         "edges": [
-            {"axis": placed.axis, "op": placed.op, "provider": placed.provider, "held": placed.held, **asdict(edge)}
+            {"axis": placed.axis, "op": placed.op, "provider": placed.provider, "held": placed.held, **encoded(edge)}
             for placed, edge in edges
         ],
         "picture": picture,
         "wall_s": wall_s, "overhead_share": overhead_share, "phases_s": run.info.phases_s,
-        **({} if comparison is None else {"shapes": [asdict(one) for one in comparison]}),
+        **({} if comparison is None else {"shapes": comparison}),
     }  # fmt: skip
     return lines, answer
 

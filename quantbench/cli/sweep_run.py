@@ -9,7 +9,6 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -18,8 +17,8 @@ from rich.console import Console
 
 from quantbench import device
 from quantbench.cli.devices import device_lines
-from quantbench.cli.output import StyledLine, check_folder, output, print_result, progress_bar, say, show
-from quantbench.cli.sweep import SweepArguments, assumed_of, budget_of, sweep_options
+from quantbench.cli.output import StyledLine, check_folder, encoded, output, print_result, progress_bar, say, show
+from quantbench.cli.sweep_options import SweepArguments, assumed_of, budget_of, sweep_options
 from quantbench.cli.sweep_print import left_out, measuring_s, plan_lines, refine_of, result, show_progress
 from quantbench.cluster.cards import card_lines, compare_cards
 from quantbench.cluster.lane import Lane
@@ -58,7 +57,7 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
     answer = {
         "device": spec.name, "assumed": assumed, "axes": {axis.dim: axis.values for axis in axes},
         "estimate_s": plan.estimate_s, "points": points,
-        "left_out": [asdict(part) for part in left_out(plan)],
+        "left_out": left_out(plan),
     }  # fmt: skip
     # A list, so that a provider that cannot be loaded is reported before anything is printed.
     print_result(as_json, lambda: answer, list(_dry_run_lines(plan, spec, assumed, here=not gpu)))
@@ -188,8 +187,14 @@ def run_on_ray(arguments: SweepArguments, results: Path, resume: Path | None, *,
         runs.append(measured)
         lines, answer = result(measured, lane.finished, wall_s, devices=devices, earlier_s=earlier_s)
         cards = compare_cards(measured.records)
-        of_cards = [{**asdict(card), "slow": card.slow} for card in cards]
-        told.append({**answer, "assumed": assumed(lane), "devices": devices, "cards": of_cards})
+        told.append(
+            {
+                **answer,
+                "assumed": assumed(lane),
+                "devices": devices,
+                "cards": [{**encoded(card), "slow": card.slow} for card in cards],
+            }
+        )
         said += [*lines, *card_lines(cards)]
     print_result(as_json, lambda: {"runs": told}, said)
     _require_measured(*runs)

@@ -18,7 +18,7 @@ from quantbench.measurement import GRADES, Grade
 from quantbench.report.content import Section, Table
 from quantbench.report.op_curves import cost_words
 from quantbench.report.source import dashed
-from quantbench.report.sweep_result import ops_line, row_figures, row_words
+from quantbench.report.sweep_result import ops_line, sizes_table
 from quantbench.rules import VERDICTS, Verdict
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Skipped
@@ -157,19 +157,10 @@ def trust_section(run: Run) -> Section:
 
 def sizes_section(rows: Sequence[LayerRow], check: RunCheck) -> Section:
     """Builds the folded section with one row per place and provider (at most 400)."""
-    axes = list(dict.fromkeys(name for row in rows for name in row.axes))
-    several = len({row.provider for row in rows}) > 1
-    head = [*(f">{dashed(axis)}" for axis in axes), *(["provider"] if several else [])]
-    head += [">ops", ">time", ">TFLOP/s", ">GB/s", ">of peak", "trust", "cliffs, or the loss of the worst op"]
-    lines = []
-    for row in rows[:_MOST_ROWS]:
-        place = [*(str(row.axes.get(axis, "")) for axis in axes), *([row.provider] if several else [])]
-        words = printable(row_words(row, check, check.run.info.device))
-        lines.append((*place, *row_figures(row), row.grade.letter, words))
     notes = [ops_line(rows), *floor_lines((point.latency_us, point) for row in rows for point in row.points)]
     if len(rows) > _MOST_ROWS:
         notes.append(f"the first {_MOST_ROWS} of {len(rows)} sizes; all of them are in records.jsonl")
-    return Section("sizes", "All sizes", "; ".join(notes), table=Table(tuple(head), tuple(lines)), folded=True)
+    return Section("sizes", "All sizes", "; ".join(notes), table=sizes_table(rows[:_MOST_ROWS], check), folded=True)
 
 
 def how_section(run: Run) -> Section:

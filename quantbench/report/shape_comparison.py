@@ -1,9 +1,4 @@
-"""Compares the named transformer shapes of a run: time per layer, and tokens per second over the first's.
-
-Entry points: `compare_shapes`, which returns `MeasuredShape` objects, and `comparison_sentence`; `comparison_section`
-for `page`; `comparison_table` and `comparison_lines` for the command `sweep` (`--shapes`). (`comparison` compares two
-runs.)
-"""
+"""Compares the named transformer shapes of a run: time per layer, and tokens per second over the first's."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from quantbench.analysis.check import RunCheck
@@ -18,11 +18,11 @@ from quantbench.analysis.curves import Curve, curves_of
 from quantbench.analysis.explain import idle_at
 from quantbench.analysis.periods import TileOf
 from quantbench.analysis.summary import LayerRow, op_order, points_of
-from quantbench.device.spec import DeviceSpec
+from quantbench.errors import printable
 from quantbench.measurement import Grade
 from quantbench.quantization import cdiv, credible_waves, quantize
 from quantbench.report.canvas import MARKERS, curve_names, figure, plain, rate, rate_unit
-from quantbench.report.content import PALETTE
+from quantbench.report.content import PALETTE, Table
 from quantbench.report.source import dashed, picture_caption
 from quantbench.report.terminal import plain_table, share_cell
 from quantbench.store.folder import Run
@@ -34,34 +34,45 @@ if TYPE_CHECKING:
 
 
 _GRADE_STYLE = {"A": "green", "B": "", "C": "yellow", "D": "red", "rejected": "bold red"}
+_OF_PEAK, _TRUST = ">of peak", "trust"
 # Largest cliffs shown for one row; `check` shows all of them.
 _MOST_CLIFFS_SAID = 2
 _FIGURES = re.compile(r"[±]?\d")
 _TIGHT_PERCENT = re.compile(r"(?<=[0-9])%")
 
 
-def sweep_table(rows: Sequence[LayerRow], check: RunCheck, spec: DeviceSpec) -> Table:
-    """Builds the terminal table, one line per place and provider: rates, share of peak, trust, and causes of losses.
+def sizes_table(rows: Sequence[LayerRow], check: RunCheck) -> Table:
+    """Builds the table of rows, one line per place and provider: rates, share of peak, trust, and causes of losses."""
+    axes = list(dict.fromkeys(name for row in rows for name in row.axes))
+    columns: dict[str, Sequence[str]] = {
+        f">{dashed(axis)}": [str(row.axes.get(axis, "")) for row in rows] for axis in axes
+    }
+    if len({row.provider for row in rows}) > 1:
+        columns["provider"] = [row.provider for row in rows]
+    columns[">ops"], columns[">time"], tflops, gb_per_s, shares = zip(*map(row_figures, rows), strict=True)
+    if any(row.logits for row in rows):
+        columns[">logits"] = ["" if row.logits_us is None else latency(row.logits_us) for row in rows]
+    columns |= {">TFLOP/s": tflops, ">GB/s": gb_per_s, _OF_PEAK: shares}
+    columns[_TRUST] = [row.grade.letter for row in rows]
+    columns["cliffs, or what the worst op loses"] = [printable(row_words(row, check), 400) for row in rows]
+    return Table(tuple(columns), tuple(zip(*columns.values(), strict=True)))
+
+
+def sweep_table(rows: Sequence[LayerRow], check: RunCheck) -> RichTable:
+    """Builds the same for the terminal, where low shares of peak and bad grades stand out.
 
     Needs about 100 columns; on narrower terminals the last column folds.
     """
+    table = sizes_table(rows, check)
     best = max((row.peak_share or 0.0 for row in rows if not row.missing), default=0.0)
-    several = len({row.provider for row in rows}) > 1
-    ops, times, tflops, gb_per_s, _ = zip(*map(row_figures, rows), strict=True)
-    logits = ["" if row.logits_us is None else latency(row.logits_us) for row in rows]
-    columns: dict[str, Sequence[str | Text]] = {
-        **{f">{dashed(name)}": [str(row.axes[name]) for row in rows] for name in rows[0].axes},
-        **({"provider": [row.provider for row in rows]} if several else {}),
-        ">ops": ops,
-        ">time": times,
-        **({">logits": logits} if any(logits) else {}),
-        ">TFLOP/s": tflops,
-        ">GB/s": gb_per_s,
-        ">of peak": ["-" if row.missing else share_cell(row.peak_share, best) for row in rows],
-        "trust": [Text(row.grade.letter, style=_GRADE_STYLE[row.grade.letter]) for row in rows],
-        "cliffs, or what the worst op loses": [Text(row_words(row, check, spec)) for row in rows],
-    }
-    return plain_table(columns, narrowest=20)
+    lines = []
+    for row, cells in zip(rows, table.rows, strict=True):
+        styled = dict(zip(table.head, map(Text, cells), strict=True))
+        styled[_TRUST].stylize(_GRADE_STYLE[row.grade.letter])
+        if not row.missing:
+            styled[_OF_PEAK] = share_cell(row.peak_share, best)
+        lines.append(list(styled.values()))
+    return plain_table(table.head, lines, narrowest=20)
 
 
 def row_figures(row: LayerRow) -> tuple[str, str, str, str, str]:
@@ -106,7 +117,7 @@ def trust_lines(rows: Sequence[LayerRow]) -> list[str]:
     ]
 
 
-def row_words(row: LayerRow, check: RunCheck, spec: DeviceSpec) -> str:
+def row_words(row: LayerRow, check: RunCheck) -> str:
     """Formats the last cell of a row: its missing ops, then the cliffs that end at it, largest first.
 
     Without a cliff, it gives the main reason why the worst op runs below peak.
@@ -118,7 +129,7 @@ def row_words(row: LayerRow, check: RunCheck, spec: DeviceSpec) -> str:
     ]
     if not said:
         # The tile that ran or was recovered from the steps; the assumed one only if no steps contradict it.
-        reasons = idle_at(row.worst, spec, check.tile_of)
+        reasons = idle_at(row.worst, check.run.info.device, check.tile_of)
         said = [f"{row.worst.op}: {reason.words}" for reason in reasons[:1]]
     if len(said) > _MOST_CLIFFS_SAID:
         said = [*said[:_MOST_CLIFFS_SAID], f"{len(said) - _MOST_CLIFFS_SAID} more"]
@@ -130,7 +141,7 @@ def row_words(row: LayerRow, check: RunCheck, spec: DeviceSpec) -> str:
 _SUMS = ("latency_us", "floor_us", "tflops", "gb_per_s", "peak_share")
 
 
-def rows_to_json(rows: Sequence[LayerRow], check: RunCheck, spec: DeviceSpec) -> list[dict[str, Any]]:
+def rows_to_json(rows: Sequence[LayerRow], check: RunCheck) -> list[dict[str, Any]]:
     """Converts the table to JSON objects, with units in the names. A row with missing_ops has null times and rates."""
     return [
         {
@@ -142,7 +153,7 @@ def rows_to_json(rows: Sequence[LayerRow], check: RunCheck, spec: DeviceSpec) ->
             "relative_half_width": None if row.missing else row.half_width,
             **{name: None if row.missing else getattr(row, name) for name in _SUMS},
             "grade": asdict(row.grade),
-            "words": row_words(row, check, spec),
+            "words": row_words(row, check),
         }
         for row in rows
     ]

@@ -1,9 +1,4 @@
-"""Builds frameless tables for the terminal.
-
-Entry points: `plain_table` from column names and rows, used by most commands; `section_lines` from a section of the
-report's page, used by the command `check`; `cliffs_table`, used by `check` and `profile_print`; `share_cell`, used by
-this package. Imports nothing heavy, because `cli.output` imports it.
-"""
+"""Builds frameless tables for the terminal. Imports nothing heavy, because `cli.output` imports it."""
 
 from __future__ import annotations
 

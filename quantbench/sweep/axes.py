@@ -1,11 +1,5 @@
 """Parses the axes of a sweep and lists the ops at each point.
 
-Entry points: `parse_axis` (`hidden=1024:4096:64`, `tp=1,2,4,8`, `n=3072:8192@edges`), which returns an `Axis`;
-`check_axes`, `with_defaults`, `grain_of` (step of the search for edges), `ops_at`, `places_of`; `Held`, the sizes and
-options that no axis varies; the names of axes `DIMS`, `GEMM_DIMS`, `MOE_DIMS`, `MODEL_DIMS`, `SHAPE_DIM` and of ops
-`LINEAR_OPS`, `UNFUSED_OPS`, `EXPERT_OPS`; `MOST_VALUES` of an axis. Used by the other modules of this package, by
-`analysis` and `report`, by `cli.model_options`, and by the commands `sweep` and `predict`.
-
 Grammar of an axis: items separated by commas, each an integer or `start:stop[:step]` (stop included if the step reaches
 it), and `@edges` at the end to add both sides of every predicted edge between the smallest and the largest value.
 """
@@ -22,89 +16,33 @@ from typing import Any
 from quantbench.device import default_attention, default_dtype
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
+from quantbench.sweep.sizes import (
+    ATTENTION_OPS,
+    DIMS,
+    EXPERT_OPS,
+    GEMM_DIMS,
+    LARGEST,
+    MODEL_OPS,
+    MOE_DIMS,
+    SWEPT,
+    UNFUSED_OPS,
+    usual_sizes,
+)
 from quantbench.workload import Gemm, Op, TransformerShape
 from quantbench.workload.dtypes import GEMM_DTYPES
 from quantbench.workload.ops import LAYOUTS
 from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 
-LINEAR_OPS = ("qkv", "proj", "mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down")
-# Products of latent attention and of shared experts.
-_OTHER_LINEAR = ("latent_down", "q_up", "kv_up", "shared_up", "shared_gate", "shared_up_gate", "shared_down")
-UNFUSED_OPS = ("scores", "softmax", "context")
-_ATTENTION_OPS = (*UNFUSED_OPS, "attention")
-_GROUPED_OPS = ("experts_up", "experts_up_gate", "experts_down")
-EXPERT_OPS = (*_GROUPED_OPS, "permute", "unpermute")
-MODEL_OPS = (*LINEAR_OPS, *_OTHER_LINEAR, *_ATTENTION_OPS, *EXPERT_OPS, "logits")
 DIRECTIONS = ("forward", "backward", "both")
 
 
-@dataclass(frozen=True)
-class _Dim:
-    """Defaults of one dimension.
-
-    step: default step of a range. gpu, cpu: default values by device kind. ops: ops measured by default, those that the
-    dimension changes most. grain: edges are searched at its multiples; 8 (16 bytes of a 16-bit format) if the dimension
-    is the length of a stored row, so that misalignment is not taken for an edge.
-    """
-
-    step: int
-    gpu: str
-    cpu: str
-    ops: tuple[str, ...] = ()
-    grain: int = 1
-
-
-_DIMS = {
-    "hidden": _Dim(64, "1024:8192:64", "256:1024:16", (*LINEAR_OPS, *_OTHER_LINEAR, *EXPERT_OPS), grain=8),
-    "heads": _Dim(1, "8:128:8", "4:24:4", _ATTENTION_OPS),
-    "head-dim": _Dim(8, "32:256:8", "16:128:8", _ATTENTION_OPS, grain=8),
-    "ffn": _Dim(64, "4096:16384:128", "512:2048:64", ("mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down"), grain=8),
-    "seq": _Dim(128, "512:8192:256", "64:512:32", MODEL_OPS, grain=8),
-    "mbs": _Dim(1, "1:8:1", "1:4:1", MODEL_OPS),
-    "tp": _Dim(1, "1,2,4,8", "1,2,4", MODEL_OPS),
-    "experts": _Dim(1, "8:128:8", "2:32:2", EXPERT_OPS),
-    "top-k": _Dim(1, "1:8:1", "1:8:1", EXPERT_OPS),
-    "moe-ffn": _Dim(64, "512:4096:64", "64:512:16", _GROUPED_OPS, grain=8),
-    "tokens": _Dim(128, "128:8192:128", "32:512:16", EXPERT_OPS),
-    "ep": _Dim(1, "1,2,4,8", "1,2,4,8", EXPERT_OPS),
-    "vocab": _Dim(64, "49152:51200:64", "960:1536:32", ("logits",), grain=8),
-    "m": _Dim(64, "1024:4096:64", "64:512:16"),
-    "n": _Dim(64, "1024:8192:64", "256:1024:16", grain=8),
-    "k": _Dim(64, "1024:8192:64", "256:1024:32", grain=8),
-    "batch": _Dim(1, "1:64:1", "1:16:1"),
-}
-DIMS = tuple(_DIMS)
-GEMM_DIMS = ("m", "n", "k", "batch")
-#: dimensions that only layers with experts have
-MOE_DIMS = ("experts", "top-k", "moe-ffn", "tokens", "ep")
-MODEL_DIMS = tuple(dim for dim in DIMS if dim not in GEMM_DIMS)
 #: axis of a list of shapes, numbered from 1; not a size, so no trend is fitted along it
 SHAPE_DIM = "shape"
 
 #: most values of an axis, and most points of a grid
 MOST_VALUES = 100_000
-_LARGEST = 2**31 - 1
-
-# Defaults of `Held` by device kind: a 7-billion-parameter model on a GPU, a small one on a CPU; and of its experts.
-_DEFAULTS = {
-    "cuda": {"hidden": 4096, "seq": 2048, "vocab": 50304, "layers": 1, "m": 4096, "n": 4096, "k": 4096},
-    "cpu": {"hidden": 768, "seq": 256, "vocab": 1024, "layers": 1, "m": 512, "n": 512, "k": 512},
-}
-_EXPERT_DEFAULTS = {
-    "cuda": {"experts": 64, "top_k": 8, "moe_ffn": 2048},
-    "cpu": {"experts": 8, "top_k": 2, "moe_ffn": 256},
-}
 # Selects the number of heads if none is specified.
 _USUAL_HEAD_DIM = 128
-
-
-def grain_of(dim: str) -> int:
-    """Returns the step of the search for edges: 8 where misalignment would pass for an edge, else 1.
-
-    >>> grain_of("n"), grain_of("m")
-    (8, 1)
-    """
-    return _DIMS[dim].grain if dim in _DIMS else 1
 
 
 @dataclass(frozen=True)
@@ -141,7 +79,7 @@ def parse_axis(text: str, device_kind: str = "") -> Axis:
     if dim not in DIMS:
         raise InputError("--dim", repr(dim), "one of " + ", ".join(DIMS))
     if not given and device_kind:
-        text = _DIMS[dim].cpu if device_kind == "cpu" else _DIMS[dim].gpu
+        text = SWEPT[dim].cpu if device_kind == "cpu" else SWEPT[dim].gpu
     body, at, suffix = text.strip().partition("@")
     if at and suffix != "edges":
         raise InputError(f"--dim {dim}", f"'@{suffix}'", "@edges or nothing after the values")
@@ -159,13 +97,13 @@ def parse_axis(text: str, device_kind: str = "") -> Axis:
 
 def _parse_item(dim: str, item: str) -> range:
     parts = item.split(":")
-    expected = f"start:stop[:step] or an integer, all from 1 to {_LARGEST:,}"
+    expected = f"start:stop[:step] or an integer, all from 1 to {LARGEST:,}"
     if len(parts) > 3 or not all(re.fullmatch("[0-9]{1,10}", part.strip()) for part in parts):
         raise InputError(f"--dim {dim}", repr(item)[:100], expected)
     numbers = [int(part) for part in parts]
     start, stop = numbers[0], numbers[min(1, len(numbers) - 1)]
-    step = numbers[2] if len(numbers) == 3 else _DIMS[dim].step
-    if start < 1 or step < 1 or stop > _LARGEST:
+    step = numbers[2] if len(numbers) == 3 else SWEPT[dim].step
+    if start < 1 or step < 1 or stop > LARGEST:
         raise InputError(f"--dim {dim}", repr(item)[:100], expected)
     if stop < start:
         raise InputError(f"--dim {dim}", repr(item), f"a stop that is not below the start {start}")
@@ -255,9 +193,9 @@ class Held:
 
 def with_defaults(held: Held, spec: DeviceSpec, dims: Collection[str] = ()) -> Held:
     """Fills unset values of `held` with the device's defaults. dims: axes as typed; some of them need experts."""
-    defaults = dict(_DEFAULTS[spec.torch_kind])
+    defaults = usual_sizes(spec.torch_kind, "model", "product")
     if held.experts or {dim.partition("=")[0] for dim in dims} & set(MOE_DIMS):
-        defaults |= _EXPERT_DEFAULTS[spec.torch_kind]
+        defaults |= usual_sizes(spec.torch_kind, "experts")
     missing: Mapping[str, Any] = {name: v for name, v in defaults.items() if getattr(held, name) == 0}
     dtype, attention = held.dtype or default_dtype(spec), held.attention or default_attention(spec)
     return replace(held, **missing, dtype=dtype, attention=attention)
@@ -290,7 +228,7 @@ def _ops_and_left_out(
     shape = _shape({**point, **heads.sizes}, held, who)
     # By default the ops that the axes change most, with this kind of attention.
     other = UNFUSED_OPS if shape.attention == "flash" else ("attention",)
-    changed = {op for axis in axes for op in _DIMS[axis.dim].ops}.difference(other)
+    changed = {op for axis in axes for op in SWEPT[axis.dim].ops}.difference(other)
     wanted = held.ops or [op for op in MODEL_OPS if op in changed]
     missing = [op for op in wanted if op in heads.without]
     names = set(wanted).difference(missing)
@@ -385,8 +323,9 @@ def _heads_of(point: dict[str, int], held: Held, who: str) -> _Heads:
         split = kv_heads % tp == 0 or tp % kv_heads == 0
         if split and heads % tp == 0 and heads % (kv_heads * ratio) == 0:
             return _Heads({"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim})
-    without: tuple[str, ...] = _ATTENTION_OPS if head_dim else ()
-    if hidden % (tp * ratio) or at["kv_heads"]:
+    without: tuple[str, ...] = ATTENTION_OPS if head_dim else ()
+    replicated = hidden < head_dim * tp * ratio  # key/value heads over tp
+    if hidden % (tp * ratio) or at["kv_heads"] or replicated:
         without += ("qkv",)
         ratio = 1
     heads = _nearest_heads(hidden, tp * ratio, head_dim or _USUAL_HEAD_DIM)

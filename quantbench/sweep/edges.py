@@ -15,7 +15,8 @@ from quantbench.errors import InputError
 from quantbench.latency.op_times import assumed_tile
 from quantbench.launch import Tile
 from quantbench.quantization import quantize
-from quantbench.sweep.axes import MOST_VALUES, Axis, Held, check_axes, grain_of, ops_at, parse_axis
+from quantbench.sweep.axes import MOST_VALUES, Axis, Held, check_axes, ops_at, parse_axis
+from quantbench.sweep.sizes import grain_of
 from quantbench.workload import Gemm, GroupedGemm, Op
 
 # A smaller step in the number of waves is below the noise of a measurement.

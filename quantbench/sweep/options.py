@@ -15,10 +15,11 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_int
 from quantbench.providers.catalog import expand, gemm_tiles
 from quantbench.store.typed import decode
-from quantbench.sweep.axes import GEMM_DIMS, SHAPE_DIM, Axis, Held, with_defaults
+from quantbench.sweep.axes import SHAPE_DIM, Axis, Held, with_defaults
 from quantbench.sweep.edges import parse_grid
 from quantbench.sweep.plan import Placed, Plan, build_plan, fitting, lay_out
 from quantbench.sweep.shape_file import NamedShape, named_shapes
+from quantbench.sweep.sizes import GEMM_DIMS
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm, Op
 

@@ -333,7 +333,7 @@ class Sweep:
         return grade(
             measurement, flops=work.flops, min_bytes=work.min_bytes, spec=self.spec, dtype=work.dtype,
             drift=self._drift, options=self.timing, unchecked="" if checked else NO_CHECK,
-            interpreted=self.interpreter and provider.startswith("triton."),
+            interpreted=self.interpreter and not provider.startswith("torch."),
         )  # fmt: skip
 
     def _append(self, point: PlanPoint, outcome: Outcome, reply: Reply, *, role: str) -> None:

@@ -101,7 +101,7 @@ class SweepSession:
     def interpreted(self) -> bool:
         """Returns whether Triton's interpreter runs some of the points; its times are not those of a kernel."""
         interpreter = relevant_environment().get("TRITON_INTERPRET") == "1"
-        return interpreter and any(point.provider.startswith("triton.") for point in self.plan.points)
+        return interpreter and any(not point.provider.startswith("torch.") for point in self.plan.points)
 
     @property
     def num_records(self) -> int:

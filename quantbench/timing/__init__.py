@@ -1,6 +1,6 @@
 """Times runs on a GPU or a CPU.
 
-Entry point: `make_timer`. Used by `sweep.worker`, `pytest_plugin` and `tools.evidence`.
+Entry point: `make_timer`. Used by `sweep.worker`, `pytest_plugin` and `tools.measure`.
 """
 
 from __future__ import annotations

@@ -25,7 +25,6 @@ from quantbench.errors import InputError, StoreError
 from quantbench.sweep.options import SweepOptions, plan_sweep
 from quantbench.sweep.shape_file import read_shape_file
 from quantbench.workload import Gemm, TransformerShape, workload_from_json
-from tools import advice_examples
 
 DOCS = Path(__file__).parents[2] / "docs" / "advising.md"
 COMMANDS = re.findall(r"^quantbench advise (.*)$", DOCS.read_text(encoding="utf-8"), re.M)
@@ -353,21 +352,6 @@ def test_the_python_of_the_page_says_what_it_says() -> None:
     found = doctest.testfile(str(DOCS), module_relative=False)
     assert found.attempted >= 7
     assert found.failed == 0
-
-
-@pytest.mark.parametrize("model", [("gpt2-xl", 1), ("llama-3-8b", 1)])
-def test_the_tables_of_the_page_are_current(model: tuple[str, int]) -> None:
-    page = DOCS.read_text(encoding="utf-8")
-    for place, text in advice_examples.tables([model]).items():
-        of_gpu = page.split(f"<!-- {place}:begin -->")[1].split(f"<!-- {place}:end -->")[0]
-        assert text.splitlines()[-1] in of_gpu.splitlines(), "make docs"
-
-
-def test_the_page_has_every_model_on_both_gpus() -> None:
-    page = DOCS.read_text(encoding="utf-8")
-    assert len({name for name, _ in advice_examples.MODELS}) >= 10
-    for name, tp in advice_examples.MODELS:
-        assert page.count(f"| {name}, tp = {tp} |") == len(advice_examples.GPUS)
 
 
 def test_an_unreadable_config_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from quantbench.analysis.periods import find_periods, tile_finder
 from quantbench.analysis.staircase import Explanation
 from quantbench.analysis.summary import Point, points_of
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade
 from quantbench.store.record import Measured, Place, Record
@@ -37,22 +36,58 @@ def launched(kernel: str, tile: Tile | None, per_sm: int = 1) -> Launch:
     return Launch(kernel, (1, 1, 1), (256, 1, 1), blocks_per_sm=per_sm, tile=tile)
 
 
-def cause(before: Point, after: Point, jump: float, spec: DeviceSpec = A100, *more: Point) -> Cause:
+def explained(before: Point, after: Point, jump: float, spec: DeviceSpec = A100, *more: Point) -> Cause:
     return cause_of(CurveStep((before, after, *more), 0, jump), spec, tile_finder(spec, ()))
 
 
-def test_a_wave_edge_by_the_kernel_that_ran() -> None:
-    launch = launched("k", TILE)
-    before, after = point(Gemm(2304, 3072, 4096), 100, launch), point(Gemm(2305, 3072, 4096), 130, launch)
-    found = cause(before, after, 0.26)
-    assert (found.kind, found.evidence) == ("wave edge", "identity")
-    assert found.words == "128x256 tile on 108 SMs: 2 to 3 waves, the last 11 % full"
+KERNEL, FLASH = launched("k", TILE), launched("flash", Tile(128, 64))
+ATTENTION = {d: Attention(1, 16, 1024, 1024, d) for d in (128, 136)}
 
 
-def test_the_same_edge_by_arithmetic_says_what_is_assumed() -> None:
-    found = cause(point(Gemm(2304, 3072, 4096), 100), point(Gemm(2305, 3072, 4096), 130), 0.26)
-    assert (found.kind, found.evidence) == ("wave edge", "arithmetic")
-    assert found.words == "128x256 tile (assumed) on 108 SMs: 2 to 3 waves, the last 11 % full"
+@pytest.mark.parametrize(
+    ("before", "after", "launches", "jump", "cause", "words"),
+    [
+        (Gemm(2304, 3072, 4096), Gemm(2305, 3072, 4096), (KERNEL, KERNEL), 0.26, ("wave edge", "identity"),
+         "128x256 tile on 108 SMs: 2 to 3 waves, the last 11 % full"),
+        (Gemm(2304, 3072, 4096), Gemm(2305, 3072, 4096), (None, None), 0.26, ("wave edge", "arithmetic"),
+         "128x256 tile (assumed) on 108 SMs: 2 to 3 waves, the last 11 % full"),
+        # 20 to 21 waves are 5 %; a step of 40 % has another cause.
+        (Gemm(128 * 108, 5120, 4096), Gemm(128 * 108 + 1, 5120, 4096), (None, None), 0.045,
+         ("wave edge", "arithmetic"), "20 to 21 waves"),
+        (Gemm(128 * 108, 5120, 4096), Gemm(128 * 108 + 1, 5120, 4096), (None, None), 0.4,
+         ("unexplained", "arithmetic"), ""),
+        (Gemm(512, 512, 4096), Gemm(512, 512, 4100), (None, None), 0.26, ("alignment", "arithmetic"),
+         "rows are aligned to 8 bytes, not 16"),
+        (Gemm(256, 4096, 8192), Gemm(257, 4096, 8192), (None, None), 0.26, ("tile edge", "arithmetic"),
+         "128x256 tile (assumed) on 108 SMs: 32 to 48 tiles within one wave"),
+        # b alone takes 32.5 MiB; with a and c the working set passes the 40 MiB of L2. Tiles and alignment stay.
+        (Gemm(400, 4096, 4160), Gemm(512, 4096, 4160), (None, None), 0.11, ("memory boundary", "arithmetic"),
+         "the working set passes 40.6 MiB, the last-level cache holds 40.0 MiB"),
+        (Gemm(1024, 4096, 256), Gemm(1024, 4096, 320), (KERNEL, KERNEL), 0.3, ("unexplained", "identity"),
+         "same kernel"),
+        (ATTENTION[128], ATTENTION[136], (None, None), 0.2, ("tile edge", "arithmetic"),
+         "head_dim = 136 pads to 160, 128 to 128"),
+        (Softmax(16, 1024, 1024), Softmax(16, 1152, 1152), (None, None), 0.5, ("tile edge", "arithmetic"),
+         "columns = 1152 pads to 2048, 1024 to 1024"),
+        (Attention(1, 54, 256, 256, 128), Attention(1, 54, 264, 264, 128), (FLASH, FLASH), 0.4,
+         ("wave edge", "identity"), ""),
+        (Gemm(1024, 1024, 64), Gemm(1025, 1024, 64), (launched("a", TILE), launched("b", Tile(64, 64))), 0.18,
+         ("kernel change", "identity"), "the library changed from 128x256 to 64x64"),
+        (Gemm(1024, 1024, 64), Gemm(1025, 1024, 64), (KERNEL, launched("k", Tile(128, 256, split_k=2))), 0.18,
+         ("kernel change", "identity"), "the library changed from 128x256 to 128x256 split-k 2"),
+        (Gemm(1024, 1024, 64), Gemm(1025, 1024, 64), (launched("tn", None), launched("nn", None)), 0.18,
+         ("kernel change", "identity"), "the library changed from tn to nn"),
+        (Gemm(1024, 1024, 4096), Gemm(1024, 1024, 4097), (KERNEL, launched("align1", Tile(64, 64))), 0.69,
+         ("kernel change", "identity"), "as rows are aligned to 2 bytes, not 16"),
+    ],
+)  # fmt: skip
+def test_each_kind_of_cause(
+    before: Workload, after: Workload, launches: tuple[Launch | None, Launch | None], jump: float,
+    cause: tuple[str, str], words: str,
+) -> None:  # fmt: skip
+    found = explained(point(before, 100, launches[0]), point(after, 130, launches[1]), jump)
+    assert (found.kind, found.evidence) == cause
+    assert words in found.words
 
 
 @pytest.mark.parametrize("unnamed", [1, 2], ids=["before", "after"])
@@ -70,66 +105,26 @@ def test_a_side_without_a_kernel_takes_that_of_both_its_neighbours_or_none(
     assert (found.kind, found.evidence) == (kind, "arithmetic")
 
 
-def test_waves_that_could_not_cost_as_much_are_no_cause() -> None:
-    # 20 to 21 waves are 5 %; a step of 40 % has another cause.
-    before, after = Gemm(128 * 108, 256 * 20, 4096), Gemm(128 * 108 + 1, 256 * 20, 4096)
-    assert cause(point(before, 100), point(after, 104), 0.045).kind == "wave edge"
-    assert cause(point(before, 100), point(after, 150), 0.40).kind == "unexplained"
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        (launched("a", TILE), launched("b", Tile(64, 64)), "the library changed from 128x256 to 64x64"),
-        (launched("a", TILE), launched("a", Tile(128, 256, split_k=2)),
-         "the library changed from 128x256 to 128x256 split-k 2"),
-        (launched("gemm_tn", None), launched("gemm_nn", None), "the library changed from gemm_tn to gemm_nn"),
-    ],
-)  # fmt: skip
-def test_the_library_changed_kernel_when_name_tile_or_split_differ(old: Launch, new: Launch, words: str) -> None:
-    found = cause(point(Gemm(1024, 1024, 64), 100, old), point(Gemm(1025, 1024, 64), 120, new), 0.18)
-    assert (found.kind, found.evidence, found.words) == ("kernel change", "identity", words)
-
-
-def test_a_kernel_change_names_the_alignment_that_forced_it() -> None:
-    old, new = launched("align8", TILE), launched("align1", Tile(64, 64))
-    found = cause(point(Gemm(1024, 1024, 4096), 100, old), point(Gemm(1024, 1024, 4097), 200, new), 0.69)
-    assert found.kind == "kernel change"
-    assert found.words.endswith("as rows are aligned to 2 bytes, not 16")
-
-
-def test_rows_that_lose_their_16_bytes() -> None:
-    found = cause(point(Gemm(512, 512, 4096), 100), point(Gemm(512, 512, 4100), 130), 0.26)
-    assert (found.kind, found.evidence) == ("alignment", "arithmetic")
-    assert found.words == "rows are aligned to 8 bytes, not 16"
-
-
 def test_alignment_and_a_wave_edge_at_one_place_are_told_apart_by_what_follows() -> None:
     # 8 × 13 tiles are one wave, 8 × 14 are two. n = 3332 has lost the 16 bytes as well, n = 3392 has them back.
     sizes = [Gemm(1024, n, 1024) for n in (3328, 3332, 3392)]
-    back = cause(point(sizes[0], 100), point(sizes[1], 140), 0.33, A100, point(sizes[2], 101))
-    stays = cause(point(sizes[0], 100), point(sizes[1], 140), 0.33, A100, point(sizes[2], 139))
+    back = explained(point(sizes[0], 100), point(sizes[1], 140), 0.33, A100, point(sizes[2], 101))
+    stays = explained(point(sizes[0], 100), point(sizes[1], 140), 0.33, A100, point(sizes[2], 139))
     assert back.kind == "alignment"
     assert stays.kind == "wave edge"
 
 
 def test_a_point_of_twice_the_work_says_nothing_of_whether_the_time_came_back() -> None:
     sizes = [Gemm(512, 512, k) for k in (256, 257, 512)]
-    found = cause(point(sizes[0], 100), point(sizes[1], 122), 0.2, A100, point(sizes[2], 200))
+    found = explained(point(sizes[0], 100), point(sizes[1], 122), 0.2, A100, point(sizes[2], 200))
     assert (found.kind, found.words) == ("alignment", "rows are aligned to 2 bytes, not 16")
 
 
 def test_whole_cache_lines_are_named_where_nothing_else_explains_the_step() -> None:
-    found = cause(
+    found = explained(
         point(Gemm(512, 512, 4096), 100), point(Gemm(512, 512, 4104), 110), 0.09, A100, point(Gemm(512, 512, 4160), 101)
     )
     assert (found.kind, found.words) == ("alignment", "rows are aligned to 16 bytes, not 128")
-
-
-def test_tiles_within_one_wave() -> None:
-    found = cause(point(Gemm(256, 4096, 8192), 100), point(Gemm(257, 4096, 8192), 130), 0.26)
-    assert found.kind == "tile edge"
-    assert found.words == "128x256 tile (assumed) on 108 SMs: 32 to 48 tiles within one wave"
 
 
 @pytest.mark.parametrize(
@@ -171,55 +166,17 @@ def test_an_assumed_tile_is_dropped_where_the_steps_speak_against_it() -> None:
 
 
 def test_a_processor_has_tiles_and_no_waves() -> None:
-    found = cause(point(Gemm(64, 64, 64, dtype="fp32"), 100), point(Gemm(64, 72, 64, dtype="fp32"), 150), 0.4, CPU)
+    found = explained(point(Gemm(64, 64, 64, dtype="fp32"), 100), point(Gemm(64, 72, 64, dtype="fp32"), 150), 0.4, CPU)
     assert found.kind == "tile edge"
     assert "SM" not in found.words
-
-
-def test_the_cache_is_outgrown() -> None:
-    # b alone takes 32.5 MiB; with a and c the working set passes the 40 MiB of L2. Tiles and alignment stay.
-    before, after = Gemm(400, 4096, 4160), Gemm(512, 4096, 4160)
-    assert before.min_bytes < A100.l2_bytes < after.min_bytes
-    found = cause(point(before, 100), point(after, 112), 0.11)
-    assert (found.kind, found.evidence) == ("memory boundary", "arithmetic")
-    assert found.words == "the working set passes 40.6 MiB, the last-level cache holds 40.0 MiB"
 
 
 def test_throttling_is_seen_by_the_clock_and_comes_first() -> None:
     before = point(Gemm(2304, 3072, 4096), 100, clock_mhz=1410)
     after = point(Gemm(2305, 3072, 4096), 130, clock_mhz=1100)
-    found = cause(before, after, 0.26)
+    found = explained(before, after, 0.26)
     assert (found.kind, found.evidence) == ("throttling", "clock")
     assert found.words == "the SM clock went from 1410 to 1100 MHz"
-
-
-def test_the_same_kernel_on_both_sides_and_no_edge() -> None:
-    launch = launched("k", TILE)
-    found = cause(point(Gemm(1024, 4096, 256), 100, launch), point(Gemm(1024, 4096, 320), 150, launch), 0.3)
-    assert (found.kind, found.evidence) == ("unexplained", "identity")
-    assert "same kernel" in found.words
-
-
-def test_attention_pads_its_heads_and_softmax_its_columns() -> None:
-    heads = [Attention(1, 16, 1024, 1024, d) for d in (128, 136)]
-    found = cause(point(heads[0], 100), point(heads[1], 130), 0.2)
-    assert (found.kind, found.words) == ("tile edge", "head_dim = 136 pads to 160, 128 to 128")
-    rows = [Softmax(16, s, s) for s in (1024, 1152)]
-    assert cause(point(rows[0], 100), point(rows[1], 170), 0.5).words == "columns = 1152 pads to 2048, 1024 to 1024"
-
-
-def test_attention_has_waves_of_rows_of_queries() -> None:
-    launch = launched("flash", Tile(128, 64))
-    works = [Attention(1, 54, s, s, 128) for s in (256, 264)]
-    found = cause(point(works[0], 100, launch), point(works[1], 150, launch), 0.4)
-    assert (found.kind, found.evidence) == ("wave edge", "identity")
-
-
-def test_a_cause_is_of_a_known_kind() -> None:
-    with pytest.raises(InputError, match=r"^Cause: kind = 'magic'; expected one of throttling, "):
-        Cause("magic", "", "identity")
-    with pytest.raises(InputError, match=r"^Cause: evidence = 'rumour'; expected one of identity, arithmetic, clock$"):
-        Cause("unexplained", "", "rumour")
 
 
 def test_blocks_padding_and_alignment_by_hand() -> None:

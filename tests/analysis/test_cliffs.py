@@ -1,4 +1,4 @@
-"""Blind step detection, and the tile and SMs behind a staircase: a hundred simulated devices, none tuned on.
+"""Blind step detection, and the tile and SMs behind a staircase: simulated devices, none tuned on.
 
 Seeds from 0 on belong to these tests; the constants of the detection were chosen on others (10 000 and up).
 """
@@ -26,7 +26,9 @@ from quantbench.workload import Gemm
 
 pytestmark = pytest.mark.slow  # most of its tests share simulated sweeps of many devices
 
-CASES = 100
+CASES = 60
+# At 3 % noise.
+NOISY_CASES = 40
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def recall_and_false_share(found: tuple[Outcome, ...]) -> tuple[float, float]:
         true, hit = true + len(large), hit + len(large & at)
         false += sum(steps[i] < np.log(1.005) for i in at) + sum(cliff.ratio < 1 for cliff in one.cliffs)
         claimed += len(one.cliffs)
-    assert true > 250
+    assert true > 150
     return hit / true, false / claimed
 
 
@@ -81,7 +83,7 @@ def test_steps_are_found_at_one_percent_noise() -> None:
 
 
 def test_three_percent_noise_costs_steps_and_makes_few_up() -> None:
-    recall, false_share = recall_and_false_share(outcomes(0.03, 10, 60))
+    recall, false_share = recall_and_false_share(outcomes(0.03, 10, NOISY_CASES))
     assert recall >= 0.80
     assert false_share < 0.10
 
@@ -98,7 +100,7 @@ def test_sizes_of_steps_lie_in_their_intervals() -> None:
                 inside[bool(cliff.low <= true <= cliff.high)] += 1
                 assert cliff.low <= cliff.ratio <= cliff.high
                 assert cliff.first <= cliff.at <= cliff.last
-    assert inside.total() > 100
+    assert inside.total() > 60
     assert inside[True] / inside.total() >= 0.90
 
 
@@ -110,12 +112,12 @@ def test_tile_and_resident_blocks_are_recovered_at_one_percent_noise() -> None:
 
 
 def test_at_three_percent_noise_it_is_unclear_rather_than_wrong() -> None:
-    found = outcomes(0.03, 10, 60)
+    found = outcomes(0.03, 10, NOISY_CASES)
     assert sum(one.period.clear and not recovered(one) for one in found) <= 0.02 * len(found)
 
 
 def test_single_figures_with_three_percent_noise_are_unclear_rather_than_wrong() -> None:
-    found = outcomes(0.03, 1, 60)
+    found = outcomes(0.03, 1, NOISY_CASES)
     wrong = [one for one in found if one.period.clear and not recovered(one)]
     assert len(wrong) <= 0.02 * len(found)
     assert {one.period.recovered.verdict for one in found if not one.period.clear} <= {"INCONCLUSIVE"}

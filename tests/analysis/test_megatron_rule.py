@@ -105,16 +105,16 @@ def test_all_reasons_are_told_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "text"),
+    ("changes", "value"),
     [
-        ({"sk": 1024}, "megatron_fused_available: causal with sq = 2048, sk = 1024; expected sq equal to sk, which"),
-        ({"mbs": 0}, "megatron_fused_available: mbs = 0; expected an integer from 1"),
-        ({"mask": "padding"}, "megatron_fused_available: mask = 'padding'; expected one of causal, full, none"),
-        ({"generation": "8192"}, "megatron_fused_available: generation = '8192'; expected one of 2048, 4096, 16384"),
-        ({"dtype": "fp8"}, "megatron_fused_available: dtype = 'fp8'; expected one of fp16, bf16, fp32"),
+        ({"sk": 1024}, "causal with sq = 2048, sk = 1024"),
+        ({"mbs": 0}, "mbs = 0"),
+        ({"mask": "padding"}, "mask = 'padding'"),
+        ({"generation": "8192"}, "generation = '8192'"),
+        ({"dtype": "fp8"}, "dtype = 'fp8'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(changes: dict[str, object], text: str) -> None:
+def test_what_makes_no_sense_is_refused(changes: dict[str, object], value: str) -> None:
     with pytest.raises(InputError) as told:
         case(**changes)
-    assert str(told.value).startswith(text)
+    assert (told.value.operation, told.value.value) == ("megatron_fused_available", value)

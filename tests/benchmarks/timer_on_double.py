@@ -18,11 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path[:0] = [
-    str(Path(__file__).parents[1]),
-    str(Path(__file__).parents[1] / "rehearsal"),
-    str(Path(__file__).parents[2]),
-]
+sys.path[:0] = [str(folder) for folder in Path(__file__).parents[1:3]]
 
 from device_double import CLOCK_STEP_MHZ, EVENTS_US, FULL_MHZ, Gpu, Kernel, Ops, Pair, kernel_of  # noqa: E402
 from scipy import special  # noqa: E402
@@ -38,8 +34,8 @@ from quantbench.sweep.runner import Sweep  # noqa: E402
 from quantbench.timing.cuda import CudaTimer  # noqa: E402
 from quantbench.timing.options import TimingOptions  # noqa: E402
 from quantbench.timing.session import batch_size, warm_up  # noqa: E402
-from tools.evidence.sections import MAMF_SHAPES, MAMF_START_S  # noqa: E402
 from tools.guide.markers import fill, table  # noqa: E402
+from tools.measure.figures import MAMF_SHAPES, MAMF_START_S  # noqa: E402
 
 WANDERS = (0.0, 0.005, 0.01, 0.02)
 HEAT = 0.025

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from made_runs import SPEC, measurement, record, reference, run, samples, write
 
-from quantbench.cli.sweep import SweepArguments, sweep_options
+from quantbench.cli.sweep_options import SweepArguments, sweep_options
 from quantbench.cluster.merge import merge_runs, write_merged
 from quantbench.errors import InputError, StoreError
 from quantbench.launch import Launch

@@ -29,7 +29,7 @@ def test_places_are_filled_in_a_line_or_over_lines() -> None:
         "<!-- y.z:begin -->\n| p | q |\n| --- | ---: |\n| 1 | 2 |\n<!-- y.z:end -->\n"
     )
     assert fill(filled, {"x": "1", "y.z": table(["p", "q"], [["1", "2"]])}) == filled
-    with pytest.raises(StoreError, match=r"no value for x; expected places that the evidence fills"):
+    with pytest.raises(StoreError, match=r"no value for x; expected places that are filled"):
         fill(page, {"y.z": "1"})
     with pytest.raises(StoreError, match=r"no place for w; expected a place in the page"):
         fill(page, {"x": "1", "y.z": "2", "w": "3"})

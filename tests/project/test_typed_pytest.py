@@ -38,3 +38,10 @@ def test_a_module_that_needs_the_extra_dev_is_skipped_with_the_reason(tmp_path: 
     said = collected(WITH_HYPOTHESIS, BENCHMARKS, python_path=str(tmp_path))
     assert f"{BENCHMARKS}/test_edge_pairs.py::test_gemm" in said
     assert "hypothesis, of the extra quantbench[dev], is not installed" in said
+
+
+@pytest.mark.slow
+def test_the_typed_command_collects_the_benchmarks_alone() -> None:
+    found = [line for line in collected().splitlines() if "::" in line]
+    assert found
+    assert all(line.startswith(f"{BENCHMARKS}/") for line in found)

@@ -189,11 +189,11 @@ def test_the_first_words_answer_and_simulated_figures_are_labelled(tmp_path: Pat
     assert page.text.count("NOTHING MEASURED") == 0
 
 
-def test_measured_figures_carry_no_label(tmp_path: Path) -> None:
-    made = stairs((1024, 1088), origin="measured")
-    text = report(run(made, origin="measured"), tmp_path).text
+def test_measured_figures_of_one_size_carry_no_label(tmp_path: Path) -> None:
+    text = report(run(stairs((1024,), origin="measured"), origin="measured"), tmp_path).text
     assert "SIMULATED" not in text
     assert "IMPORTED" not in text
+    assert "n: only 1024 was measured" in text
 
 
 def test_imported_figures_are_labelled_with_their_source(tmp_path: Path) -> None:
@@ -232,14 +232,11 @@ def test_nothing_in_a_file_can_speak_on_the_page(tmp_path: Path) -> None:
 
 
 def test_a_run_without_any_record(tmp_path: Path) -> None:
-    text = report(run([]), tmp_path).text
+    folder = write(tmp_path, run([]))
+    assert CliRunner().invoke(app, ["report", str(folder)], catch_exceptions=False).exit_code == 2
+    text = checked(folder / "report.html").text
     assert "NOTHING MEASURED" in text
     assert "Which sizes to avoid" not in text
-
-
-def test_a_run_of_one_point(tmp_path: Path) -> None:
-    text = report(run(stairs((1024,))), tmp_path).text
-    assert "n: only 1024 was measured" in text
 
 
 def test_a_run_full_of_failures_says_why(tmp_path: Path) -> None:

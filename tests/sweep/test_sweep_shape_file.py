@@ -15,7 +15,7 @@ import pytest
 
 from quantbench.analysis.curves import axes_of
 from quantbench.analysis.summary import Point
-from quantbench.cli.sweep import SweepArguments, sweep_options
+from quantbench.cli.sweep_options import SweepArguments, sweep_options
 from quantbench.device import lookup
 from quantbench.errors import InputError
 from quantbench.measurement import Grade

@@ -32,7 +32,7 @@ def test_rows_tell_the_cliffs_of_check(tmp_path: Path) -> None:
     spec = run.info.device
     check = check_run(run, rules=())
     rows = rows_of(points_of(run.records, spec))
-    said = {row.axes["n"]: row_words(row, check, spec) for row in rows}
+    said = {row.axes["n"]: row_words(row, check) for row in rows}
     # 6 columns of 32 tiles are the 192 of two waves; a seventh, from n = 1537 on, begins a third.
     cliff = next(cliff for cliff in check.cliffs if cliff.at == 1536)
     assert said[1600].startswith(
@@ -40,9 +40,9 @@ def test_rows_tell_the_cliffs_of_check(tmp_path: Path) -> None:
     )
     assert not [n for n, words in said.items() if "▼" in words and n not in {c.next for c in check.cliffs}]
     console = Console(width=200, record=True, file=StringIO())
-    console.print(sweep_table(rows, check, spec))
+    console.print(sweep_table(rows, check))
     assert said[1600] in console.export_text()
-    assert {row["axes"]["n"]: row["words"] for row in rows_to_json(rows, check, spec)} == said
+    assert {row["axes"]["n"]: row["words"] for row in rows_to_json(rows, check)} == said
 
 
 def test_an_assumed_tile_is_called_so_and_dropped_where_the_steps_speak_against_it(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_an_assumed_tile_is_called_so_and_dropped_where_the_steps_speak_against_
     spec = run.info.device
     check = check_run(run, rules=())
     (_, row) = rows_of(points_of(run.records, spec))
-    assert row_words(row, check, spec) == "gemm: wave 3 of 3 is 67 % full: 11 % idle (128x256 assumed)"
+    assert row_words(row, check) == "gemm: wave 3 of 3 is 67 % full: 11 % idle (128x256 assumed)"
     # Time that grows with n alone: whatever makes it, it is no tile of 256 columns.
     smooth = SimulatedGpu(108, Tile(128, 16))
     gemms = along("n", range(4096, 8193, 128), Gemm(4096, 1, 4096))
@@ -61,7 +61,7 @@ def test_an_assumed_tile_is_called_so_and_dropped_where_the_steps_speak_against_
     (period,) = check.periods
     assert Explanation(128, 256, 108) not in period.recovered.plausible
     row = rows_of(points_of(run.records, spec))[1]
-    assert "assumed" not in row_words(row, check, spec)
+    assert "assumed" not in row_words(row, check)
 
 
 def test_measured_points_are_not_idle_where_they_compute(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_measured_points_are_not_idle_where_they_compute(tmp_path: Path) -> None
         record = replace(record, launch=launch, outcome=Measured(taken, Grade("A")))
         run = read_run(write_simulated(tmp_path, GPU, [record], run_id=name))
         (row,) = rows_of(points_of(run.records, spec))
-        return row_words(row, check_run(run, rules=()), spec)
+        return row_words(row, check_run(run, rules=()))
 
     pads = "gemm: m = 2305 pads to 2432: 5.2 % idle"
     assert words(0.5, blocks_per_sm=1) == "gemm: wave 3 of 3 is 11 % full: 30 % idle"
@@ -101,8 +101,8 @@ def test_a_row_that_lacks_an_op_says_so_and_has_no_sum(tmp_path: Path) -> None:
     assert {row.axes["n"]: row.missing for row in rows} == {1024: (), 1280: (), 1536: ("proj",), 1792: ()}
     torn = next(row for row in rows if row.missing)
     assert row_figures(torn) == ("1 of 2", "-", "-", "-", "-")
-    assert row_words(torn, check, spec).startswith("no sum, not measured here: proj")
-    told = {row["axes"]["n"]: row for row in rows_to_json(rows, check, spec)}
+    assert row_words(torn, check).startswith("no sum, not measured here: proj")
+    told = {row["axes"]["n"]: row for row in rows_to_json(rows, check)}
     assert (told[1536]["missing_ops"], told[1536]["latency_us"], told[1536]["tflops"]) == (["proj"], None, None)
     assert told[1792]["missing_ops"] == []
     assert told[1792]["latency_us"] > 0
@@ -136,12 +136,11 @@ def _point(op: str, us: float, grade: str = "A", count: int = 1) -> Point:
 def test_a_row_is_one_layer_with_logits_apart(tmp_path: Path) -> None:
     gemms = along("n", (1024, 2048), Gemm(4096, 1, 4096))
     check = check_run(read_run(write_simulated(tmp_path, GPU, records_of(GPU, gemms, noise=0.005, seed=1))), rules=())
-    spec = GPU.spec()
     (row,) = rows_of([_point("qkv", 10.0), _point("proj", 5.0), _point("logits", 100.0, "C")])
     assert (row.latency_us, row.logits_us, row.grade.letter) == (15.0, 100.0, "C")
     assert ops_line([row]) == "a row sums, of one layer, qkv + proj (torch.mm); logits, once per model, are not in it"
     console = Console(width=200, record=True, file=StringIO())
-    console.print(sweep_table([row], check, spec))
+    console.print(sweep_table([row], check))
     header, line = console.export_text().splitlines()[:2]
     assert header.split()[:4] == ["tp", "ops", "time", "logits"]
     assert line.split()[2:6] == ["15.0", "µs", "100", "µs"]

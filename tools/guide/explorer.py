@@ -32,7 +32,7 @@ _GPUS = ("a100-sxm4-80gb", "h100-sxm5-80gb")
 SHOTS: dict[str, tuple[dict[str, object], tuple[int, int]]] = {
     "docs/figures/explore.png": (
         {"hidden": 5000, "heads": 40, "kv_heads": 40, "head_dim": 125, "ffn": 20000, "seq": 2048, "tp": 8,
-         "vocab": 50304, "gated": 0, "detail": "h100-sxm5-80gb/bf16/vllm"},
+         "vocab": 50304, "gated": 0, "detail": "a100-sxm4-80gb/bf16/sglang"},
         (1280, 820),
     ),
     "docs/figures/explore-tiles.png": (

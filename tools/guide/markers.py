@@ -26,7 +26,7 @@ def fill(text: str, found: Mapping[str, str]) -> str:
     unknown = sorted(set(names) - found.keys())
     unused = sorted(found.keys() - set(names))
     if unknown:
-        raise StoreError("guide", f"no value for {', '.join(unknown)}", "places that the evidence fills")
+        raise StoreError("guide", f"no value for {', '.join(unknown)}", "places that are filled")
     if unused:
         raise StoreError("guide", f"no place for {', '.join(unused)}", "a place in the page for everything found")
 
@@ -36,14 +36,6 @@ def fill(text: str, found: Mapping[str, str]) -> str:
         return f"{match[1]}{inner}{match[4]}"
 
     return _PLACE.sub(put, text)
-
-
-def kept(text: str, name: str) -> str:
-    """Returns what the page has between the markers of `name`. Raises StoreError if it has no such markers."""
-    found = next((match["old"] for match in _PLACE.finditer(text) if match["name"] == name), None)
-    if found is None:
-        raise StoreError("guide", f"no place for {name}", "its markers in the page")
-    return found.lstrip("\n")
 
 
 def write_between(path: Path, name: str, text: str) -> None:

@@ -17,8 +17,8 @@ const CHOICES = ['axis', 'attention', 'direction', 'routing'], FLAGS = ['gated',
 const NAMES = [...document.querySelectorAll('#controls input[type=range]')].map(slider => slider.id.slice(2));
 const least = name => Number($(`n-${name}`).min), choicesOf = name => [...$(name).options].map(one => one.value);
 const COUNTS = ['heads', 'tp', 'mbs', 'ep', 'top_k'], DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 5], [1, 2]];
-// CLIFF: drop of the rate that is named. SUGGESTED: gain from which another size is offered; less is within the error.
-const CLIFF = 0.05, SUGGESTED = 0.02, SLICE_MS = 12, FIRST_MS = 16, MOST_MODELS = 12;
+// CLIFF: drop of the rate that is named.
+const CLIFF = 0.02, SLICE_MS = 12, FIRST_MS = 16, MOST_MODELS = 12;
 
 let page, state, locks = {}, lines = [], active, models = new Map(), plot, job = 0, shownOp = '', zoom = null, marks = [];
 
@@ -44,8 +44,10 @@ async function start() {
   document.documentElement.dataset.ready = 'yes';
 }
 
-// The ops whose sum is drawn: those of a layer, or the logits, which alone depend on the vocabulary.
-const along = s => state.axis === 'vocab' ? ops(s).filter(op => op.name === 'logits') : layerOf(s);
+// The ops whose sum is drawn: those of a layer, of hidden its products, of the vocabulary the logits.
+const along = s => state.axis === 'vocab' ? ops(s).filter(op => op.name === 'logits') : layerOf(s).filter(op => state.axis !== 'hidden' || !op.core);
+// The setting at another place of the curve.
+const placed = x => state.axis === 'hidden' ? headless(state, x, locks) : changed(state, state.axis, x, locks);
 // What the plot draws: the lines that were kept, and the model in detail.
 const drawn = () => [...new Set([...lines, active])].slice(-DASHES.length);
 const every = () => page.gpus.flatMap(gpu => gpu.entries.map(entry => ({gpu, entry})));
@@ -95,7 +97,7 @@ const choose = id => { active = id; load([id]); plot = null; update(); };
 // Sizes that have no such heads leave the heads as they are.
 function set(name, value) {
   const next = changed(state, name, value, locks), last = state;
-  state = next.heads ? next : {...state, [name]: value};
+  state = NAMES.every(size => Number.isInteger(next[size])) ? next : {...state, [name]: value};
   const followed = SIZES.filter(size => size !== name && state[size] !== last[size]).map(size => `${size} ${last[size]} → ${state[size]}`);
   $('followed').textContent = followed.length ? `With ${name}: ${followed.join(', ')}.` : '';
   update();
@@ -169,7 +171,7 @@ function update() {
   commands();
   $('no-better').textContent = 'Looking for better shapes …';
   const times = models.get(active), list = ops(state);
-  const near = neighbourValue(), other = near && changed(state, state.axis, near, locks);
+  const near = neighbourValue(), other = near && placed(near);
   const before = other && !objection(other) ? {value: near, state: other} : null;
   answer(times, before);
   table(times, list, before);
@@ -179,7 +181,7 @@ function update() {
   const first = xs.filter((x, i) => i % 4 === 0 || x === state[state.axis]), later = xs.filter(x => !first.includes(x));
   const points = [...first, ...later].flatMap(x => [...curves.keys()].map(id => [id, x]));
   const point = ([id, x]) => {
-    const s = changed(state, state.axis, x, locks);
+    const s = placed(x);
     if (possible(s)) curves.get(id).set(x, models.get(id).layer(s, along(s)));
   };
   const left = later.length * curves.size;
@@ -207,9 +209,9 @@ function run(steps, mine) {
 function neighbourValue() {
   const value = state[state.axis];
   if (!['seq', 'ffn', 'hidden', 'vocab', 'moe_ffn'].includes(state.axis)) return 0;
-  if (value % 64 && possible(changed(state, state.axis, value - value % 64, locks))) return value - value % 64;
+  if (value % 64 && possible(placed(value - value % 64))) return value - value % 64;
   const step = state.axis === 'seq' ? 1 : 8;
-  for (let near = value + step; near < value + 2048; near += step) if (possible(changed(state, state.axis, near, locks))) return near;
+  for (let near = value + step; near < value + 2048; near += step) if (possible(placed(near))) return near;
   return 0;
 }
 
@@ -230,9 +232,10 @@ function answer(times, before) {
   if (state.vocab / state.tp > page.largest_side) said.push(`Logits of ${state.vocab / state.tp} columns are left out: no time is predicted above ${page.largest_side}.`);
   if (before) {
     const [here, then] = [state, before.state].map(s => times.layer(s, along(s))), value = state[state.axis];
-    const others = SIZES.filter(name => name !== state.axis && before.state[name] !== state[name]).map(name => `${name} ${before.state[name]}`);
+    const heads = state.axis === 'hidden' ? ['heads', 'kv_heads', 'head_dim'] : [];
+    const others = SIZES.filter(name => name !== state.axis && !heads.includes(name) && before.state[name] !== state[name]).map(name => `${name} ${before.state[name]}`);
     said.push(`${state.axis} ${value} against ${before.value}${others.length ? ` (with ${others.join(', ')})` : ''}: ` +
-      `${signed(here.us / then.us - 1)} time for ${signed(here.flops / then.flops - 1)} arithmetic${state.axis === 'vocab' ? ' of the logits' : ''}.`);
+      `${signed(here.us / then.us - 1)} time for ${signed(here.flops / then.flops - 1)} arithmetic${{vocab: ' of the logits', hidden: ' of the products'}[state.axis] || ''}.`);
   }
   $('rows').textContent = `Rows of linear layers: seq × mbs = ${state.seq * state.mbs} tokens.`;
   fill('compared', ...said.flatMap(line => [line, make('br')]));
@@ -253,7 +256,7 @@ function table(times, list, before) {
       make('td', {}, shape), make('td', {class: 'wide'}, make('div', {class: 'bar', 'aria-hidden': true}, ...bar)),
       number(latency(us), make('div', {class: 'interval'}, `${latency(low)} – ${latency(high)}`)),
       number(share === null ? '?' : percent(share)), number(waste ? latency(waste.us) : '–'),
-      number(before && old[i] ? signed(us / times.estimate(old[i]).us - 1) : ''), make('td', {}, words));
+      number(before && old[i] && !(op.core && state.axis === 'hidden') ? signed(us / times.estimate(old[i]).us - 1) : ''), make('td', {}, words));
   }));
 }
 
@@ -265,7 +268,7 @@ function axisValues() {
   const now = state[state.axis], name = state.axis, near = neighbourValue();
   if (name !== 'heads' && COUNTS.includes(name)) return sorted([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 64, now]);
   const [low, high] = zoom || [Math.max(1, 0.55 * now), 1.5 * now], grain = name === 'heads' ? 1 : 8;
-  const step = Math.max(grain, 2 ** Math.min(13, Math.ceil(Math.log2((high - low) / 90)))), found = multiples(step, low, high);
+  const step = grain * 2 ** Math.max(0, Math.ceil(Math.log2((high - low) / 90 / grain))), found = multiples(step, low, high);
   // One past an edge: where a new tile, and perhaps a wave, begins.
   const past = name === 'seq' && step <= 64 ? found.filter(x => x % 64 === 0).map(x => x + 1) : [];
   return sorted([now, ...found, ...past, ...(near ? [near] : [])]);
@@ -347,7 +350,7 @@ function cliffs(curve, times) {
   marks = xs.slice(1).map((x, i) => ({x, from: xs[i], drop: 1 - share(x) / share(xs[i]), y: 100 * share(x)}))
     .filter(one => one.drop >= CLIFF).sort((a, b) => b.drop - a.drop).slice(0, 5).sort((a, b) => a.x - b.x);
   fill('cliffs', ...marks.map(one => {
-    const [old, now] = [one.from, one.x].map(x => along(changed(state, state.axis, x, locks)));
+    const [old, now] = [one.from, one.x].map(x => along(placed(x)));
     const slower = curve.get(one.x).us - curve.get(one.from).us * curve.get(one.x).flops / curve.get(one.from).flops;
     const worst = now.map((op, i) => ({op, before: old[i], more: times.estimate(op).us - times.estimate(old[i]).us * (flopsOf(op) || op.batch) / (flopsOf(old[i]) || old[i].batch)}))
       .sort((a, b) => b.more - a.more)[0];
@@ -355,16 +358,9 @@ function cliffs(curve, times) {
     return make('li', {}, make('strong', {}, `${state.axis} ${one.from} → ${one.x}: −${percent(one.drop)} of the rate. `), cause);
   }));
   $('no-cliff').textContent = marks.length ? '' : `No drop of ${percent(CLIFF)} or more between the sizes drawn.`;
-  const now = curve.get(state[state.axis]);
-  const [best] = xs.filter(x => Math.abs(x / state[state.axis] - 1) <= 0.05).sort((a, b) => share(b) - share(a));
-  if (now && best && share(best) > (1 + SUGGESTED) * now.share) {
-    fill('best', `Best ${state.axis} within 5 %: `, make('strong', {}, `${best}`), `, ${percent(share(best))} of peak instead of ${percent(now.share)}. `,
-      make('button', {type: 'button', onclick: () => set(state.axis, best)}, `Take ${best}`));
-  } else fill('best', now ? `No ${state.axis} drawn within 5 % is more than ${percent(SUGGESTED)} faster for its arithmetic than ${state[state.axis]}.` : '');
 }
 
 function causeOf({op, before}, times) {
-  if (op.kind === 'attention' && op.head_dim !== before.head_dim) return `attention: heads of ${op.head_dim} instead of ${before.head_dim}`;
   const tile = one => tileName(times.tile(times.estimate(one).kernel));
   const waste = times.waste(op), reasons = times.reasons(op), words = waste ? waste.words : reasons.length ? reasons[0] : '';
   const kernel = op.kind === 'gemm' && tile(before) !== tile(op) ? `the library probably changes its kernel, ${tile(before)} → ${tile(op)}` : '';
@@ -438,14 +434,16 @@ function* better(times) {
     const other = windowed ? ratio * (1 - base.attention) / (1 - one.attention) : ratio;
     const gains = {gain: ratio - 1, low: Math.min(ratio, other) / factor - 1, high: Math.max(ratio, other) * factor - 1};
     gains.sure = gains.low > 0 && s.ep <= state.ep && s.tp <= state.tp;
-    groups.set(group, [...(groups.get(group) || []), {...one, joint, ...gains}]);
+    const alike = joint ? ['heads', 'head_dim'].filter(name => s[name] === state[name]) : [];
+    for (const name of [group, ...alike.map(size => `hidden with ${size}`)]) groups.set(name, [...(groups.get(name) || []), {...one, joint, ...gains}]);
     yield;
   }
   for (const [group, all] of groups) {
     const one = preferred(group, all);
-    if (one.gain >= page.space.worth_moving) best.set(NAMES.map(name => one.s[name]).join(), one);
+    const key = NAMES.map(name => one.s[name]).join(), alike = group.includes('with') || best.get(key)?.alike;
+    if (one.gain >= page.space.worth_moving) best.set(key, {...one, alike});
   }
-  return [...best.values()].sort((a, b) => b.sure - a.sure || b.gain - a.gain).slice(0, 5);
+  return [...best.values()].sort((a, b) => b.sure - a.sure || b.gain - a.gain).filter((one, i) => i < 5 || one.alike);
 }
 
 // advice.cost.ratio_factor
@@ -464,10 +462,14 @@ function neighbours(found, times) {
   const hours = one => one.perToken * 1e12 / 3.6e9;
   const changes = s => [...SIZES, ...EXPERT_SIZES].filter(name => s[name] !== state[name] && !(name === 'kv_heads' && kvHeads(s) === s.heads && kvHeads(state) === state.heads))
     .map(name => `${name} ${state[name]} → ${s[name]}`).join(', ');
+  const [best] = found, take = one => make('button', {type: 'button', 'aria-label': `Take ${changes(one.s)}`, onclick: () => restore(one.s)}, 'Take');
+  const gain = one => `${signed(one.gain)} (${signed(one.low)} to ${signed(one.high)})`;
+  if (best && best.sure) fill('best', 'Better near it: ', make('strong', {}, changes(best.s)), `: ${gain(best)} tokens per second at equal parameters. `, take(best));
+  else fill('best', `No shape near it is surely faster${best ? `; the best guess is ${changes(best.s)}, ${gain(best)}` : ''}.`);
   fill('better', ...found.map(one => make('tr', {}, make('td', {}, changes(one.s)),
     make('td', {class: 'num'}, signed(one.gain)), make('td', {class: 'num'}, `${signed(one.low)} to ${signed(one.high)}`),
     make('td', {class: 'num'}, signed(parameters(one.s) / parameters(state) - 1)), make('td', {class: 'num'}, hours(one).toFixed(0)),
-    make('td', {}, make('button', {type: 'button', 'aria-label': `Take ${changes(one.s)}`, onclick: () => restore(one.s)}, 'Take')))));
+    make('td', {}, take(one)))));
   $('no-better').textContent = found.length ? (found.some(one => one.sure) ? '' : 'None is surely faster: measure before you move.') : `No shape near this one gains ${percent(page.space.worth_moving)} or more.`;
 }
 

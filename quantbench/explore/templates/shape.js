@@ -236,13 +236,13 @@ class Times {
 const tileName = t => `${t.blockM}x${t.blockN}${t.splitK > 1 ? ` split-k ${t.splitK}` : ''}`;
 const padWords = (name, size, to) => `${name} = ${size} pads to ${to}: ${percent(1 - size / to)} idle`;
 
-// Returns the setting with one size changed, and what follows unless it is locked: heads of about the same width and
-// ffn = 4 · hidden follow hidden, key/value heads keep their ratio to heads. heads = 0: hidden has no such heads.
+// Returns the setting with one size changed, and what follows unless it is locked: heads of the same width (or as many
+// heads, if they are kept) and ffn = 4 · hidden follow hidden, key/value heads keep their ratio to heads.
 function changed(s, name, value, locks) {
   const next = {...s, [name]: value}, whole = s.heads * s.head_dim === s.hidden;
   const free = size => !locks[size] && size !== name;
   if (name === 'hidden' && free('ffn') && s.ffn === 4 * s.hidden) next.ffn = 4 * value;
-  if (name === 'hidden' && whole && value !== s.hidden) Object.assign(next, headsFor(s, value, free));
+  if (name === 'hidden' && whole) Object.assign(next, free('heads') ? {heads: value / s.head_dim} : {head_dim: value / s.heads});
   if (whole && next.hidden % value === 0) {
     if (name === 'heads' && free('head_dim')) next.head_dim = next.hidden / value;
     if (name === 'head_dim' && free('heads')) next.heads = next.hidden / value;
@@ -252,16 +252,11 @@ function changed(s, name, value, locks) {
   return next;
 }
 
-// Heads of another hidden size: of the nearest width that is a multiple of 8, as many as tp and the groups divide.
-function headsFor(s, hidden, free) {
-  const group = free('kv_heads') ? s.heads / s.kv_heads : 1;
-  const splits = heads => Number.isInteger(heads) && heads % s.tp === 0 && heads % group === 0 && (free('kv_heads')
-    ? (heads / group) % s.tp === 0 || s.tp % (heads / group) === 0 : heads % s.kv_heads === 0);
-  if (!free('heads')) return {head_dim: free('head_dim') ? hidden / s.heads : s.head_dim};
-  if (!free('head_dim')) return {heads: splits(hidden / s.head_dim) ? hidden / s.head_dim : 0};
-  const far = width => Math.abs(width - s.head_dim), widths = multiples(8, 48, 256).filter(width => splits(hidden / width));
-  const [width] = widths.sort((a, b) => far(a) - far(b) || b - a).filter(one => far(one) <= 128);
-  return width ? {heads: hidden / width, head_dim: width} : {heads: 0};
+// Returns the setting at another hidden size with any heads: products do not know them.
+function headless(s, hidden, locks) {
+  const next = changed(s, 'hidden', hidden, locks), step = s.tp * s.heads / s.kv_heads;
+  if (s.heads * s.head_dim !== s.hidden || hidden === s.hidden || hidden < step * s.head_dim) return next;
+  return {...next, heads: step, kv_heads: s.tp, head_dim: hidden / step};
 }
 
 const paddedVocab = (vocab, tp) => cdiv(vocab, 128 * tp) * 128 * tp;

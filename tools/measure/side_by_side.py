@@ -22,7 +22,7 @@ from quantbench.sweep.worker import copier
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.session import Timer
 from quantbench.workload import Gemm
-from tools.evidence.other_methods import Run
+from tools.measure.other_methods import Run
 
 REPEATS = 3
 
@@ -96,7 +96,7 @@ def add_method(
 
 
 def write_table(out: Path, spec: DeviceSpec, rows: list[dict[str, Any]]) -> None:
-    """Writes the rows as a JSON file that `write` reads."""
+    """Writes the rows as a JSON file that `figures` reads."""
     table = {"device": spec.name, "kind": spec.kind, "repeats": REPEATS, "rows": rows}
     write_json(out, table)
 

@@ -1,6 +1,6 @@
 """Times square GEMMs with NVBench's Python bindings (`cuda-bench`), for comparison with our timer.
 
-Entry points: `python -m tools.evidence.nvbench FILE.json SIZE…`, one state per size, and `merge_nvbench`. Run by
+Entry points: `python -m tools.measure.nvbench FILE.json SIZE…`, one state per size, and `merge_nvbench`. Run by
 `timer_truth` in a separate process, because NVBench keeps its benchmarks for the whole process. Each sample is one cold
 run, as with our timer.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 from quantbench.stats import typical_us
 from quantbench.workload import Gemm
-from tools.evidence.side_by_side import write_json
+from tools.measure.side_by_side import write_json
 
 _NAME, _AXIS = "product", "Size"
 # Sampling time per state. The default of 0.5 s would take most of the step, and the median is steady long before.

@@ -1,8 +1,8 @@
 """Times the same GEMMs with our timer and with other methods, and writes one table of medians.
 
-Entry point: `python -m tools.evidence.timer_truth FILE.json [--nvbench]`. Run by `run` in a separate process. The
+Entry point: `python -m tools.measure.timer_truth FILE.json [--nvbench]`. The
 profiler comes last, because it stays attached to the process and slows down later launches. With --nvbench the other
-method is NVBench alone, in processes of its own; it needs `cuda-bench` (docs/evidence.md).
+method is NVBench alone, in processes of its own; it needs `cuda-bench` (README.md).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.timing import make_timer
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm
-from tools.evidence.nvbench import merge_nvbench
-from tools.evidence.other_methods import METHODS
-from tools.evidence.side_by_side import REPEATS, add_method, measure_rows, write_table
+from tools.measure.nvbench import merge_nvbench
+from tools.measure.other_methods import METHODS
+from tools.measure.side_by_side import REPEATS, add_method, measure_rows, write_table
 
 # Sizes of square GEMMs: from a few microseconds to about 20 ms on an H200.
 _SIZES = (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384)
@@ -51,13 +51,13 @@ def _add_nvbench(rows: list[dict[str, Any]], out: Path, spec: DeviceSpec) -> Non
     """Adds NVBench's medians and writes the table after each repeat, which is a process. A failure is printed and ends
     only this column; repeats of an earlier, interrupted start are kept."""
     if not (find_spec("cuda") and find_spec("cuda.bench")):
-        print("nvbench: cuda-bench is not installed; docs/evidence.md says how to carry it to this machine")
+        print("nvbench: cuda-bench is not installed; README.md says how to carry it to this machine")
         return
     for row in rows:
         row["medians_us"].pop("nvbench", None)  # read again from the repeats' files
     for repeat in range(REPEATS):
         file = out.with_name(f"nvbench-{repeat}.json")
-        words = [sys.executable, "-m", "tools.evidence.nvbench", str(file), *map(str, _SIZES)]
+        words = [sys.executable, "-m", "tools.measure.nvbench", str(file), *map(str, _SIZES)]
         try:
             if not file.exists():
                 subprocess.run(words, timeout=_NVBENCH_LIMIT_S, check=True, capture_output=True, text=True)

@@ -1,6 +1,6 @@
 """Compares the cost of measuring a point by our timer, a fixed number of runs and a short graph, on random shapes.
 
-Entry point: `python -m tools.evidence.cost FILE.json`. Run by `run` in a separate process.
+Entry point: `python -m tools.measure.cost FILE.json`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from quantbench import device
 from quantbench.timing import make_timer
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm
-from tools.evidence.other_methods import METHODS
-from tools.evidence.plan import random_shapes
-from tools.evidence.side_by_side import measure_rows
+from tools.measure.other_methods import METHODS
+from tools.measure.random_shapes import random_shapes
+from tools.measure.side_by_side import measure_rows
 
 #: number of shapes to compare
 COST_SHAPES = 50

@@ -1,6 +1,6 @@
 """Measures copy bandwidth: the limit for kernels that read once and write once, such as softmax.
 
-Entry point: `python -m tools.evidence.copy_bandwidth FILE.json`. Run by `run` in a separate process.
+Entry point: `python -m tools.measure.copy_bandwidth FILE.json`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from quantbench import device
 from quantbench.timing import make_timer
 from quantbench.timing.options import TimingOptions
-from tools.evidence.side_by_side import write_json
+from tools.measure.side_by_side import write_json
 
 #: bytes read (as many are written); many times the size of any last-level cache
 COPIED_BYTES = 2**31

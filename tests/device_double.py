@@ -1,9 +1,4 @@
-"""A double of a CUDA device in simulated time, with CUDA's asynchronous semantics, and the patches that install it.
-
-Entry points: `PATCHES`, which `sitecustomize` applies in every process of a rehearsal, and `Gpu`, which tests drive.
-Only what needs a GPU is replaced: device, CUDA calls of the timer, tasks of the providers, their audit, the profiler
-and the other timing methods. Sweep, worker, runner, timer, samplers and store are the real ones. The device and the
-software of such a run are called simulated.
+"""A double of a CUDA device in simulated time, with CUDA's asynchronous semantics.
 
 Two clocks run: the host's, which every call advances, and the device's, which the queued work advances. The host
 waits for the device only where CUDA makes it wait: in a synchronisation, and when the queue is full. The SM clock
@@ -12,23 +7,21 @@ climbs from idle, wanders, falls with heat and under the power limit, and moves 
 
 from __future__ import annotations
 
-import os
 import random
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import exp, floor
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
-NAME = "simulated-h200"
-#: variables of the environment: a folder in which each file makes one process lose its context; µs at the start and at
-#: the end of a curve without cliffs, over n from 1024 to 4096, which every product then follows
-DEATHS, SMOOTH = "QUANTBENCH_REHEARSAL_DEATHS", "QUANTBENCH_REHEARSAL_SMOOTH"
-LOST = "CUDA error: an illegal memory access was encountered"
+from simulator import SimulatedGpu
+
+from quantbench.device import lookup
+from quantbench.device.spec import DeviceState
+from quantbench.latency.op_times import roofline_us
+from quantbench.launch import Launch, Tile
+from quantbench.workload import Gemm
 
 QUEUE_LIMIT = 1024
 _TICK_US = 0.5
@@ -37,7 +30,6 @@ _BETWEEN_KERNELS_US, _EVENT_TO_KERNEL_US, _KERNEL_TO_EVENT_US = 0.8, 1.3, 0.3
 #: what a time between two events has beside that of the kernel
 EVENTS_US = _EVENT_TO_KERNEL_US + _KERNEL_TO_EVENT_US
 _HOLD_TIMEOUT_US = 500_000.0
-_COMPILE_US = 2_000_000.0
 FULL_MHZ, _IDLE_SHARE = 1980.0, 0.55
 # The clock climbs while the device works and falls while it does not.
 _WARM_US, _COOL_US = 30_000.0, 300_000.0
@@ -99,16 +91,13 @@ _STAMP = Kernel("stamp", _STAMP_US)
 class Gpu:
     """The device of one process.
 
-    deaths: folder of the deaths asked for, see DEATHS.
     wander: standard deviation of the clock, as a share of it.
     heat: share of the clock that it loses as it gets hot.
     slowdown: factor on all times that the clock does not show.
     throttled: whether it protects itself from heat.
     others: number of other processes on it.
-    lost: whether the context is gone.
     """
 
-    deaths: Path | None = None
     wander: float = 0.0
     heat: float = 0.0
     slowdown: float = 1.0
@@ -120,7 +109,6 @@ class Gpu:
     after_event: bool = False
     held_at_us: float | None = None
     timed_out: bool = False
-    lost: bool = False
     waiting: list[Work] = field(default_factory=list)
     running: deque[float] = field(default_factory=deque)
     graph: list[Work] | None = None
@@ -170,7 +158,6 @@ class Gpu:
 
     def queue(self, work: Work, host_us: float = _LAUNCH_US) -> None:
         """Launches work; into the graph while one is captured."""
-        self.require_context()
         if self.graph is not None:
             self.graph.append(work)
             return
@@ -227,7 +214,6 @@ class Gpu:
 
     def release(self) -> None:
         """Lets the work behind the hold run; it began by itself if the hold timed out before."""
-        self.require_context()
         if self.held_at_us is None:
             return
         end_us = self.held_at_us + _HOLD_TIMEOUT_US
@@ -249,18 +235,6 @@ class Gpu:
             self.release()
         self.host_us = max(self.host_us, self.device_us) + 5.0
         self.running.clear()
-        if self.deaths is not None and self.deaths.is_dir():
-            for death in self.deaths.iterdir():
-                with suppress(FileNotFoundError):  # another process took it
-                    death.unlink()
-                    self.lost = True
-                break
-        self.require_context()
-
-    def require_context(self) -> None:
-        """Raises as CUDA does in every call after an illegal access."""
-        if self.lost:
-            raise RuntimeError(LOST)
 
     def now_s(self) -> float:
         """The host's clock, s."""
@@ -281,9 +255,6 @@ class Gpu:
         finally:
             self.graph = None
         return partial(self.queue, graph, _LAUNCH_US + _NODE_US * len(graph.nodes))
-
-
-GPU = Gpu(Path(os.environ[DEATHS]) if DEATHS in os.environ else None)
 
 
 class Pair:
@@ -308,7 +279,7 @@ class Pair:
 class Ops:
     """`quantbench.timing.cuda_device.TorchCuda` on the double."""
 
-    def __init__(self, spec: Any = None, state: Any = None, gpu: Gpu = GPU) -> None:
+    def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self.hold, self.release, self.synchronize, self.capture = gpu.hold, gpu.release, gpu.synchronize, gpu.capture
 
@@ -346,10 +317,8 @@ class Ops:
         return state_now(self._gpu)
 
 
-def state_now(gpu: Gpu = GPU) -> Any:
+def state_now(gpu: Gpu) -> Any:
     """The device's state, as NVML would tell it."""
-    from quantbench.device.spec import DeviceState
-
     reasons = ("sw_power_cap",) * gpu.capped + ("hw_thermal",) * gpu.throttled
     return DeviceState(
         sm_clock_mhz=gpu.mhz, temperature_c=50.0, power_w=500.0, throttle_reasons=reasons, other_processes=gpu.others,
@@ -357,184 +326,17 @@ def state_now(gpu: Gpu = GPU) -> Any:
     )  # fmt: skip
 
 
-def spec() -> Any:
-    """An H200 under another name."""
-    from quantbench.device.registry import lookup
-
-    return replace(lookup("h200-sxm-141gb"), name=NAME)
-
-
 # --- work ------------------------------------------------------------------------------------------------------------
 
 
 def kernel_of(work: Any) -> tuple[Kernel, Any]:
     """Returns the kernel that does a workload, and its launch."""
-    from simulator import SimulatedGpu
-
-    from quantbench.latency.op_times import roofline_us
-    from quantbench.launch import Launch, Tile
-    from quantbench.workload import Gemm
-
-    device = spec()
+    device = lookup("h200-sxm-141gb")
     if not isinstance(work, Gemm):
         return Kernel(f"simulated_{work.kind}", 3.0 + 1.3 * roofline_us(work, device)), Launch(f"simulated_{work.kind}")
     tile = Tile(128, 256)
     name = "nvjet_sm90_tst_256x128_64x4_1x1_v_bz_TNT"  # cuBLAS names its tiles n × m
-    if SMOOTH in os.environ:
-        first_us, last_us = map(float, os.environ[SMOOTH].split(":"))
-        return Kernel(name, first_us + (last_us - first_us) * (work.n - 1024) / 3072), Launch(name)
     peak = device.peak(work.dtype) or device.peak("bf16")
     per_k_ns = 2 * tile.block_m * tile.block_n / (0.8 * peak / device.sm_count * 1e3)
     gpu = SimulatedGpu(device.sm_count, tile, tile_ns_per_k=per_k_ns)
     return Kernel(name, gpu.time_us(work)), replace(gpu.launch(work), kernel=name)
-
-
-class Task:
-    """A workload, ready to run. A kernel of ours is compiled by the first run in a process."""
-
-    compiled: set[tuple[str, str, str]] = set()  # noqa: RUF012
-
-    def __init__(self, provider_id: str, work: Any) -> None:
-        self._kernel, self._launch = kernel_of(work)
-        self._ours = provider_id.startswith("triton.")
-        self._key = (provider_id, work.dtype, getattr(work, "layout", ""))
-        GPU.host_us += 3000.0  # making the inputs
-
-    def run(self) -> None:
-        if self._ours and self._key not in self.compiled:
-            self.compiled.add(self._key)
-            GPU.host_us += _COMPILE_US
-        GPU.queue(self._kernel)
-
-    def outputs(self) -> tuple[Any, ...]:
-        return ()
-
-    def inputs(self) -> tuple[Any, ...]:
-        return ()
-
-    def launch(self) -> Any:
-        return self._launch if self._ours else None
-
-
-def make(real: Callable[[str], Any], provider_id: str) -> Any:
-    """Returns the real provider, whose tasks run on the double."""
-    provider = real(provider_id)
-
-    def prepare(workload: Any, device: Any, **_: Any) -> Task:
-        return Task(provider_id, workload)
-
-    provider.prepare = prepare
-    if getattr(provider, "kind", "") == "attention":  # torch is asked with tensors on the device
-        provider.unsupported = lambda workload, device: None
-    return provider
-
-
-class Audit:
-    """Queues the small kernels that `quantbench.providers.audit.Audit` queues; there are no numbers to check."""
-
-    def __init__(self, provider: Any, workload: Any, device: Any, distribution: str) -> None:
-        self.elapsed_s = 0.0
-        self._task: Task | None = None
-
-    def add(self, task: Task) -> Callable[[], None]:
-        self._task = self._task or task
-        return task.run
-
-    @property
-    def checked(self) -> Any:
-        from quantbench.measurement import Check
-
-        return Check(0.001, 0.005)
-
-    def before_timing(self) -> None:
-        assert self._task is not None
-        self._task.run()
-        GPU.synchronize()
-
-    def before_sample(self) -> None:
-        for _ in range(2):
-            GPU.queue(Kernel("change a sign", _SIGN_US))
-
-    def after_sampling(self, sample: Callable[[], object]) -> None:
-        sample()
-
-
-class Inputs:
-    """Makes tensors that can be copied, and nothing else."""
-
-    def __init__(self, *_: Any) -> None:
-        pass
-
-    def tensor(self, *shape: int, dtype: str) -> Any:
-        kernel = Kernel("copy", 4 * shape[0] / 4e6)  # 2 bytes read and 2 written, at 4 TB/s
-        tensor = SimpleNamespace(copy_=lambda _: GPU.queue(kernel))
-        tensor.clone = lambda: tensor
-        return tensor
-
-
-def trace_events(run: Callable[[], Any]) -> list[dict[str, Any]]:
-    """Returns the kernels of a run as a profiler's trace does."""
-    GPU.ran = []
-    run()
-    GPU.synchronize()
-    ran, GPU.ran = GPU.ran, None
-    args = {"grid": [132, 1, 1], "block": [384, 1, 1], "registers per thread": 168, "shared memory": 200_000}
-    return [
-        {"cat": "kernel", "name": kernel.name, "ts": float(number), "dur": kernel.us, "args": args}
-        for number, kernel in enumerate(ran)
-    ]
-
-
-def samples(run: Callable[[], object], device: Any, runs: int = 20) -> list[float]:
-    """Times runs between events, as another method would."""
-    pairs = [Pair(GPU) for _ in range(runs)]
-    for pair in pairs:
-        pair.start()
-        run()
-        pair.stop()
-    GPU.synchronize()
-    return [pair.elapsed_us() for pair in pairs]
-
-
-# --- patches ---------------------------------------------------------------------------------------------------------
-
-
-def _device(module: ModuleType) -> None:
-    from quantbench.device.nvml import Absent
-
-    module.current = spec
-    module.monitor = lambda _: state_now
-    module.open_nvml = lambda: Absent("simulated")
-
-
-def _timer(module: ModuleType) -> None:
-    module.CudaTimer.__init__.__kwdefaults__.update(now=GPU.now_s, pause=GPU.pause)
-
-
-def _pytest(module: ModuleType) -> None:
-    # pytest's __main__ calls one or the other, depending on the release.
-    module.console_main = module._console_main = lambda: print("the GPU tests need a GPU") or 0
-
-
-def _methods(module: ModuleType) -> None:
-    module.METHODS.update(dict.fromkeys(module.METHODS, samples))
-
-
-def _identity(module: ModuleType) -> None:
-    real = module.versions
-    module.versions = lambda: {**real(), "simulator": "1"}
-    module.trace_events = trace_events
-
-
-#: patches by the name of the module that they change
-PATCHES: dict[str, Callable[[Any], None]] = {
-    "_pytest.config": _pytest,
-    "quantbench.device": _device,
-    "quantbench.timing.cuda": _timer,
-    "quantbench.timing.cuda_device": lambda module: setattr(module, "TorchCuda", Ops),
-    "quantbench.providers.catalog": lambda module: setattr(module, "make", partial(make, module.make)),
-    "quantbench.providers.audit": lambda module: setattr(module, "Audit", Audit),
-    "quantbench.providers.identity": _identity,
-    "quantbench.providers.inputs": lambda module: setattr(module, "Inputs", Inputs),
-    "tools.evidence.other_methods": lambda module: module.METHODS.update(dict.fromkeys(module.METHODS, samples)),
-}

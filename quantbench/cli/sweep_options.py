@@ -1,0 +1,148 @@
+"""The options of `sweep`, and their conversion to `SweepOptions`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quantbench.cli.model_options import GridOptions, assumed_words, held_and_dims
+from quantbench.cli.options import option, percentage, typed_words
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError, require_choice
+from quantbench.sweep.axes import check_axes, parse_axis, with_defaults
+from quantbench.units import parse_duration_s
+
+if TYPE_CHECKING:
+    from quantbench.sweep.options import SweepOptions
+    from quantbench.sweep.plan import Plan
+    from quantbench.workload import TransformerShape
+
+# With these, `make sweep` including the installation takes less than three minutes on two cores, five on a GPU.
+_BUDGET = {"cuda": "4m", "cpu": "60s"}
+# One thread of a shared processor repeats within 1 to 2 %; a tighter target only costs time.
+_PRECISION = {"cuda": "0.5%", "cpu": "1%"}
+_MAX_TIME_S = {"cuda": 2.0, "cpu": 0.5}
+# Options allowed with a file of transformer shapes: those that say how to measure, not what.
+_BESIDE_MODELS = (
+    "shapes", "provider", "cache", "mode", "precision", "distribution", "budget", "points", "shard",
+)  # fmt: skip
+RUN = "Run"
+_timing = partial(option, panel="Timing")
+run_option = partial(option, panel=RUN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepArguments(GridOptions):
+    """The options of `sweep` as typed; precision "" and budget "" stand for the device's default."""
+
+    shapes: Path | None = option(
+        None,
+        "File of shapes, instead of --dim: CSV with columns m, n, k (single products), or JSON as written by "
+        "advise --shapes-out (transformer shapes).",
+    )
+    points: int = option(0, "Number of points to measure of the grid (0: all).", min=0)
+    refine: bool = option(False, "After the points, bisect to the exact size of every step in the time.")
+    provider: str = option(
+        "torch",
+        "Libraries to measure, comma separated: torch, triton, torch.flash, triton.persistent@128x256, module:Class.",
+    )
+    cache: str = _timing("cold", "State of the last-level cache before a sample: cold or hot.")
+    mode: str = _timing("auto", "Timing method: auto, events or graph.")
+    precision: str = _timing("", "Sample each point until its median is within ± this (default: 0.5%; CPU: 1%).")
+    distribution: str = _timing("normal", "Input values: normal, uniform, integers or zeros.")
+    budget: str = run_option(
+        "", "Time for measuring, start not counted: 8m, 90s or none (default: 4m; CPU: 60s; with --resume: none)."
+    )
+    shard: str = run_option("", "Part I/N of the points, for N jobs whose runs are merged later.")
+
+
+def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
+    """Converts the options, with the defaults of a kind of device (cuda or cpu)."""
+    from quantbench.sweep.options import SweepOptions
+    from quantbench.sweep.shape_file import SUFFIX, read_shape_file, read_shapes
+    from quantbench.timing.options import TimingOptions
+
+    of_models = arguments.shapes is not None and arguments.shapes.suffix == SUFFIX
+    about = _typed_but(arguments, "dim", *_BESIDE_MODELS)
+    if of_models and about:  # a shape states its own sizes, ops and number formats
+        raise InputError("sweep", f"--shapes {arguments.shapes} with {about[0]}", "shapes as the file describes them")
+    held, dims = held_and_dims(arguments, listed=arguments.shapes is not None)
+    budget = arguments.budget or _BUDGET[device_kind]
+    timing = TimingOptions(
+        cache=arguments.cache, mode=arguments.mode,
+        half_width=percentage("--precision", arguments.precision or _PRECISION[device_kind], above=True),
+        max_time_s=_MAX_TIME_S[device_kind],
+        distribution=arguments.distribution,
+    )  # fmt: skip
+    return SweepOptions(
+        dims=dims, held=held, providers=tuple(name.strip() for name in arguments.provider.split(",")), timing=timing,
+        points=arguments.points, refine=arguments.refine,
+        shard=_shard(arguments.shard),
+        shapes=() if arguments.shapes is None or of_models else read_shapes(arguments.shapes),
+        models=read_shape_file(arguments.shapes) if arguments.shapes is not None and of_models else (),
+        budget_s=None if budget == "none" else parse_duration_s("--budget", budget),
+    )  # fmt: skip
+
+
+def assumed_of(arguments: SweepArguments, options: SweepOptions, plan: Plan, spec: DeviceSpec) -> tuple[str, ...]:
+    if options.models:
+        return _stated_words([one.shape for one in options.models])
+    held = with_defaults(options.held, spec, options.dims)
+    ops = {place.op.partition(".")[0] for point in plan.points for place in point.places}
+    return assumed_words(arguments, held, ops, spec, listed=arguments.shapes is not None)
+
+
+def _stated_words(shapes: Sequence[TransformerShape]) -> tuple[str, ...]:
+    """Lists what all shapes of a file have in common, as text."""
+    names = ["dtype", "attention", "seq", "mbs", "tp"]
+    if any(shape.experts for shape in shapes):
+        names += ["ep", "routing"]
+    first = shapes[0]
+    common = [name for name in names if all(getattr(shape, name) == getattr(first, name) for shape in shapes)]
+    return (*(f"{name} = {getattr(first, name)}" for name in common), "all as the file says")
+
+
+def check_words(arguments: SweepArguments, on: str, resume: Path | None, gpu: str) -> None:
+    """Raises InputError for contradictory or impossible options, before a worker is started."""
+    from quantbench.providers.catalog import expand
+    from quantbench.sweep.session import resumed_options
+
+    if on:
+        require_choice("sweep", "--on", on, ("ray",))
+    if gpu:
+        raise InputError("sweep", f"--gpu {gpu} without --dry-run", "a sweep of the device at hand, or --dry-run")
+    if resume is None:
+        options = sweep_options(arguments, "cuda")
+        expand(options.providers)
+        if options.dims:
+            check_axes(tuple(parse_axis(dim if "=" in dim else f"{dim}=1") for dim in options.dims))
+        return
+    given = _typed_but(arguments, "budget")
+    if given:
+        expected = "the run's own options: --resume, with --budget at most"
+        raise InputError("sweep", f"--resume {resume} with {given[0]}", expected)
+    resumed_options(resume, budget_of(arguments))
+
+
+def budget_of(arguments: SweepArguments) -> float | None:
+    """Returns the budget of a resumed run in seconds; None for no limit."""
+    return None if arguments.budget in ("", "none") else parse_duration_s("--budget", arguments.budget)
+
+
+def _typed_but(arguments: SweepArguments, *names: str) -> list[str]:
+    """Lists the options that differ from their defaults, as typed, except those named."""
+    return typed_words(arguments, [field.name for field in fields(arguments) if field.name not in names])
+
+
+def _shard(text: str) -> tuple[int, ...]:
+    """Parses `2/8` to (2, 8), and "" to ()."""
+    if not text:
+        return ()
+    part, _, parts = text.partition("/")
+    if not all(re.fullmatch("[0-9]{1,9}", number) for number in (part, parts)) or not 1 <= int(part) <= int(parts):
+        raise InputError("--shard", repr(text), "PART/PARTS from 1/PARTS to PARTS/PARTS, such as 2/8")
+    return int(part), int(parts)

@@ -1,0 +1,133 @@
+"""Lists the sizes that commands know: what each is, of what, its usual value, and how it is swept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: names of a layer's ops
+LINEAR_OPS = ("qkv", "proj", "mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down")
+# Products of latent attention and of shared experts.
+_OTHER_LINEAR = ("latent_down", "q_up", "kv_up", "shared_up", "shared_gate", "shared_up_gate", "shared_down")
+_MLP_OPS = ("mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down")
+UNFUSED_OPS = ("scores", "softmax", "context")
+ATTENTION_OPS = (*UNFUSED_OPS, "attention")
+_GROUPED_OPS = ("experts_up", "experts_up_gate", "experts_down")
+EXPERT_OPS = (*_GROUPED_OPS, "permute", "unpermute")
+MODEL_OPS = (*LINEAR_OPS, *_OTHER_LINEAR, *ATTENTION_OPS, *EXPERT_OPS, "logits")
+
+#: largest value of a size; the least is 1
+LARGEST = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Swept:
+    """How a size is swept.
+
+    step: default step of a range.
+    gpu, cpu: default values by kind of device.
+    ops: ops measured by default, those that the size changes most.
+    grain: edges are searched at its multiples; 8 (16 bytes of a 16-bit format) if the size is the length of a stored
+        row, so that misalignment is not taken for an edge.
+    """
+
+    step: int
+    gpu: str
+    cpu: str
+    ops: tuple[str, ...] = ()
+    grain: int = 1
+
+
+@dataclass(frozen=True)
+class Size:
+    """One size, from 1 to LARGEST.
+
+    words: what it is, with its unit.
+    of: `model`, `experts` or `product`.
+    swept: how it is swept; None if it is not.
+    gpu, cpu: usual value by kind of device; 0 if it follows from other sizes or is the model's.
+    """
+
+    words: str
+    of: str
+    swept: Swept | None = None
+    gpu: int = 0
+    cpu: int = 0
+
+    def usual(self, kind: str) -> int:
+        """Returns the usual value on a kind of device, cuda or cpu."""
+        return self.cpu if kind == "cpu" else self.gpu
+
+
+#: every size by its name; a model of 7 billion parameters is usual on a GPU, a small one on a CPU
+SIZES = {
+    "hidden": Size(
+        "Hidden size.", "model",
+        Swept(64, "1024:8192:64", "256:1024:16", (*LINEAR_OPS, *_OTHER_LINEAR, *EXPERT_OPS), grain=8), 4096, 768,
+    ),
+    "heads": Size("Attention heads.", "model", Swept(1, "8:128:8", "4:24:4", ATTENTION_OPS)),
+    "kv-heads": Size("Key/value heads (default: the model's, else as many as heads).", "model"),
+    "head-dim": Size(
+        "Width of a head (default: the model's, else hidden / heads).", "model",
+        Swept(8, "32:256:8", "16:128:8", ATTENTION_OPS, grain=8),
+    ),
+    "ffn": Size(
+        "Width of the MLP (default: 4 × hidden).", "model",
+        Swept(64, "4096:16384:128", "512:2048:64", _MLP_OPS, grain=8),
+    ),
+    "layers": Size("Layers (default: a usual depth for the hidden size).", "model", None, 1, 1),
+    "seq": Size(
+        "Sequence length, tokens.", "model", Swept(128, "512:8192:256", "64:512:32", MODEL_OPS, grain=8), 2048, 256
+    ),
+    "mbs": Size("Micro-batch size, sequences (default: 1).", "model", Swept(1, "1:8:1", "1:4:1", MODEL_OPS)),
+    "tp": Size("Tensor-parallel degree (default: 1).", "model", Swept(1, "1,2,4,8", "1,2,4", MODEL_OPS)),
+    "vocab": Size(
+        "Vocabulary size.", "model", Swept(64, "49152:51200:64", "960:1536:32", ("logits",), grain=8), 50304, 1024
+    ),
+    "experts": Size(
+        "Routed experts of a layer, in place of its MLP (default: the model's).", "experts",
+        Swept(1, "8:128:8", "2:32:2", EXPERT_OPS), 64, 8,
+    ),
+    "top-k": Size("Experts per token.", "experts", Swept(1, "1:8:1", "1:8:1", EXPERT_OPS), 8, 2),
+    "moe-ffn": Size(
+        "Width of one expert.", "experts", Swept(64, "512:4096:64", "64:512:16", _GROUPED_OPS, grain=8), 2048, 256
+    ),
+    "tokens": Size(
+        "Tokens of each GPU's micro-batch, in place of seq and mbs.", "experts",
+        Swept(128, "128:8192:128", "32:512:16", EXPERT_OPS),
+    ),
+    "ep": Size(
+        "Expert-parallel degree; each GPU of it has its own tokens (default: 1).", "experts",
+        Swept(1, "1,2,4,8", "1,2,4,8", EXPERT_OPS),
+    ),
+    "m": Size("Rows of a plain product.", "product", Swept(64, "1024:4096:64", "64:512:16"), 4096, 512),
+    "n": Size(
+        "Columns of a plain product.", "product", Swept(64, "1024:8192:64", "256:1024:16", grain=8), 4096, 512
+    ),
+    "k": Size(
+        "Inner dimension of a plain product.", "product", Swept(64, "1024:8192:64", "256:1024:32", grain=8), 4096, 512
+    ),
+    "batch": Size("Number of plain products in one batch (default: 1).", "product", Swept(1, "1:64:1", "1:16:1")),
+}  # fmt: skip
+
+#: how each size that may be an axis is swept
+SWEPT = {name: size.swept for name, size in SIZES.items() if size.swept is not None}
+DIMS = tuple(SWEPT)
+GEMM_DIMS = tuple(name for name in DIMS if SIZES[name].of == "product")
+#: dimensions that only layers with experts have
+MOE_DIMS = tuple(name for name in DIMS if SIZES[name].of == "experts")
+MODEL_DIMS = tuple(name for name in DIMS if name not in GEMM_DIMS)
+
+
+def usual_sizes(kind: str, *of: str) -> dict[str, int]:
+    """Returns the usual values of sizes on a kind of device, cuda or cpu. of: of what they are, as in `Size.of`."""
+    chosen = {name.replace("-", "_"): size.usual(kind) for name, size in SIZES.items() if size.of in of}
+    return {name: value for name, value in chosen.items() if value}
+
+
+def grain_of(dim: str) -> int:
+    """Returns the step of the search for edges: 8 where misalignment would pass for an edge, else 1.
+
+    >>> grain_of("n"), grain_of("m")
+    (8, 1)
+    """
+    return SWEPT[dim].grain if dim in SWEPT else 1

@@ -1,0 +1,99 @@
+"""docs/your-kernel.md: its kernel is right, its commands run, its waves are named (on a simulated GPU)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from interpreter import in_interpreter
+from simulator import SimulatedGpu, along, records_of, write_simulated
+from test_docs_pages import DOCS, ENVIRONMENT, ROOT, blocks
+from typer.testing import CliRunner
+
+from quantbench.cli.app import app
+from quantbench.launch import Tile
+from quantbench.store.folder import read_run
+from quantbench.store.record import Measured
+from quantbench.workload import Gemm
+
+KERNEL, BENCHMARK = blocks(DOCS / "your-kernel.md", "python")
+MINE = "tile_gemm:TileGemm"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "tile_gemm.py").write_text(KERNEL)
+    (tmp_path / "test_tile_gemm.py").write_text(BENCHMARK)
+    return tmp_path
+
+
+def run(folder: Path, *words: str) -> str:
+    environment = {**ENVIRONMENT, "TRITON_INTERPRET": "1", "SIZE": "64", "PYTHONPATH": f"{ROOT}:{folder}"}
+    done = subprocess.run(
+        [sys.executable, "-m", *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@in_interpreter
+def test_the_kernel_of_the_page_is_checked_and_its_interpreted_times_are_rejected(folder: Path) -> None:
+    (line,) = [line for line in (DOCS / "your-kernel.md").read_text().splitlines() if line.startswith("TRITON_INTERP")]
+    run(folder, "quantbench", *line.partition(" quantbench ")[2].split())
+    (made,) = folder.glob("results/*/*")
+    records = [record for record in read_run(made).records if record.role == "point"]
+    assert {(r.provider, r.workload.n) for r in records} == {(p, n) for p in ("torch.mm", MINE) for n in (64, 65)}
+    for record in records:
+        assert record.check is not None, record.outcome
+        assert isinstance(record.outcome, Measured)
+        assert (record.outcome.grade.letter == "rejected") == (record.provider == MINE)
+    (one,) = [record for record in records if record.provider == MINE and record.workload.n == 65]
+    assert one.launch is not None
+    assert (one.launch.kernel, one.launch.grid, one.launch.tile) == (
+        "tile_gemm", (1, 1, 1), Tile(128, 128, block_k=64, stages=3, num_warps=8),
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@in_interpreter
+def test_the_benchmark_of_the_page_is_one_of_pytest_benchmark(folder: Path) -> None:
+    words = ("--benchmark-group-by=param:n", "--benchmark-json=out.json", "--device-max-time=20ms")
+    run(folder, "pytest", "-q", "-p", "no:cacheprovider", "--benchmark-only", *words)
+    found = json.loads((folder / "out.json").read_text())["benchmarks"]
+    assert len(found) == 4
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of both providers on a simulated GPU, whose own kernel has the tile that the page declares."""
+    grid = along("n", range(3072, 8193, 128), Gemm(4096, 1, 4096, dtype="bf16"))
+    results = tmp_path_factory.mktemp("results")
+    mine = SimulatedGpu(108, Tile(128, 128, block_k=64, stages=3, num_warps=8), tile_ns_per_k=12.0)
+    library = SimulatedGpu(108, Tile(128, 256), tile_ns_per_k=20.0)
+    both = [
+        *records_of(mine, grid, noise=0.002, seed=1, launches=True, provider=MINE),
+        *records_of(library, grid, noise=0.002, seed=2, launches=True, provider="torch.mm"),
+    ]
+    return write_simulated(results, library, both)
+
+
+def test_check_names_the_waves_of_the_declared_tile(simulated: Path) -> None:
+    done = CliRunner().invoke(app, ["check", str(simulated), "--json"])
+    found = [cliff for cliff in json.loads(done.stdout)["cliffs"] if cliff["provider"] == MINE]
+    assert found
+    assert all("128x128" in json.dumps(cliff) and "wave" in json.dumps(cliff) for cliff in found), found[0]
+
+
+def test_compare_tells_where_the_kernel_is_slower_and_report_draws_both(simulated: Path) -> None:
+    words = ["--by", "workload", "--provider-a", "torch.mm", "--provider-b", MINE, "--margin", "2%", "--json"]
+    done = CliRunner().invoke(app, ["compare", str(simulated), str(simulated), *words])
+    assert done.exit_code == 1, done.output
+    assert "slower" in done.stdout
+    assert CliRunner().invoke(app, ["report", str(simulated)]).exit_code == 0
+    (page,) = simulated.glob("*.html")
+    assert MINE in page.read_text(encoding="utf-8")
+    assert CliRunner().invoke(app, ["check", str(simulated), "--fail-above", "1.01"]).exit_code == 1

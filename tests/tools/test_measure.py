@@ -1,0 +1,160 @@
+"""What is measured on a GPU beside sweeps: tables that are taken up, figures made of them, the script that runs all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import made_runs
+import pytest
+from typer.testing import CliRunner
+
+from quantbench.cli.app import app
+from quantbench.device import current, lookup
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError
+from quantbench.workload import Gemm
+from tools.measure import side_by_side
+from tools.measure.figures import cost_lines, prediction_lines, timer_lines
+from tools.measure.nvbench import merge_nvbench
+from tools.measure.other_methods import Run
+from tools.measure.random_shapes import random_shapes
+
+SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "measure" / "on_gpu"
+_TEXT = SCRIPT.read_text(encoding="utf-8")
+_BOTH = re.search(r'both="(.*)"', _TEXT)
+SWEEPS = re.findall(r"^    sweep \S+ (.*)$", _TEXT, re.M)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", SWEEPS)
+def test_each_sweep_of_the_script_can_be_planned_for_an_h200(words: str, tmp_path: Path) -> None:
+    assert _BOTH is not None
+    shapes = tmp_path / "shapes.csv"
+    shapes.write_text("m,n,k\n64,64,64\n")
+    typed = words.replace("$both", _BOTH[1]).replace("$OUT/$step/shapes.csv", str(shapes))
+    done = CliRunner().invoke(app, ["sweep", *shlex.split(typed), "--dry-run", "--gpu", "h200-sxm-141gb", "--json"])
+    assert done.exit_code == 0, done.exception
+    assert json.loads(done.stdout)["points"]
+
+
+def test_the_script_packs_what_a_step_left_and_goes_on_with_its_runs(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/bash\necho "$@" >> "$CALLS"\n'
+        'while [ $# -gt 1 ]; do [ "$1" = --results ] && into=$2; shift; done\n'
+        '[ -z "${into:-}" ] || { mkdir -p "$into/gpu/run" && touch "$into/gpu/run/run.json"; }\nexit 1\n'
+    )
+    python.chmod(0o755)
+    out = tmp_path / "out"
+    calls = tmp_path / "calls"
+    here = {**os.environ, "PYTHON": str(python), "OUT": str(out), "CALLS": str(calls)}
+    for _ in range(2):
+        subprocess.run([SCRIPT, "hidden"], env=here, check=True, capture_output=True)
+    run = out / "hidden" / "hidden" / "gpu" / "run"
+    asked = [line for line in calls.read_text().splitlines() if " sweep " in line]
+    assert asked == [
+        f"-m quantbench sweep --dim hidden --results {run.parents[1]}",
+        f"-m quantbench sweep --resume {run} --budget 3m",
+    ]
+    with tarfile.open(out / "hidden.tar.gz") as packed:
+        assert {"hidden/log.txt", "hidden/hidden/gpu/run/run.json"} <= set(packed.getnames())
+
+
+def test_random_shapes_are_the_same_each_time_and_within_their_ranges() -> None:
+    shapes = random_shapes()
+    assert shapes == random_shapes()
+    assert len(set(shapes)) > 0.95 * len(shapes)
+    assert all(1 <= m <= 16384 and 56 <= n <= 16448 and 56 <= k <= 16448 for m, n, k in shapes)
+    assert all(n % 8 == 0 and k % 8 == 0 for _, n, k in shapes)
+
+
+def test_a_table_that_was_cut_short_is_finished_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def row(gemm: Gemm, *_: object) -> dict[str, object]:
+        asked.append(str(gemm))
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return {"workload": str(gemm), "sizes": [gemm.m, gemm.n, gemm.k]}
+
+    monkeypatch.setattr(side_by_side, "measure_row", row)
+    gemms = [Gemm(n, n, n) for n in (64, 128, 192)]
+    out = tmp_path / "table.json"
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side.measure_rows(out, lookup("h200-sxm-141gb"), gemms, {}, {})
+    assert len(side_by_side.measure_rows(out, lookup("h200-sxm-141gb"), gemms, {}, {})) == 3
+    assert asked == [str(gemm) for gemm in (*gemms, gemms[2])]
+    assert [row["sizes"][0] for row in json.loads(out.read_text())["rows"]] == [64, 128, 192]
+
+
+def test_a_late_method_joins_every_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
+    spec = current()
+    gemms = [Gemm(n, n, n, dtype="fp32") for n in (32, 48)]
+    out = tmp_path / "table.json"
+
+    def profiled(run: Run, device: DeviceSpec) -> list[float]:
+        run()
+        return [3.0, 5.0, 4.0]
+
+    rows = side_by_side.measure_rows(out, spec, gemms, {}, {"plain": lambda run, device: [1.0]})
+    for _ in range(2):
+        side_by_side.add_method(out, spec, gemms, rows, "profiler", profiled)
+    kept = json.loads(out.read_text())["rows"]
+    assert [row["medians_us"] for row in kept] == [{"plain": [1.0] * 3, "profiler": [4.0] * 3}] * 2
+
+
+def test_nvbench_joins_the_rows_of_its_sizes(tmp_path: Path) -> None:
+    rows = [{"sizes": [size] * 3, "medians_us": {"profiler": [9.0]}} for size in (128, 256)]
+    for repeat, samples in enumerate(([5.0, 4.0, 6.0], [7.0])):
+        file = tmp_path / f"{repeat}.json"
+        file.write_text(json.dumps({"128": samples, "512": [1.0]}))
+        merge_nvbench(rows, file)
+    assert rows[0]["medians_us"] == {"profiler": [9.0], "nvbench": [5.0, 7.0]}
+    assert rows[1]["medians_us"] == {"profiler": [9.0]}
+
+
+def test_timers_agree_in_microseconds_below_twenty_and_in_percent_above() -> None:
+    short = {"workload": "short", "medians_us": {"quantbench graph": [5.0, 5.1, 5.2], "profiler": [5.3]}}
+    long = {"workload": "long", "medians_us": {"quantbench graph": [101.0] * 2, "profiler": [100.0], "mamf": []}}
+    lines = timer_lines({"rows": [short, long]})
+    assert "| short | 5.10 µs | 5.30 µs | – |" in lines
+    assert "at most 1.00 % (median 1.00 %) from 20 µs on, at most 0.20 µs below" in lines[-2]
+    assert "at most 4.00 % (median 2.00 %)" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("ours_s", "ours_us", "verdict"),
+    [
+        (0.12, [10.0, 10.1], "met"),
+        (0.13, [10.0, 10.1], "missed"),
+        (0.05, [10.0, 11.1], "missed"),
+        (0.05, [10.0], "missed"),
+    ],
+)
+def test_the_target_of_the_cost_is_met_or_missed(ours_s: float, ours_us: list[float], verdict: str) -> None:
+    row = {
+        "medians_us": {"quantbench": ours_us, "mamf": [10.0, 11.0]},
+        "wall_s": {"quantbench": [ours_s], "mamf": [0.022]}, "prepare_s": 0.5,
+    }  # fmt: skip
+    # 30 s over 50 points and 0.022 s, against five times ours.
+    assert cost_lines({"repeats": 2, "rows": [row]})[-1].endswith(f": {verdict}.")
+
+
+@pytest.mark.slow
+def test_predictions_are_judged_on_products_that_were_not_fitted() -> None:
+    works = [Gemm(m, n, k, layout="nt") for m, n, k in random_shapes()[:420]]
+    timed = [made_runs.record(work, [5.0 + 3.0 * work.flops / 312e6] * 5, {"m": work.m}) for work in works]
+    run = made_runs.run(timed)
+    lines = prediction_lines(run)
+    medians = {line.split("|")[1].strip(): float(line.split("|")[3].split()[0]) for line in lines[2:]}
+    assert medians["fitted to 200"] < medians["shipped"]
+    with pytest.raises(InputError, match="100 products"):
+        prediction_lines(replace(run, records=run.records[:100]))

@@ -1,1 +1,0 @@
-"""Measures a GPU with three resumable commands (`run`) and writes the evidence page from their results (`write`)."""

@@ -1,0 +1,36 @@
+"""Draws random products: `python -m tools.measure.random_shapes FILE.csv`, which `quantbench sweep --shapes` reads."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+import numpy as np
+
+COUNT = 700
+_LARGEST = 16384
+
+
+def random_shapes(seed: int = 0) -> list[tuple[int, int, int]]:
+    """Draws COUNT times (m, n, k), log-uniform; n and k are multiples of 8, three in four of 64."""
+    random = np.random.default_rng(seed)
+
+    def draw(least: int, step: int) -> int:
+        value = np.exp(random.uniform(np.log(least), np.log(_LARGEST)))
+        return max(step, round(float(value) / step) * step)
+
+    def width() -> int:
+        return draw(64, 64 if random.random() < 0.75 else 8)
+
+    return [(draw(1, 1), width(), width()) for _ in range(COUNT)]
+
+
+def main() -> None:
+    """Writes the file."""
+    with Path(sys.argv[1]).open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("m", "n", "k"), *random_shapes()])
+
+
+if __name__ == "__main__":
+    main()
