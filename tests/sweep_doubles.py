@@ -14,7 +14,7 @@ from quantbench.sweep.axes import Held, parse_axis, with_defaults
 from quantbench.sweep.messages import Hello, Reply, Request
 from quantbench.sweep.options import SweepOptions
 from quantbench.sweep.plan import Plan, build_plan
-from quantbench.sweep.runner import Progress, Sweep
+from quantbench.sweep.runner import Progress, Sweep, SweepJob
 from quantbench.timing.options import TimingOptions
 
 HELD = with_defaults(Held(m=1024, k=1024), A100)
@@ -80,11 +80,10 @@ class Bench:
         return self.workers[-1]
 
     def sweep(self, **options: object) -> Sweep:
-        return Sweep(
-            plan=self.plan, run_id="run", spec=A100, timing=TimingOptions(), done=options.pop("done", frozenset()),  # type: ignore[arg-type]
-            connect=self.connect, append=self.append, clock=self.clock,
-            on_progress=lambda p: self.progress.append(replace(p)), **options,  # type: ignore[arg-type]
-        )  # fmt: skip
+        of_sweep = {name: options.pop(name) for name in ("more", "connect") if name in options}
+        job = SweepJob(self.plan, "run", A100, TimingOptions(), **options)  # type: ignore[arg-type]
+        given = {"connect": self.connect, "on_progress": lambda p: self.progress.append(replace(p)), **of_sweep}
+        return Sweep(job, append=self.append, clock=self.clock, **given)  # type: ignore[arg-type]
 
     def of_role(self, role: str) -> list[Record]:
         return [r for r in self.records if r.role == role]

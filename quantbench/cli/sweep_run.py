@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,9 +21,7 @@ from quantbench.cli.output import StyledLine, check_folder, encoded, output, pri
 from quantbench.cli.sweep_options import SweepArguments, assumed_of, budget_of, sweep_options
 from quantbench.cli.sweep_print import left_out, measuring_s, plan_lines, refine_of, result, show_progress
 from quantbench.cluster.cards import card_lines, compare_cards
-from quantbench.cluster.lane import Lane
-from quantbench.cluster.ray_pool import RayPool
-from quantbench.cluster.session import ClusterSweep
+from quantbench.cluster.ray_sweep import ClusterRun, ClusterSweep, connected
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import MeasurementError, StoreError
 from quantbench.latency.op_times import roofline_us
@@ -32,11 +30,11 @@ from quantbench.store.folder import Run, read_run
 from quantbench.store.record import Measured
 from quantbench.store.run import read_run_info
 from quantbench.sweep.child import WorkerProcess, refusal
-from quantbench.sweep.options import SweepOptions, plan_sweep
+from quantbench.sweep.options import plan_sweep
 from quantbench.sweep.plan import Plan
-from quantbench.sweep.runner import Finished, More, Progress
+from quantbench.sweep.runner import Finished
 from quantbench.sweep.session import SweepSession
-from quantbench.units import counted, latency
+from quantbench.units import latency
 
 _MOST_PLANNED_LINES = 40
 
@@ -168,75 +166,41 @@ def run_on_ray(arguments: SweepArguments, results: Path, resume: Path | None, *,
     budget_s = budget_of(arguments)
     earlier_s = 0.0 if resume is None else measuring_s(read_run_info(resume))
 
-    def assumed(lane: Lane) -> tuple[str, ...]:
-        """Lists the assumptions; a resumed run has no new ones."""
-        options = sweep_options(arguments, lane.spec.torch_kind)
-        return () if resume else assumed_of(arguments, options, lane.plan, lane.spec)
-
-    with RayPool() as pool:
+    with connected() as ray:
         stop_on_sigterm()  # after Ray has set its own handler
         sweep = ClusterSweep(
-            pool.hosts(), lambda spec: sweep_options(arguments, spec.torch_kind), results, _more, resume, budget_s,
-            on_note=lambda text: say(console, text),
+            ray, lambda spec: sweep_options(arguments, spec.torch_kind), results,
+            resume=resume, resume_budget_s=budget_s, note=lambda text: say(console, text),
         )  # fmt: skip
-        lanes = _measure_lanes(console, sweep, assumed)
+        assumed = {}
+        for run in sweep.start():
+            # A resumed run has no new assumptions.
+            assumed[run.folder] = () if resume else assumed_of(arguments, run.options, run.plan, run.spec)
+            _show_run(console, run, assumed[run.folder])
+        try:
+            with progress_bar(console) as bar:
+                sweep.watch(partial(show_progress, bar))
+        except KeyboardInterrupt:
+            say(console, "stopped; everything measured is kept. Go on with:")
+            for run in sweep.runs:
+                say(console, f"  quantbench sweep --on ray --resume {run.folder}")
+            raise
     wall_s = time.monotonic() - start_s
     told, said, runs = [], [], []
-    for lane in lanes:
-        measured, devices = read_run(lane.writer.folder), len(lane.members)
+    for run in sweep.runs:
+        measured, devices = read_run(run.folder), len(run.devices)
         runs.append(measured)
-        lines, answer = result(measured, lane.finished, wall_s, devices=devices, earlier_s=earlier_s)
+        lines, answer = result(measured, run.finished, wall_s, devices=devices, earlier_s=earlier_s)
         cards = compare_cards(measured.records)
-        told.append(
-            {
-                **answer,
-                "assumed": assumed(lane),
-                "devices": devices,
-                "cards": [{**encoded(card), "slow": card.slow} for card in cards],
-            }
-        )
+        of_cards = [{**encoded(card), "slow": card.slow} for card in cards]
+        told.append({**answer, "assumed": assumed[run.folder], "devices": devices, "cards": of_cards})
         said += [*lines, *card_lines(cards)]
     print_result(as_json, lambda: {"runs": told}, said)
     _require_measured(*runs)
 
 
-def _measure_lanes(console: Console, sweep: ClusterSweep, assumed: Callable[[Lane], Sequence[str]]) -> tuple[Lane, ...]:
-    machines = {host.name.partition(" on ")[2] for host in sweep.hosts}
-    count = len(sweep.hosts)
-    say(console, f"Ray: {counted(count, 'device')} on {', '.join(sorted(machines))}")
-    shown: set[str] = set()
-    with progress_bar(console) as bar:
-
-        def show_lanes(lanes: Sequence[Lane]) -> None:
-            """Shows each run's plan once, and the joint progress."""
-            for lane in lanes:
-                if lane.writer.info.run_id not in shown:
-                    shown.add(lane.writer.info.run_id)
-                    say(console, f"{lane.spec.name}: kept in {lane.writer.folder}/")
-                    if said := assumed(lane):
-                        say(console, f"  assumed: {', '.join(said)}")
-                    done = {record.key for record in lane.records if record.role == "point"}
-                    left = lane.plan.without(done)
-                    show(console, plan_lines(left, already=len(done), devices=lane.expected_members))
-            if lanes:
-                parts = [lane.progress() for lane in lanes]
-                together = Progress(
-                    sum(part.total for part in parts), sum(part.done for part in parts),
-                    " and ".join(part.current for part in parts), max(part.elapsed_s for part in parts),
-                    max((part.left_s for part in parts if part.left_s is not None), default=None),
-                )  # fmt: skip
-                show_progress(bar, together)
-
-        sweep.on_progress = show_lanes
-        try:
-            return sweep.run()
-        except KeyboardInterrupt:
-            say(console, "stopped; everything measured is kept. Go on with:")
-            for lane in sweep.lanes.values():
-                if lane.writer.count:
-                    say(console, f"  quantbench sweep --on ray --resume {lane.writer.folder}")
-            raise
-
-
-def _more(options: SweepOptions, spec: DeviceSpec) -> More | None:
-    return refine_of(options, spec) if options.refine else None
+def _show_run(console: Console, run: ClusterRun, assumed: Sequence[str]) -> None:
+    say(console, f"{', '.join(run.devices)}: {run.spec.name}, kept in {run.folder}/")
+    if assumed:
+        say(console, f"  assumed: {', '.join(assumed)}")
+    show(console, plan_lines(run.plan, already=run.already, devices=len(run.devices)))

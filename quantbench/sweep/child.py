@@ -1,8 +1,8 @@
 """Runs Python modules as child processes that answer requests over pipes.
 
-Entry points: `WorkerProcess` in the parent, used by `cluster.ray_pool` and by the commands `sweep` and `check`; its
+Entry points: `WorkerProcess` in the parent, used by `cluster` and by the commands `sweep` and `check`; its
 base `ChildProcess`, its protocol `Asked` and `WorkerLostError`; `parent_pipe` and `context_lost` in the child;
-`refusal`. Used by `worker`, `naming`, `runner`, `session`, `cluster.lane` and tools.
+`refusal`. Used by `worker`, `naming`, `runner`, `session`, `cluster` and tools.
 """
 
 from __future__ import annotations

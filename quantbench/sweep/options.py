@@ -17,7 +17,7 @@ from quantbench.providers.catalog import expand, gemm_tiles
 from quantbench.store.typed import decode
 from quantbench.sweep.axes import SHAPE_DIM, Axis, Held, with_defaults
 from quantbench.sweep.edges import parse_grid
-from quantbench.sweep.plan import Placed, Plan, build_plan, fitting, lay_out
+from quantbench.sweep.plan import Placed, Plan, build_plan, lay_out, num_fitting
 from quantbench.sweep.shape_file import NamedShape, named_shapes
 from quantbench.sweep.sizes import GEMM_DIMS
 from quantbench.timing.options import TimingOptions
@@ -86,7 +86,7 @@ def plan_sweep(options: SweepOptions, spec: DeviceSpec, done: Collection[str] = 
     axes, plan = whole_plan(options, spec)
     if options.points:
         # With `points` every place is its own group (`whole_plan`), in random order.
-        plan = replace(plan, groups=tuple(fitting(plan.groups, options.points, lambda point: 1)))
+        plan = replace(plan, groups=plan.groups[: num_fitting(plan.groups, options.points, lambda point: 1)])
     if options.shard:
         part, parts = options.shard
         if part > len(plan.groups):
@@ -111,13 +111,13 @@ def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...
             axes = tuple(Axis(dim, tuple(sorted(set(sizes)))) for dim, sizes in columns)
             gemms = [Gemm(m, n, k, batch, held.dtype, held.layout) for m, n, k, batch in options.shapes]
             placed = [
-                Placed(dict(zip(GEMM_DIMS, sizes, strict=True)), (Op("gemm", "forward", gemm, 1),), keep=number)
-                for number, (sizes, gemm) in enumerate(zip(options.shapes, gemms, strict=True))
+                Placed(dict(zip(GEMM_DIMS, sizes, strict=True)), (Op("gemm", "forward", gemm, 1),))
+                for sizes, gemm in zip(options.shapes, gemms, strict=True)
             ]
         else:
             axes = (Axis(SHAPE_DIM, tuple(range(1, len(options.models) + 1))),)
             ops = [[op for op in one.shape.ops() if op.workload.kind != "cast"] for one in options.models]
-            placed = [Placed({SHAPE_DIM: i}, tuple(own), keep=i) for i, own in enumerate(ops, 1)]
+            placed = [Placed({SHAPE_DIM: i}, tuple(own)) for i, own in enumerate(ops, 1)]
         return axes, lay_out(placed, providers, options.timing, spec)
     axes = parse_grid(options.dims, held, spec, tiles=gemm_tiles(providers))
     plan = build_plan(axes, held, providers, options.timing, spec, neighbours=not options.points)

@@ -1,14 +1,10 @@
-"""Selects the points of a sweep, their order, and those that fit into a budget.
-
-Entry points: `build_plan` (grid of axes) and `lay_out` (list of `Placed` ops), which return a `Plan`: `Group` objects
-of `PlanPoint` objects; `fitting`, which selects groups for a budget; `reference_every`; `Pace` (time estimates). Used
-by `options`, `refine`, `runner`, `session`, `cluster` and the command `sweep`.
+"""Selects the points of a sweep and their order, and estimates their time.
 
 A place is one combination of axis values; a workload at several places is measured once. Points are planned in groups:
-all ops of one direction of a place by all providers and, along the longest axis, both sides of a predicted edge. A
-short budget drops backward ops first and shortens the longest axis, so that the sizes kept have all of their
-neighbours. Groups run in order of rank, coarse grid first, and within a rank in seeded random order, so that drift of
-the device does not look like a trend along an axis; a reference point, repeated every few points, shows the drift.
+all ops of one direction of a place by all providers and, along the longest axis, both sides of a predicted edge. Groups
+run in order of rank, forward passes first, then coarse grid first, until the budget ends. Within a rank their order is
+random, so that drift of the device does not look like a trend along an axis; a reference point, repeated every few
+points, shows the drift.
 """
 
 from __future__ import annotations
@@ -18,7 +14,6 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from statistics import median
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
@@ -37,7 +32,7 @@ from quantbench.workload import GroupedGemm, Op, Workload
 _REFERENCE_EVERY = range(3, 11)
 
 # Wall seconds of a point apart from its samples (inputs, kernel name), and its usual number of samples: on a CPU from
-# real sweeps, on a GPU two warm-up windows and as much again. They count until ten points are measured (`Pace`).
+# real sweeps, on a GPU two warm-up windows and as much again.
 _POINT_OVERHEAD_S = {"cuda": 0.20, "cpu": 0.06}
 _USUAL_SAMPLES = 40
 # Runs apart from the samples: the first one, three that are checked, and the warm-up.
@@ -51,21 +46,11 @@ _CHECK_PASSES_ON_GPU = 50
 _CHECK_RUNS = {"softmax": 5, "attention": 8}
 # Bytes read before each sample to make the cache cold, relative to the size of the last-level cache.
 _FLUSH_FACTOR = {"cuda": COLD_L2_MULTIPLE, "cpu": 3}
-# Weight of the initial estimates, in seconds of measuring. Most recent points that count. Measured points that replace
-# _POINT_OVERHEAD_S.
-_ESTIMATE_WEIGHS_S = 0.5
-_REMEMBERED = 25
-_ENOUGH_POINTS = 10
 
 
-def point_estimate_s(workload: Workload, timing: TimingOptions, spec: DeviceSpec, slowdown: float = 1.0) -> float:
-    """Estimates the wall seconds of a point, including its checks. slowdown: run time relative to the roofline."""
-    return _POINT_OVERHEAD_S[spec.torch_kind] + _running_s(workload, timing, spec, slowdown)
-
-
-def _running_s(workload: Workload, timing: TimingOptions, spec: DeviceSpec, slowdown: float) -> float:
-    """Estimates the seconds of a point's runs and checks."""
-    run_s = sample_s = slowdown * roofline_us(workload, spec) / 1e6
+def point_estimate_s(workload: Workload, timing: TimingOptions, spec: DeviceSpec) -> float:
+    """Estimates the wall seconds of a point, including its checks."""
+    run_s = sample_s = roofline_us(workload, spec) / 1e6
     if timing.cache == "cold":
         sample_s += _FLUSH_FACTOR[spec.torch_kind] * spec.l2_bytes / (spec.memory_gb_per_s * 1e9)
     samples = max(timing.min_samples, min(_USUAL_SAMPLES, timing.max_samples))
@@ -76,51 +61,7 @@ def _running_s(workload: Workload, timing: TimingOptions, spec: DeviceSpec, slow
         check_s += _CHECK_S_PER_BYTE_ON_CPU * workload.min_bytes
     else:
         check_s += _CHECK_PASSES_ON_GPU * workload.min_bytes / (spec.memory_gb_per_s * 1e9)
-    return sampling_s + _OTHER_RUNS * sample_s + check_s
-
-
-class Pace:
-    """Estimator of the wall seconds of points on this machine.
-
-    Learns from measured points the run time over roofline time, by kind of workload, the seconds of a point apart from
-    its runs (after ten points), and the wall time of a point over its estimate.
-    """
-
-    def __init__(self, timing: TimingOptions, spec: DeviceSpec) -> None:
-        self._timing = timing
-        self._spec = spec
-        self._slowdowns: dict[str, list[float]] = {}
-        self._seconds: list[tuple[float, float]] = []  # of a point's runs, estimated, and of the whole point
-
-    def learn(self, workload: Workload, run_us: float, took_s: float | None) -> None:
-        """Adds a measured point.
-
-        run_us: median of its samples.
-        took_s: its wall seconds, None if they include the start of a worker.
-        """
-        slowdown = run_us / roofline_us(workload, self._spec)
-        known = self._slowdowns.setdefault(workload.kind, [])
-        known.append(slowdown)
-        del known[:-_REMEMBERED]
-        if took_s is not None:
-            self._seconds.append((_running_s(workload, self._timing, self._spec, slowdown), took_s))
-            del self._seconds[:-_REMEMBERED]
-
-    def estimate(self) -> Callable[[Workload], float]:
-        """Returns a function from a workload to its expected wall seconds, based on the points so far."""
-        usual = {kind: median(values) for kind, values in self._slowdowns.items()}
-        of_all = median(usual.values()) if usual else 1.0
-        overhead_s = _POINT_OVERHEAD_S[self._spec.torch_kind]
-        if len(self._seconds) >= _ENOUGH_POINTS:
-            overhead_s = max(0.0, median(took_s - running_s for running_s, took_s in self._seconds))
-        expected_s = _ESTIMATE_WEIGHS_S + sum(overhead_s + running_s for running_s, _ in self._seconds)
-        rate = (_ESTIMATE_WEIGHS_S + sum(took_s for _, took_s in self._seconds)) / expected_s
-
-        def seconds(workload: Workload) -> float:
-            slowdown = usual.get(workload.kind, of_all)
-            return rate * (overhead_s + _running_s(workload, self._timing, self._spec, slowdown))
-
-        return seconds
+    return _POINT_OVERHEAD_S[spec.torch_kind] + sampling_s + _OTHER_RUNS * sample_s + check_s
 
 
 @dataclass(frozen=True)
@@ -143,13 +84,12 @@ class PlanPoint:
 class Group:
     """Points that are measured together or not at all, in the order they run.
 
-    rank: groups of a lower rank run first: the ends of the longest axis, then finer and finer grids along it.
-    keep: groups with a lower number are kept first if the budget is short: forward before backward, then by the axis.
+    rank: groups of a lower rank run first: the ends of the longest axis, then finer and finer grids along it; all
+        forward before all backward passes.
     """
 
     points: tuple[PlanPoint, ...]
     rank: int = 0
-    keep: int = 0
 
 
 @dataclass(frozen=True)
@@ -158,7 +98,7 @@ class Plan:
 
     Groups may share points; each is measured once.
 
-    left_out: groups that do not fit into the budget, in the order they would run.
+    left_out: groups that are not expected to fit into the budget; they run after `groups` if time is left.
     impossible: reason for each place left out as impossible.
     """
 
@@ -200,12 +140,8 @@ class Plan:
         if budget_s is None:
             return replace(self, groups=every, left_out=())
         reference_s = 0.0 if self.reference is None else self.reference.estimate_s / self.reference_every
-        kept = {id(group) for group in fitting(every, budget_s, lambda point: point.estimate_s + reference_s)}
-        return replace(
-            self,
-            groups=tuple(group for group in every if id(group) in kept),
-            left_out=tuple(group for group in every if id(group) not in kept),
-        )
+        count = num_fitting(every, budget_s, lambda point: point.estimate_s + reference_s)
+        return replace(self, groups=every[:count], left_out=every[count:])
 
 
 def reference_every(points: int) -> int:
@@ -222,26 +158,21 @@ def _without(groups: Iterable[Group], done: Collection[str]) -> tuple[Group, ...
     return tuple(group for group in left if group.points)
 
 
-def fitting(groups: Iterable[Group], budget_s: float, seconds: Callable[[PlanPoint], float]) -> list[Group]:
-    """Returns the groups that are kept: the first by `keep` that fit into the budget together, at least one.
-
-    seconds: function from a point to its cost. A point shared by several groups counts once.
-    """
-    kept: list[Group] = []
+def num_fitting(groups: Sequence[Group], budget: float, cost: Callable[[PlanPoint], float]) -> int:
+    """Returns how many of the first groups cost no more than the budget together, at least one. A point shared by
+    several groups counts once."""
     keys: set[str] = set()
-    left_s = budget_s
-    for group in sorted(groups, key=lambda group: group.keep):
-        left_s -= sum(seconds(point) for point in group.points if point.key not in keys)
-        if left_s < 0 and kept:
-            break
-        kept.append(group)
+    for number, group in enumerate(groups):
+        budget -= sum(cost(point) for point in group.points if point.key not in keys)
+        if budget < 0 and number:
+            return number
         keys |= {point.key for point in group.points}
-    return kept
+    return len(groups)
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Ops at one place on the axes, with the rank of their group and its order of keeping.
+    """Ops at one place on the axes, with the rank of their group.
 
     group: identifier of the places measured together; None for a group of its own.
     named: as in `PlanPoint`.
@@ -250,7 +181,6 @@ class Placed:
     axes: dict[str, int]
     ops: tuple[Op, ...]
     rank: int = 0
-    keep: int = 0
     group: Hashable = None
     named: bool = True
 
@@ -295,14 +225,10 @@ def _in_groups(
         others = tuple((name, value) for name, value in place.axes.items() if name != longest)
         for backward in (False, True):
             ops = tuple(op for op in place.ops if (op.phase != "forward") == backward)
-            later = backward * len(values)  # no forward group has so high a rank or number
+            later = backward * len(values)  # no forward group has so high a rank
             group = (number, others, backward)
-            found.append(
-                replace(
-                    place, ops=ops, rank=rank + later, keep=number + later, group=group,
-                    named=place.axes[longest] in named,
-                )
-            )  # fmt: skip
+            in_order = place.axes[longest] in named
+            found.append(replace(place, ops=ops, rank=rank + later, group=group, named=in_order))
     return found
 
 
@@ -314,7 +240,7 @@ def lay_out(
     within their rank, with a reference point. Raises InputError if there are no points."""
     points: dict[str, PlanPoint] = {}
     members: dict[Hashable, list[list[str]]] = {}
-    orders: dict[Hashable, tuple[int, int]] = {}
+    ranks: dict[Hashable, int] = {}
     for number, place in enumerate(placed):
         name: Hashable = ("place", number) if place.group is None else ("group", place.group)
         keys = []
@@ -326,7 +252,7 @@ def lay_out(
             keys.append(point.key)
         if keys:
             members.setdefault(name, []).append(keys)
-            orders.setdefault(name, (place.rank, place.keep))
+            ranks.setdefault(name, place.rank)
     if not points:
         raise InputError("sweep", "no point is left to measure", "axes, ops and providers that have points in common")
     chance = random.Random(timing.seed)
@@ -336,7 +262,7 @@ def lay_out(
         for keys in places:
             chance.shuffle(keys)
         ordered = dict.fromkeys(key for keys in places for key in keys)
-        groups.append(Group(tuple(points[key] for key in ordered), *orders[name]))
+        groups.append(Group(tuple(points[key] for key in ordered), ranks[name]))
     chance.shuffle(groups)
     groups.sort(key=lambda group: group.rank)
     return Plan(tuple(groups), _reference(list(points.values())), impossible=impossible)

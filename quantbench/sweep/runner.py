@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import MeasurementError
@@ -21,7 +22,7 @@ from quantbench.store.record import Failed, Measured, Outcome, Record, Skipped
 from quantbench.sweep import naming
 from quantbench.sweep.child import Asked, WorkerLostError
 from quantbench.sweep.messages import Reply, Request
-from quantbench.sweep.plan import Group, Pace, Plan, PlanPoint, fitting
+from quantbench.sweep.plan import Group, Plan, PlanPoint
 from quantbench.timing.grade import NO_CHECK, Drift, drift_of, grade
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Workload
@@ -39,8 +40,8 @@ _SHARE_OF_THE_PLAN = 0.6
 _MOST_NAMING = 0.5
 # Identified points that decide on it; the first ones also start the profiler.
 _NAMING_POINTS = 5
-# The groups that fit are reselected after every such share of the budget.
-_CHOOSE_EVERY = 0.02
+# Weight of the estimates made before the sweep, in seconds of measuring.
+_ESTIMATE_WEIGHS_S = 0.5
 
 
 @dataclass
@@ -79,57 +80,60 @@ class _NoWorkerError(Exception):
     """No worker can be started or kept."""
 
 
-@dataclass
-class Sweep:
-    """Measures points of a plan not in `done`, those of `more`, then the rest of the plan.
+@dataclass(frozen=True)
+class SweepJob:
+    """What a sweep measures: points of a plan not in `done`, on one device.
 
-    append: function that stores a record.
     budget_s: wall seconds from the worker's first answer, so that its start is not counted; None for no limit. Groups
-        of the plan run while their expected time at the pace so far fits; at least one group runs. If `more` is set,
-        the plan's first part gets 60 % of the budget. The point in progress at 1.2 budgets is ended.
+        run while they are expected to end in time; at least one runs. The point in progress at 1.2 budgets is ended.
     limit_s: seconds after which a point counts as hanging; None to derive it from the estimate.
     first_reference: the run's first measurement of the reference point, if the run is resumed.
-    amend: function that stores the record of a point again, with a lower grade; None for `append`.
-    more: function from all records so far to the points to measure next.
-    records: records of the run so far, passed to `more`; extended by this pass.
     interpreter: whether Triton's kernels run in its interpreter, which makes their times meaningless.
     more_references: points measured with the plan's reference at the beginning and end, to compare devices.
-    reference_every: number of points between two repetitions of the reference; 0 for the plan's.
     """
 
     plan: Plan
     run_id: str
     spec: DeviceSpec
     timing: TimingOptions
-    done: frozenset[str]
+    done: frozenset[str] = frozenset()
+    budget_s: float | None = None
+    limit_s: float | None = None
+    first_reference: Measurement | None = None
+    interpreter: bool = False
+    more_references: tuple[PlanPoint, ...] = ()
+
+
+@dataclass
+class Sweep:
+    """Runs a job, then the points of `more` (the plan before them gets 60 % of the budget), then what is left of it.
+
+    append: function that stores a record; a point's record may come again, with a lower grade.
+    more: function from all records so far to the points to measure next.
+    records: records of the run so far, passed to `more`; extended by this pass.
+    """
+
+    job: SweepJob
     connect: Callable[[], Asked]
     append: Callable[[Record], None]
     clock: Callable[[], float]
     on_progress: Callable[[Progress], None] = lambda progress: None
-    budget_s: float | None = None
-    limit_s: float | None = None
-    first_reference: Measurement | None = None
-    amend: Callable[[Record], None] | None = None
     more: More | None = None
     records: list[Record] = field(default_factory=list)
-    interpreter: bool = False
-    more_references: tuple[PlanPoint, ...] = ()
-    reference_every: int = 0
     phases_s: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.reference_every = self.reference_every or self.plan.reference_every
         self._start_s = self.clock()
         self._ready = False
-        self._pace = Pace(self.timing, self.spec)
-        self._seen = set(self.done)
+        self._seen = set(self.job.done)
         self._progress = Progress(total=0)
-        self._look_ahead(self.plan.points)
-        self._done_s = 0.0
+        self._look_ahead(self.job.plan.points)
+        self._expected_s = 0.0  # of what was measured, by its estimates
         self._begun = False
         self._worker: Asked | None = None
         self._lost_in_a_row = 0
         self._naming_shares: list[float] = []
+        self._first_reference = self.job.first_reference
         self._drift: Drift | None = None
         self._since_reference: list[int] = []  # points since the last reference, by their place in `records`
 
@@ -154,61 +158,38 @@ class Sweep:
 
     def _groups(self) -> Iterator[Group]:
         """Yields the plan's groups, then the points of `more`, then the rest of the plan if time is left."""
-        share = 1.0 if self.more is None else _SHARE_OF_THE_PLAN
-        yield from self._affordable(share)
+        yield from self._in_time(1.0 if self.more is None else _SHARE_OF_THE_PLAN)
         if self.more is None:
             return
         while fresh := [point for point in self.more(self.records) if point.key not in self._seen]:
             self._look_ahead(fresh)
             for point in fresh:
                 self._begin()
-                if self.budget_s is not None and self._pace.estimate()(point.workload) > self._left_s():
+                if self._expected_in_s((point,)) > self._left_s():
                     raise _OutOfTimeError
                 yield Group((point,))
-        yield from self._affordable(1.0)
+        yield from self._in_time(1.0)
 
-    def _affordable(self, share: float) -> Iterator[Group]:
+    def _in_time(self, share: float) -> Iterator[Group]:
         """Yields the plan's groups in its order while they fit into a share of the budget; at least one per sweep."""
-        waiting = self._missing()
-        if not waiting:
-            return
-        self._begin()
-        if self.budget_s is None:
-            yield from waiting
-            return
-        chosen: set[int] = set()
-        chosen_s = 0.0
-        while waiting:
-            if not chosen or self._elapsed_s() - chosen_s > _CHOOSE_EVERY * self.budget_s:
-                chosen = self._choose(waiting, share)
-                chosen_s = self._elapsed_s()
-            group = next((group for group in waiting if id(group) in chosen), None)
-            if group is None:
-                return
-            waiting.remove(group)
-            chosen.discard(id(group))
-            yield group
+        for group in self._missing():
+            self._begin()
+            if not self._progress.done or self._expected_in_s(group.points) <= self._left_s(share):
+                yield group
 
-    def _choose(self, waiting: Sequence[Group], share: float) -> set[int]:
-        """Returns the ids of the groups that fit into the rest of a share of the budget."""
-        seconds = self._pace.estimate()
-        reference = self.plan.reference
-        reference_s = 0.0 if reference is None else seconds(reference.workload) / self.reference_every
+    def _expected_in_s(self, points: Sequence[PlanPoint]) -> float:
+        """Returns the expected seconds of what is missing of the points, by their estimates and the pace so far."""
+        estimate_s = sum(point.estimate_s for point in points if point.key not in self._seen)
+        return estimate_s * self._pace
 
-        def cost_s(point: PlanPoint) -> float:
-            return 0.0 if point.key in self._seen else seconds(point.workload) + reference_s
-
-        left_s = self._left_s(share)
-        found = fitting(waiting, left_s, cost_s)
-        nothing_fits = len(found) == 1 and sum(map(cost_s, found[0].points)) > left_s
-        if nothing_fits and self._progress.done:  # only the first group may exceed the budget
-            found = []
-        self._look_ahead([point for group in found for point in group.points])
-        return set(map(id, found))
+    @property
+    def _pace(self) -> float:
+        """Seconds so far over their estimates."""
+        return (_ESTIMATE_WEIGHS_S + self._elapsed_s()) / (_ESTIMATE_WEIGHS_S + self._expected_s)
 
     def _missing(self) -> list[Group]:
         """Returns the plan's groups with a missing point, in the order they run."""
-        every = sorted((*self.plan.groups, *self.plan.left_out), key=lambda group: group.rank)
+        every = (*self.job.plan.groups, *self.job.plan.left_out)
         return [group for group in every if any(point.key not in self._seen for point in group.points)]
 
     def _look_ahead(self, points: Sequence[PlanPoint]) -> None:
@@ -218,20 +199,20 @@ class Sweep:
         self._progress.total = self._progress.done + len(ahead)
 
     def _begin(self) -> None:
-        """Measures the references before the first point; their times set the pace for selecting groups."""
+        """Measures the references before the first point; their times set the pace."""
         if not self._begun:
             self._begun = True
             self._measure_references()
 
     def _measure_references(self) -> None:
         """Measures the plan's reference and `more_references`."""
-        for point in filter(None, (self.plan.reference, *self.more_references)):
+        for point in filter(None, (self.job.plan.reference, *self.job.more_references)):
             self._measure_reference(point)
 
     def _measure(self, point: PlanPoint) -> None:
         done = self._progress.done
-        if self.plan.reference is not None and done and done % self.reference_every == 0:
-            self._measure_reference(self.plan.reference)
+        if self.job.plan.reference is not None and done and done % self.job.plan.reference_every == 0:
+            self._measure_reference(self.job.plan.reference)
         self._progress.current = f"{point.provider} {point.workload}"
         self._tick()
         shares = self._naming_shares
@@ -245,8 +226,8 @@ class Sweep:
         progress.skipped += isinstance(outcome, Skipped)
         progress.failed += isinstance(outcome, Failed)
         progress.done += 1
-        self._ahead_s -= point.estimate_s
-        self._done_s += point.estimate_s
+        progress.total = max(progress.total, progress.done)
+        self._ahead_s = max(0.0, self._ahead_s - point.estimate_s)
         self._tick()
         if self._lost_in_a_row >= _MAX_LOST_IN_A_ROW:
             assert isinstance(outcome, Failed)
@@ -256,9 +237,9 @@ class Sweep:
         """Measures a reference. The plan's, relative to its first, is the drift that grades use."""
         self._progress.current = f"reference {point.workload}"
         reply = self._ask(point)
-        if reply.measurement is not None and point is self.plan.reference:
-            self.first_reference = self.first_reference or reply.measurement
-            self._drift = drift_of(self.first_reference, reply.measurement)
+        if reply.measurement is not None and point is self.job.plan.reference:
+            self._first_reference = self._first_reference or reply.measurement
+            self._drift = drift_of(self._first_reference, reply.measurement)
             self._grade_again()
         self._append(point, self._outcome(reply, point), reply, role="reference")
 
@@ -275,25 +256,23 @@ class Sweep:
         verdict = self._grade(outcome.measurement, record.workload, record.provider, checked=record.check is not None)
         if GRADES.index(verdict.letter) > GRADES.index(outcome.grade.letter):
             self.records[place] = replace(record, outcome=replace(outcome, grade=verdict))
-            (self.amend or self.append)(self.records[place])
+            self.append(self.records[place])
 
     def _ask(self, point: PlanPoint, *, name: bool = False) -> Reply:
         """Sends a point to the worker, which is started if there is none. name: whether to identify the kernel."""
         # The first request also starts the profiler, before the budget's clock.
         request = Request(point.workload, point.provider, name or not self._ready)
-        limit_s = self.limit_s or max(_LIMIT_FLOOR_S, _LIMIT_FACTOR * point.estimate_s)
-        if self.spec.kind == "cuda":
+        limit_s = self.job.limit_s or max(_LIMIT_FLOOR_S, _LIMIT_FACTOR * point.estimate_s)
+        if self.job.spec.kind == "cuda":
             limit_s += naming.LIMIT_S
         until_hard_stop_s = limit_s
-        if self.budget_s is not None and self._ready:
-            until_hard_stop_s = _HARD_STOP * self.budget_s - self._elapsed_s()
+        if self.job.budget_s is not None and self._ready:
+            until_hard_stop_s = _HARD_STOP * self.job.budget_s - self._elapsed_s()
         if until_hard_stop_s <= 0:
             raise _OutOfTimeError
-        starting = self._worker is None
         try:
             if self._worker is None:
                 self._worker = self.connect()
-            asked_s = self.clock()
             reply = self._worker.ask(request, min(limit_s, until_hard_stop_s), self._tick)
         except WorkerLostError as lost:
             self._end_worker()
@@ -304,15 +283,13 @@ class Sweep:
         except MeasurementError as refused:  # the worker cannot use the device: no fault of the point
             raise _NoWorkerError(str(refused)) from None
         self._lost_in_a_row = 0
-        if not self._ready:
+        if self._ready:
+            self._expected_s += point.estimate_s
+        else:
             self._ready = True
             self._start_s = self.clock()
         if reply.broken:
             self._end_worker()
-        if reply.measurement is not None:
-            # The first answer of a worker includes its start: loading torch, allocating the flush buffer, compiling.
-            took_s = None if starting else self.clock() - asked_s
-            self._pace.learn(point.workload, reply.measurement.stated.latency_us, took_s)
         self.phases_s.update(reply.phases_s)
         if "identify" in reply.phases_s:
             timing_s = reply.phases_s.get("warm-up", 0.0) + reply.phases_s.get("measuring", 0.0)
@@ -331,14 +308,14 @@ class Sweep:
 
     def _grade(self, measurement: Measurement, work: Workload, provider: str, *, checked: bool) -> Grade:
         return grade(
-            measurement, flops=work.flops, min_bytes=work.min_bytes, spec=self.spec, dtype=work.dtype,
-            drift=self._drift, options=self.timing, unchecked="" if checked else NO_CHECK,
-            interpreted=self.interpreter and not provider.startswith("torch."),
+            measurement, flops=work.flops, min_bytes=work.min_bytes, spec=self.job.spec, dtype=work.dtype,
+            drift=self._drift, options=self.job.timing, unchecked="" if checked else NO_CHECK,
+            interpreted=self.job.interpreter and not provider.startswith("torch."),
         )  # fmt: skip
 
     def _append(self, point: PlanPoint, outcome: Outcome, reply: Reply, *, role: str) -> None:
         record = Record(
-            run_id=self.run_id, key=point.key, workload=point.workload, provider=point.provider, outcome=outcome,
+            run_id=self.job.run_id, key=point.key, workload=point.workload, provider=point.provider, outcome=outcome,
             launch=reply.launch, check=reply.checked, places=point.places if role == "point" else (), role=role,
             elapsed_s=self._elapsed_s(), phases_s=reply.phases_s,
         )  # fmt: skip
@@ -351,10 +328,7 @@ class Sweep:
         """Reports progress. The time left is the estimate of the rest, scaled by the error of the estimates so far."""
         progress = self._progress
         progress.elapsed_s = self._elapsed_s()
-        left_s = self._ahead_s if progress.done < progress.total else 0.0
-        if self._done_s > 0:
-            left_s *= progress.elapsed_s / self._done_s
-        progress.left_s = left_s if self.budget_s is None else min(left_s, max(0.0, self._left_s()))
+        progress.left_s = min(self._pace * self._ahead_s, max(0.0, self._left_s()))
         self.on_progress(progress)
 
     def _elapsed_s(self) -> float:
@@ -362,8 +336,7 @@ class Sweep:
 
     def _left_s(self, share: float = 1.0) -> float:
         """Returns the seconds left of a share of the budget."""
-        assert self.budget_s is not None
-        return share * self.budget_s - self._elapsed_s()
+        return inf if self.job.budget_s is None else share * self.job.budget_s - self._elapsed_s()
 
     def _end_worker(self) -> None:
         if self._worker is not None:

@@ -1,7 +1,7 @@
 """Runs a sweep on one device from start to end.
 
 Entry points: `SweepSession` (`new` builds the plan and the run folder, `resume` reopens a run, `run` measures), used by
-the commands `sweep` and `check`; `resumed_options`, used by it and by `cluster.session`; `begun` (makes the run's
+the commands `sweep` and `check`; `resumed_options`, used by it and by `cluster`; `begun` (makes the run's
 `RunInfo`), `records_to_keep` and `first_reference`, used by `cluster`.
 """
 
@@ -28,7 +28,7 @@ from quantbench.sweep.child import Asked
 from quantbench.sweep.messages import Hello
 from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json, plan_sweep
 from quantbench.sweep.plan import Plan
-from quantbench.sweep.runner import Finished, More, Progress, Sweep
+from quantbench.sweep.runner import Finished, More, Progress, Sweep, SweepJob
 
 Connect = Callable[[], Asked]
 
@@ -122,15 +122,13 @@ class SweepSession:
 
         more: function that selects points beyond the plan, such as a bisection to its edges.
         """
-        sweep = Sweep(
-            plan=self.plan, run_id=self._writer.info.run_id, spec=self.hello.device, timing=self.options.timing,
-            done=self.done, connect=self._next_worker, append=self._writer.append, clock=clock, on_progress=on_progress,
-            budget_s=self.options.budget_s, limit_s=self.options.limit_s,
-            first_reference=first_reference(self._records, self.plan),
-            more=more,
-            records=list(self._records),
-            interpreter=self.interpreted,
+        job = SweepJob(
+            self.plan, self._writer.info.run_id, self.hello.device, self.options.timing, self.done,
+            self.options.budget_s, self.options.limit_s, first_reference(self._records, self.plan), self.interpreted,
         )  # fmt: skip
+        sweep = Sweep(
+            job, self._next_worker, self._writer.append, clock, on_progress, more, records=list(self._records)
+        )
         try:
             self.finished = sweep.run()
         except BaseException:

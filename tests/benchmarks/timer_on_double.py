@@ -30,7 +30,7 @@ from quantbench.store.record import Measured  # noqa: E402
 from quantbench.sweep.axes import Held, parse_axis, with_defaults  # noqa: E402
 from quantbench.sweep.messages import Reply, Request  # noqa: E402
 from quantbench.sweep.plan import build_plan  # noqa: E402
-from quantbench.sweep.runner import Sweep  # noqa: E402
+from quantbench.sweep.runner import Sweep, SweepJob  # noqa: E402
 from quantbench.timing.cuda import CudaTimer  # noqa: E402
 from quantbench.timing.options import TimingOptions  # noqa: E402
 from quantbench.timing.session import batch_size, warm_up  # noqa: E402
@@ -221,10 +221,8 @@ def grades(condition: str, seed: int, count: int) -> list[str]:
     axis = parse_axis(f"n=1024:{1024 + 64 * (count - 1)}:64")
     plan = build_plan((axis,), with_defaults(Held(m=4096, k=4096), SPEC), ("torch.mm",), TimingOptions(), SPEC)
     worker = DoubleWorker(gpu, CONDITIONS[condition])
-    sweep = Sweep(
-        plan=plan, run_id="double", spec=SPEC, timing=TimingOptions(), done=frozenset(), connect=lambda: worker,
-        append=lambda record: None, clock=gpu.now_s,
-    )  # fmt: skip
+    job = SweepJob(plan, "double", SPEC, TimingOptions())
+    sweep = Sweep(job, lambda: worker, lambda record: None, gpu.now_s)
     sweep.run()
     records = sweep.records if condition == "healthy" else sweep.records[CHANGE_AT:]  # one for each request
     outcomes = [record.outcome for record in records if record.role == "point"]

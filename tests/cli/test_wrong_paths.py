@@ -235,7 +235,7 @@ def test_an_unpacked_file_has_an_end_too(tmp_path: Path) -> None:
 
 #: modules whose files come with the package or the system, or are made by the program itself
 OWN_FILES = (
-    "files.py", "__init__.py", "cluster/ray_pool.py", "comm/isolation.py", "device/", "latency/",
+    "files.py", "__init__.py", "cluster/ray_sweep.py", "comm/isolation.py", "device/", "latency/",
     "planner/", "providers/identity.py", "report/content.py", "report/page.py",
     "workload/presets.py",
 )  # fmt: skip

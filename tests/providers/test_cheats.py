@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import cheating_providers
 import pytest
@@ -20,7 +19,7 @@ from quantbench.store.record import Failed, Measured, Record, record_from_json, 
 from quantbench.store.typed import encode
 from quantbench.sweep.messages import Hello, Reply, Request, reply_from_json
 from quantbench.sweep.plan import Group, Plan, PlanPoint
-from quantbench.sweep.runner import Sweep
+from quantbench.sweep.runner import Sweep, SweepJob
 from quantbench.sweep.worker import Worker
 from quantbench.timing.cpu import CpuTimer
 from quantbench.timing.options import TimingOptions
@@ -64,22 +63,12 @@ def spec() -> DeviceSpec:
     return cpu_spec(cpu_info())
 
 
-@pytest.fixture(autouse=True)
-def _as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cheats replace is put back."""
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2]))
-    monkeypatch.setattr(time, "perf_counter_ns", time.perf_counter_ns)
-    monkeypatch.setattr(correctness, "check", correctness.check)
-
-
 def record_of(spec: DeviceSpec, cheat: str, work: Workload) -> Record:
     """What a sweep writes of one point."""
     kept = Kept()
     point = PlanPoint("0" * 16, work, f"cheating_providers:{cheat}", (), 1.0)
-    Sweep(
-        plan=Plan((Group((point,)),), None), run_id="r", spec=spec, timing=TIMING, done=frozenset(),
-        connect=lambda: InThisProcess(spec), append=kept.append, clock=time.monotonic,
-    ).run()  # fmt: skip
+    job = SweepJob(Plan((Group((point,)),), None), "r", spec, TIMING)
+    Sweep(job, lambda: InThisProcess(spec), kept.append, time.monotonic).run()
     (record,) = kept.records
     return record
 

@@ -8,14 +8,12 @@ from dataclasses import replace
 import pytest
 from made_devices import A100
 
-from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.sweep.axes import Held, ops_at, parse_axis, with_defaults
 from quantbench.sweep.edges import neighbour_groups, parse_grid, predicted_edges, predicted_jump
 from quantbench.sweep.options import SweepOptions, whole_plan
-from quantbench.sweep.plan import Group, Plan, build_plan, fitting, point_estimate_s
+from quantbench.sweep.plan import Group, Plan, build_plan, num_fitting
 from quantbench.timing.options import TimingOptions
-from quantbench.workload import Gemm
 
 HELD = with_defaults(Held(), A100)
 
@@ -70,17 +68,6 @@ def test_the_reference_is_a_product_of_the_plan_and_counts_into_its_time() -> No
     assert made.estimate_s == pytest.approx(alone + repeats * made.reference.estimate_s)
 
 
-@pytest.mark.parametrize("spec", [A100, replace(A100, kind="cpu", compute_capability=None)], ids=["gpu", "cpu"])
-def test_the_checks_count_into_the_time(spec: DeviceSpec) -> None:
-    """Even of runs that take no time."""
-    small, large = (
-        point_estimate_s(Gemm(m, 1024, 1024), TimingOptions(cache="hot"), spec, slowdown=1e-9) for m in (1024, 2048)
-    )
-    assert large - small > 20 * Gemm(1024, 1024, 1024).min_bytes / (3 * spec.memory_gb_per_s * 1e9)  # many passes
-    again = point_estimate_s(Gemm(4096, 1024, 1024), TimingOptions(cache="hot"), spec, slowdown=1e-9)
-    assert again - large == pytest.approx(2 * (large - small), rel=1e-3)
-
-
 def sizes_of(groups: Iterable[Group], axis: str = "n") -> list[int]:
     return sorted({place.axes[axis] for group in groups for point in group.points for place in point.places})
 
@@ -88,25 +75,22 @@ def sizes_of(groups: Iterable[Group], axis: str = "n") -> list[int]:
 EDGES = ("hidden=1024:16384:64@edges",)
 
 
-def test_a_short_budget_shortens_the_range_and_splits_no_edge() -> None:
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.25, 0.5, 0.9])
+def test_a_short_budget_splits_no_edge_and_leaves_backward_passes_out(share: float) -> None:
     held = replace(HELD, direction="both")
     grid = parse_grid(EDGES, held, A100)
     sizes = grid[0].values
     edges = [edge for edge in predicted_edges(grid, 0, held, A100) if {edge, edge + 8} <= set(sizes)]
     whole = build_plan(grid, held, ("torch.mm",), TimingOptions(), A100)
     forward = sum(p.estimate_s for p in whole.points if "." not in p.places[0].op)
-    for share in (0.02, 0.1, 0.25, 0.5, 0.9):
-        part = whole.within(share * forward)
-        kept = sizes_of(part.groups, "hidden")
-        assert kept == list(sizes[: len(kept)])  # with all of their neighbours
-        assert 0 < len(kept) < len(sizes)
-        assert all((edge in kept) == (edge + 8 in kept) for edge in edges)
-        assert all("." not in place.op for point in part.points for place in point.places)
+    part = whole.within(share * forward)
+    kept = sizes_of(part.groups, "hidden")
+    assert 0 < len(kept) < len(sizes)
+    assert all((edge in kept) == (edge + 8 in kept) for edge in edges)
+    assert all("." not in place.op for point in part.points for place in point.places)
     wide = whole.within(2 * forward)
     assert sizes_of(wide.groups, "hidden") == list(sizes)  # forward over the whole range, then backward
-    backward = sorted({p.places[0].axes["hidden"] for p in wide.points if "." in p.places[0].op})
-    assert backward == list(sizes[: len(backward)])
-    assert 0 < len(backward) < len(sizes)
+    assert any("." in point.places[0].op for point in wide.points)
 
 
 def test_a_run_that_is_cut_off_has_a_coarse_grid_of_neighbours() -> None:
@@ -178,7 +162,7 @@ def test_what_groups_share_counts_once() -> None:
     )
     cost = len({p.key for g in whole.groups for p in g.points})
     assert sum(len(g.points) for g in whole.groups) > cost
-    assert len(fitting(whole.groups, cost, lambda point: 1)) == len(whole.groups)
+    assert num_fitting(whole.groups, cost, lambda point: 1) == len(whole.groups)
 
 
 def test_groups_run_one_after_another() -> None:

