@@ -160,7 +160,7 @@ def _k(offsets: Sequence[int]) -> Experiment:
 
 def _head_dim(values: str) -> Experiment:
     heads = 32
-    return Experiment((f"head-dim={values}",), Held(hidden=64 * heads, heads=heads, seq=2048, ops=_ATTENTION_OPS))
+    return Experiment((f"head-dim={values}",), Held(hidden=64 * heads, heads=heads, seq=2048, ops=("attention",)))
 
 
 def _vocab(offsets: Sequence[int]) -> Experiment:
