@@ -30,6 +30,8 @@ from quantbench.workload.ops import Gemm
 WARP_THREADS = 32
 #: bytes of a thread's widest load
 VECTOR_BYTES = 16
+#: elements of two bytes in such a load: what head_dim must be a multiple of for the batched GEMMs' fast kernels
+ALIGNED_ELEMENTS = VECTOR_BYTES // 2
 # Rows of an expert that are aligned in every format, to look at its weights alone.
 _ALIGNED_ROWS = 256
 _KIB = 1024
@@ -112,6 +114,16 @@ def cdiv(value: int, divisor: int) -> int:
     26
     """
     return -(-value // divisor)
+
+
+def divisors(number: int) -> list[int]:
+    """Returns all divisors, ascending.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
 
 
 def quantize(gemm: Gemm | GroupedGemm, tile: Tile, sm_count: int, blocks_per_sm: int = 1) -> Quantization:

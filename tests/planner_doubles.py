@@ -16,10 +16,10 @@ from quantbench.workload.kinds import Compute
 
 A100 = lookup("a100-sxm4-80gb")
 #: no collective is slower than alone, nothing is launched, the network runs at its rate
-PLAIN = Calibration(1.0, 0.0, 1.0, 0.5, base_gib=0.0, activation_slack=0.0)
+PLAIN = Calibration(1.0, 0.0, 1.0, base_gib=0.0, activation_slack=0.0)
 EVERYWHERE = replace(shipped(), sites={}, chosen=PLAIN)
 #: near what is shipped for the cluster that the tables come from
-LIKE_JEAN_ZAY = Calibration(2.4, 3.9, 0.22, 0.56, base_gib=9.0, activation_slack=0.21)
+LIKE_JEAN_ZAY = Calibration(2.4, 3.9, 0.22, base_gib=9.0, activation_slack=0.21)
 
 
 @dataclass

@@ -23,7 +23,7 @@ from quantbench.planner.calibration import Calibrations, shipped
 from quantbench.planner.fitting import log_errors, observe, op_spreads
 from quantbench.planner.layout import Layout
 from quantbench.planner.row_results import RowResult, predict_rows, summarize
-from quantbench.planner.search import Space, search
+from quantbench.planner.search import LayoutSpace, search
 from tools.guide.markers import fill, table
 from tools.planner_bridge import PUBLISHED_LAYOUTS, RELEASE, STACK, bridge_runs
 from tools.planner_documents import read_documents
@@ -151,7 +151,7 @@ def picks_table(data: Path, times: TimesOf, calibrations: Calibrations) -> str:
     for case in jobs.values():
         job = case.job
         constants = calibrations.of(job.cluster, job.stack)
-        found = search(job, times(job.cluster.device), constants, Space(cp=(case.layout.cp,))).ranked
+        found = search(job, times(job.cluster.device), constants, LayoutSpace(cp=(case.layout.cp,))).ranked
         if not found:
             continue
         best = found[0]

@@ -24,7 +24,8 @@ from quantbench.planner.fitting import Observed, observe
 from quantbench.planner.layout import Job, Layout
 from quantbench.planner.predict import Prediction
 from quantbench.planner.rows import TableRow, case_of
-from quantbench.planner.search import Space, divisors, search
+from quantbench.planner.search import LayoutSpace, search
+from quantbench.quantization import divisors
 from quantbench.workload.presets import preset
 from quantbench.workload.recipes import RECIPES
 
@@ -105,7 +106,7 @@ class Published:
         job = Job(
             replace(base, dtype=dtype, fp8_recipe=self.recipe), where, self.gpus, self.gbs, dp_overlap=1.0, stack=STACK
         )
-        space = Space(cp=tuple({1, self.layout.cp}), ep=tuple(divisors(base.experts or 1)), uneven=True)
+        space = LayoutSpace(cp=tuple({1, self.layout.cp}), ep=tuple(divisors(base.experts or 1)), uneven=True)
         found = search(job, times(where.device), calibrations.of(where, STACK), space).ranked
 
         def degrees(layout: Layout) -> tuple[int, ...]:

@@ -41,12 +41,11 @@ DOCUMENTS, PUBLISHED = "bloom_tables.csv", ("published_training.csv", "published
 BRIDGE = "megatron_bridge.csv"
 SITE_FACTORS = {
     "tensor_factor": (1.0, 10.0), "layer_overhead_ms": (0.0, 50.0), "data_parallel_share": (0.01, 1.0),
-    "unaligned_share": (0.01, 16.0),
 }  # fmt: skip
 # Repeated runs of one layout differ by this share (rows of the documents that were run twice).
 _NOISE = 0.005
-#: start of the site's fit: 5 ms are about 300 launches of 15 µs; half of the network and of the fp32 peak
-_START = Calibration(1.5, 5.0, 0.5, 0.5, base_gib=4.0, activation_slack=0.1)
+#: start of the site's fit: 5 ms are about 300 launches of 15 µs; half of the network
+_START = Calibration(1.5, 5.0, 0.5, base_gib=4.0, activation_slack=0.1)
 SITE = "jean-zay-a100"
 #: rows of the documents dated from this day on are kept for the test
 LAST_DAY = "02-25"
@@ -65,7 +64,7 @@ def published(data: Path, times: TimesOf, constants: Calibrations, names: Sequen
     rows = [row for name in names for row in read_documents(data / name)]
     found = [r for r in predict_rows(rows, times, constants) if r.error is not None and r.case is not None]
     runs = [(r.case, r.row.sec_per_it or 0.0, table_of(r.row)) for r in found if r.case is not None]
-    return observe(runs, times, constants.of_stack("", ""))
+    return observe(runs, times)
 
 
 def documents(path: Path, before: str) -> list[tuple[TableRow, Case]]:
@@ -111,12 +110,10 @@ def fit_bridge(path: Path, times: TimesOf, rest: dict[str, float]) -> Pooled:
 def fit_site(
     cases: Sequence[tuple[TableRow, Case]], observed: Sequence[Observed], times: TimesOf, folder: Path
 ) -> Calibration:
-    """Fits the four factors of the documents' site, by robust least squares of log errors, and its memory."""
+    """Fits the three factors of the documents' site, by robust least squares of log errors, and its memory."""
 
     def errors(found: Calibration) -> FloatArray:
-        # unaligned_share changes op times, so the layers are computed again.
-        again = observe([(o.case, o.measured_s, o.table) for o in observed], times, found)
-        return log_errors(again, found)
+        return log_errors(observed, found)
 
     found = _least(errors, _START, SITE_FACTORS)
     stated = [(row, case) for row, case in cases if row.mem_gb and not row.source_error.startswith("Mem")]
@@ -126,8 +123,7 @@ def fit_site(
         return np.asarray(np.log(predicted) - np.log([row.mem_gb or np.nan for row, _ in stated]))
 
     found = _least(memory_errors, found, MEMORY_RANGES)
-    again = observe([(o.case, o.measured_s, o.table) for o in observed], times, found)
-    scatter = float(np.quantile(np.abs(log_errors(again, found)), 0.9))
+    scatter = float(np.quantile(np.abs(log_errors(observed, found)), 0.9))
     return replace(
         found, scatter=scatter, memory_scatter=float(np.quantile(np.abs(memory_errors(found)), 0.9)),
         provenance={
@@ -158,7 +154,7 @@ def fit(data: Path, before: str, start: Calibrations, times: TimesOf) -> Calibra
     cases = documents(data / DOCUMENTS, before)
     own = observe([(case, row.sec_per_it or 0.0, SITE) for row, case in cases], times)
     site = fit_site(cases, own, times, data)
-    rest = {"unaligned_share": site.unaligned_share, **memory_of_others()}
+    rest = memory_of_others()
     observed = [*published(data, times, start), *own]
     pooled = replace(
         fit_stacks(observed, rest),
@@ -180,7 +176,7 @@ def fit(data: Path, before: str, start: Calibrations, times: TimesOf) -> Calibra
 
 def rest_of(constants: Calibrations) -> dict[str, float]:
     """Returns the constants that do not differ between stacks."""
-    names = ("unaligned_share", "base_gib", "activation_slack", "memory_scatter")
+    names = ("base_gib", "activation_slack", "memory_scatter")
     return {name: getattr(constants.of_stack("", ""), name) for name in names}
 
 

@@ -13,7 +13,6 @@ from quantbench.alignment_rules import Broken, broken_by_shape, misaligned_sides
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_int
 from quantbench.latency.op_times import OpTimes, RememberedTimes
-from quantbench.planner.calibration import shipped
 from quantbench.units import percent
 from quantbench.workload import Attention, Gemm, Softmax, TransformerShape
 
@@ -138,8 +137,7 @@ def advise(
     device = times.device
     if device.peak(shape.dtype) is None:
         raise InputError("advise", f"dtype = {shape.dtype!r} on {device.name}", f"one of {device.dtypes}")
-    share = shipped().unaligned_share
-    remembered = RememberedTimes(times, softmax=shape.softmax, unaligned_share=share, kernels=kernels)
+    remembered = RememberedTimes(times, softmax=shape.softmax, kernels=kernels)
     space = space or Space()
     cost = cost_of(shape, remembered)
     search = Search(shape, remembered, space if top else None)

@@ -20,7 +20,6 @@ from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.libraries import resolve_library
 from quantbench.latency.model_times import ModelTimes
 from quantbench.latency.op_times import OpTimes, RememberedTimes, copy_us
-from quantbench.planner.calibration import shipped
 from quantbench.quantization import cdiv
 from quantbench.workload import Gemm
 from quantbench.workload.dtypes import DTYPES
@@ -140,8 +139,7 @@ def padding_verdict(
     if device.peak(gemm.dtype) is None:
         raise InputError(who, f"{gemm.dtype} on {device.name}", f"one of {device.dtypes}")
     library = resolve_library(device.name, gemm.dtype, library, who)
-    share = shipped().unaligned_share
-    known = RememberedTimes(times or ModelTimes(device, library=library), unaligned_share=share)
+    known = RememberedTimes(times or ModelTimes(device, library=library))
     sizes = product(*(_padded_sizes(getattr(gemm, side)) for side in SIDES))
     padded = [replace(gemm, m=m, n=n, k=k) for m, n, k in sizes]
     known.ask([gemm, *padded])

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from quantbench.advice.cost import Shares, ratio_factor
 from quantbench.advice.space import Group, Space, shapes_near
 from quantbench.latency.op_times import RememberedTimes
-from quantbench.planner.formulas import useful_parameters
 from quantbench.units import signed_percent
 from quantbench.workload import Op, TransformerShape
 from quantbench.workload.kinds import Compute
+from quantbench.workload.parameters import useful_parameters
 
 #: shapes whose times differ by a smaller share count as equally fast, because no model here resolves less.
 AS_GOOD = 0.01

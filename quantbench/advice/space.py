@@ -14,12 +14,11 @@ from typing import Any
 from quantbench.advice.edges import NEAR
 from quantbench.errors import InputError, require_choice, require_int
 from quantbench.latency.gemm.inputs import LARGEST_SIDE
-from quantbench.planner.formulas import parameters
-from quantbench.planner.layout import ALIGNED_ELEMENTS, padded_vocab
-from quantbench.planner.search import divisors, layers_within
+from quantbench.quantization import ALIGNED_ELEMENTS, divisors
 from quantbench.units import percent
 from quantbench.workload import TransformerShape
 from quantbench.workload.dtypes import DTYPES
+from quantbench.workload.parameters import layers_within, padded_vocab, parameters
 
 #: dimensions that `keep` may name
 DIMENSIONS = (

@@ -180,7 +180,7 @@ def _lines(
 def _header_lines(advice: Advice, assumed: Sequence[str]) -> Iterator[str]:
     """Yields the share of the time without measurements, the device, the shape and the assumptions."""
     from quantbench.advice.space import weights_bytes
-    from quantbench.planner.formulas import parameters
+    from quantbench.workload.parameters import parameters
 
     if advice.too_large:
         yield f"does not fit: {advice.too_large}"

@@ -31,6 +31,7 @@ from quantbench.sweep.sizes import (
 from quantbench.workload import Gemm, GroupedGemm, TransformerShape
 from quantbench.workload.dtypes import GEMM_DTYPES
 from quantbench.workload.huggingface import Described, describe
+from quantbench.workload.parameters import USUAL_ASPECT, padded_vocab
 from quantbench.workload.presets import preset
 from quantbench.workload.recipes import RECIPES
 from quantbench.workload.transformer import ATTENTIONS
@@ -47,10 +48,6 @@ _SAID_AGAIN = (
 )  # fmt: skip
 
 _LARGEST_HISTOGRAM_BYTES = 2**20
-# hidden / layers of a model without a stated depth: the middle of 128 (12288 / 96) to 205 (14336 / 70), which the
-# BigScience team tried for 200 B parameters (bigscience-workshop/bigscience, tr11-176B-ml/chronicles-prequel.md).
-_USUAL_ASPECT = 160
-
 _model = partial(option, panel="Model")
 _RANGES = "Sizes: a number, or with --dim of the same name a range"
 ROUTING = _model(
@@ -209,8 +206,6 @@ def chosen_model(
 
     Raises InputError for a missing or impossible size.
     """
-    from quantbench.planner.layout import padded_vocab
-
     named = named_model(who, options)
     typed = {name.replace("-", "_"): value for name, value in options.sizes.items() if value}
     missing = [f"--{name}" for name in needed if named is None and name not in typed]
@@ -236,8 +231,8 @@ def chosen_model(
     elif not options.untied:
         assumed.append("one matrix for embedding and logits")
     if named is None and "layers" not in typed:
-        changes["layers"] = max(1, round(typed["hidden"] / _USUAL_ASPECT))
-        assumed.append(f"layers = {changes['layers']} (hidden / {_USUAL_ASPECT})")
+        changes["layers"] = max(1, round(typed["hidden"] / USUAL_ASPECT))
+        assumed.append(f"layers = {changes['layers']} (hidden / {USUAL_ASPECT})")
     tp, vocab = typed.get("tp", 1), typed.get("vocab", base.vocab)
     if named is None and "vocab" not in typed:
         changes["vocab"] = padded_vocab(vocab, tp)

@@ -17,7 +17,6 @@ from quantbench.cli.options import command, gpu_option, json_option, library_opt
 from quantbench.cli.output import print_result
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.libraries import resolve_library
-from quantbench.planner.calibration import shipped
 from quantbench.sweep.axes import Axis, with_defaults
 from quantbench.sweep.sizes import EXPERT_OPS
 from quantbench.units import counted
@@ -111,8 +110,7 @@ def predict_sweep(
         raise InputError("predict", f"--dtype {held.dtype} on {spec.name}", f"one of {spec.dtypes}")
     resolve_library(spec.name, held.dtype, library, "predict")
     axes = parse_grid(dims, held, spec, "predict")
-    share = shipped().unaligned_share
-    times = RememberedTimes(source, softmax=held.softmax, unaligned_share=share)
+    times = RememberedTimes(source, softmax=held.softmax)
     found = forecast(axes, held, times)
     ops = {op.op.name for op in found.ops}
     assumed = assumed_words(arguments, held, ops | (set(EXPERT_OPS) if "experts" in ops else set()), spec, "predict")

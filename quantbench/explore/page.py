@@ -37,8 +37,7 @@ from quantbench.latency.libraries import default_library, libraries_of
 from quantbench.latency.model_times import best_gemm_model
 from quantbench.latency.moe import MoEModel
 from quantbench.latency.moe_features import LOAD_DRAWS
-from quantbench.latency.op_times import UNALIGNED_SPREAD, UNMEASURED_COMMON
-from quantbench.planner.calibration import shipped
+from quantbench.latency.op_times import UNALIGNED_SHARE, UNALIGNED_SPREAD, UNMEASURED_COMMON
 from quantbench.report.page import template_text
 from quantbench.workload import Gemm, TransformerShape
 from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES
@@ -109,7 +108,7 @@ def write_explorer(
         },
         "draws": blobs.add(np.array([draws.random() for _ in range(_MOST_EXPERTS)])),
         "load_draws": blobs.add(np.random.default_rng(0).random(LOAD_DRAWS * _MOST_EXPERTS)),
-        "unaligned": {"share": shipped().unaligned_share, "spread": UNALIGNED_SPREAD},
+        "unaligned": {"share": UNALIGNED_SHARE, "spread": UNALIGNED_SPREAD},
         "shape": blobs.add(shape_script()),
         "largest_side": LARGEST_SIDE,
         "most_experts": _MOST_EXPERTS,

@@ -14,10 +14,10 @@ from quantbench.explore.javascript import Script
 from quantbench.explore.trace import flag, inputs
 from quantbench.latency.softmax import fallback_bytes
 from quantbench.megatron import softmax_objections
-from quantbench.planner.formulas import parameters
 from quantbench.workload import MoE, Op, Softmax, TransformerShape
 from quantbench.workload.dtypes import VECTOR_DTYPES
 from quantbench.workload.ops import DIRECTIONS, LAYOUTS
+from quantbench.workload.parameters import parameters
 from quantbench.workload.transformer import ATTENTIONS
 
 SIZES = (

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -63,15 +63,32 @@ COLUMNS = (
     "iteration", "elapsed_s", "consumed_samples", "consumed_tokens", "gbs", "loss", "seq", "skipped", "nan_iterations",
     "samples_per_s", "tflops", "tokens_per_gpu_per_s",
 )  # fmt: skip
-#: arguments that Megatron prints at its start, `  micro_batch_size ....... 2`, and quantbench's names for them
+#: sizes among the arguments that Megatron prints at its start, `  micro_batch_size ....... 2`, with quantbench's names
 ARGUMENTS = {
     "tensor_model_parallel_size": "tp", "pipeline_model_parallel_size": "pp", "data_parallel_size": "dp",
     "world_size": "gpus", "micro_batch_size": "mbs", "num_layers": "layers", "hidden_size": "hidden",
-    "num_attention_heads": "heads", "seq_length": "seq", "padded_vocab_size": "vocab",
+    "num_attention_heads": "heads", "seq_length": "seq", "padded_vocab_size": "vocab", "ffn_hidden_size": "ffn",
+    "kv_channels": "head_dim", "num_query_groups": "kv_heads", "context_parallel_size": "cp",
+    "virtual_pipeline_model_parallel_size": "interleave", "num_experts": "experts", "moe_router_topk": "top_k",
+    "moe_ffn_hidden_size": "moe_ffn", "expert_model_parallel_size": "ep", "zero_stage": "zero",
 }  # fmt: skip
+#: settings among them: quantbench's name, and its value by the printed one
+SETTINGS: dict[str, tuple[str, dict[str, object]]] = {
+    "swiglu": ("gated", {"True": True, "False": False}),
+    "untie_embeddings_and_output_weights": ("tied", {"True": False, "False": True}),
+    "sequence_parallel": ("sequence_parallel", {"True": True, "False": False}),
+    "recompute_granularity": ("recompute", {"full": "full", "selective": "selective", "None": "none"}),
+    "checkpoint_activations": ("recompute", {"True": "full"}),
+    "use_distributed_optimizer": ("zero", {"True": 1, "False": 0}),
+    "bf16": ("precision", {"True": "bf16"}),
+    "fp16": ("precision", {"True": "fp16"}),
+    "overlap_grad_reduce": ("dp_overlap", {"True": 1, "False": 0}),
+    "hidden_dropout": ("dropout", {"0.0": False, "0.1": True}),
+}
 _ARGUMENT = re.compile(
-    rb"(?:^|[ \t])(" + b"|".join(a.encode() for a in ARGUMENTS) + rb") \.{2,} (\d{1,15})\b", re.MULTILINE
-)
+    rb"(?:^|[ \t])(" + b"|".join(a.encode() for a in (*ARGUMENTS, *SETTINGS, "group_query_attention"))
+    + rb") \.{2,} ([\w.]{1,15})(?![\w.])", re.MULTILINE,
+)  # fmt: skip
 # Megatron's first line: "using world size: 384, data-parallel-size: 8, tensor-model-parallel size: 4, pipeline-…: 12".
 _WORLD = re.compile(
     rb"using world size: (\d{1,15}), data-parallel-size: (\d{1,15}), tensor-model-parallel size: (\d{1,15}), "
@@ -91,13 +108,13 @@ class Iterations:
     values: (n,) array for each name in COLUMNS, nan if a line lacks the field.
     segment: (n,) number of restarts of the job before each line.
     left_out: number of lines left out, by reason.
-    arguments: parallel degrees and dimensions of the job, by the names in ARGUMENTS, if the log prints them.
+    arguments: parallel degrees, dimensions and settings of the job, by quantbench's names, if the log prints them.
     """
 
     values: dict[str, FloatArray]
     segment: npt.NDArray[np.int64]
     left_out: Counter[str]
-    arguments: dict[str, int] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.segment)
@@ -144,13 +161,12 @@ def read_stream(stream: BinaryIO) -> Iterations:
     """Reads all iterations of an open log, block by block."""
     chunks: list[FloatArray] = []
     left_out: Counter[str] = Counter()
-    arguments: dict[str, int] = {}
+    arguments: dict[str, Any] = {}
     for block in _blocks(stream):
-        if b"world size: " in block or b"world_size ." in block:
+        if b" ..." in block or b"world size: " in block:
             for match in _WORLD.finditer(block):
                 arguments.update(zip(("gpus", "dp", "tp", "pp"), map(int, match.groups()), strict=True))
-            for name, value in _ARGUMENT.findall(block):
-                arguments[ARGUMENTS[name.decode()]] = int(value)
+            arguments.update(_job({name.decode(): value.decode() for name, value in _ARGUMENT.findall(block)}))
         rows = list(_rows(block, left_out))
         if rows:
             chunks.append(np.array(rows))
@@ -170,6 +186,21 @@ def read_stream(stream: BinaryIO) -> Iterations:
     back = np.diff(iteration, prepend=iteration[:1]) <= 0
     back[:1] = False
     return Iterations(values, np.cumsum(back), +left_out, arguments)
+
+
+def _job(printed: dict[str, str]) -> dict[str, Any]:
+    """Returns the values of printed arguments, by quantbench's names; without what is None or not known."""
+    found: dict[str, Any] = {}
+    for name, (ours, values) in SETTINGS.items():
+        if printed.get(name) in values:
+            found[ours] = values[printed[name]]
+    for name, ours in ARGUMENTS.items():
+        if printed.get(name, "").isdigit():
+            found[ours] = int(printed[name])
+    # Megatron prints one group where it does not use groups.
+    if printed.get("group_query_attention") == "False" and "heads" in found:
+        found["kv_heads"] = found["heads"]
+    return found
 
 
 def _blocks(stream: BinaryIO) -> Iterator[bytes]:

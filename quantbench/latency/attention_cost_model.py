@@ -19,6 +19,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.estimate import Parameter
 from quantbench.latency.families import family
+from quantbench.quantization import ALIGNED_ELEMENTS
 from quantbench.workload import Attention
 from quantbench.workload.dtypes import element_bytes
 
@@ -160,8 +161,6 @@ BACKWARD_FLOPS = 2.5
 # parts of at least this many keys (estimated from the public A100 and H200 tables).
 _SPLIT_BELOW = 0.8
 _SPLIT_KEYS = 512
-# 16-byte loads of 2-byte elements need multiples of this width; torch's SDPA pads others by copies.
-_ALIGNED_ELEMENTS = 8
 
 
 @dataclass(frozen=True)
@@ -228,7 +227,7 @@ class AttentionShapes:
 
     @property
     def misaligned(self) -> BoolArray:
-        misaligned: BoolArray = self.head_dim % _ALIGNED_ELEMENTS != 0
+        misaligned: BoolArray = self.head_dim % ALIGNED_ELEMENTS != 0  # torch's SDPA pads others by copies
         return misaligned
 
     @property

@@ -26,6 +26,8 @@ _BITS_PER_BYTE = 8
 #: assumed share of a link's stated rate inside a node for large messages, if no public table measures it: A100's NCCL
 #: table reaches 222 of 300 GB/s
 _UNMEASURED_SHARE = 0.75
+#: name of the system that is assumed for a GPU of which none is known
+GENERIC = "generic"
 _UNMEASURED_LATENCY_US = 25.0
 
 
@@ -144,7 +146,7 @@ def reference_cluster(device: DeviceSpec) -> Cluster:
     for name, values in _data()["cluster"].items():
         if values.get("reference") and device.name in values["gpus"]:
             return cluster(name, device)
-    return cluster("generic", device)
+    return cluster(GENERIC, device)
 
 
 @cache

@@ -32,6 +32,9 @@ UNMEASURED_CORRELATION = 1.0
 #: of ratios cover at least 90 % on each of the five tables, using priors without GPUs of the same architecture.
 UNMEASURED_COMMON = 0.8
 
+#: rate of batched 16-bit GEMMs with rows not aligned to 16 bytes, as a share of the GPU's fp32 peak: fitted with the
+#: factors of its site to the iterations of BigScience's tables with heads of 150 (tests/data/bloom_tables.csv)
+UNALIGNED_SHARE = 0.5555
 #: interval of unaligned batched GEMMs: a guess, since their rate was fitted to whole training iterations only.
 UNALIGNED_SPREAD = 1.5
 # Factor by which casts may differ from their bytes at the assumed bandwidth: a guess.
@@ -126,8 +129,8 @@ def runs_separately(work: Compute, softmax: str) -> bool:
     return softmax == "torch" or bool(softmax_objections(work))
 
 
-def unaligned_us(work: Compute, device: DeviceSpec, share: float) -> float | None:
-    """Returns the time, µs, of a batched 16-bit GEMM with rows not aligned to 16 bytes, at `share` of the fp32 peak.
+def unaligned_us(work: Compute, device: DeviceSpec) -> float | None:
+    """Returns the time, µs, of a batched 16-bit GEMM with rows not aligned to 16 bytes.
 
     None for all other work. Fused attention pads its heads instead, which its own model includes.
     """
@@ -136,28 +139,22 @@ def unaligned_us(work: Compute, device: DeviceSpec, share: float) -> float | Non
     if all(DTYPES[work.dtype].row_bytes(size) % VECTOR_BYTES == 0 for size in (work.m, work.n, work.k)):
         return None
     peak = device.peak("fp32")
-    return None if peak is None else work.flops / (peak * 1e6 * share)
+    return None if peak is None else work.flops / (peak * 1e6 * UNALIGNED_SHARE)
 
 
-def as_run(
-    work: Compute, source: Estimate, device: DeviceSpec, *, softmax: str = "", unaligned_share: float | None = None
-) -> Estimate:
+def as_run(work: Compute, source: Estimate, device: DeviceSpec, *, softmax: str = "") -> Estimate:
     """Returns a source's estimate corrected for the softmax fallback and for unaligned batched GEMMs.
 
     An unmeasured unaligned batched GEMM takes `unaligned_us`, but at least the source's time. The time of a softmax in
     separate kernels is scaled by the bytes that they move over those of the fused kernel.
 
     softmax: see `runs_separately`.
-    unaligned_share: fitted rate over the fp32 peak (`planner.calibration.Calibration.unaligned_share`); None disables
-        the correction.
     """
     if runs_separately(work, softmax):
         assert isinstance(work, Softmax)
         return source.scaled(fallback_bytes(work) / work.min_bytes)
-    if unaligned_share is None or source.source == "measured":
-        return source
-    slow_us = unaligned_us(work, device, unaligned_share)
-    if slow_us is None:
+    slow_us = unaligned_us(work, device)
+    if slow_us is None or source.source == "measured":
         return source
     mid = max(slow_us, source.latency_us)
     low = max(mid / UNALIGNED_SPREAD, source.low_us)
@@ -182,7 +179,7 @@ def with_casts(times: OpTimes, works: Sequence[Compute]) -> dict[Compute, Estima
 class RememberedTimes:
     """Cache of op times that prices casts and applies `as_run`; implements `OpTimes`.
 
-    softmax, unaligned_share: see `as_run`.
+    softmax: see `as_run`.
     kernels: source of launches that `times` does not name.
     """
 
@@ -191,11 +188,10 @@ class RememberedTimes:
         times: OpTimes,
         *,
         softmax: str = "",
-        unaligned_share: float | None = None,
         kernels: OpTimes | None = None,
     ) -> None:
         self.softmax = softmax
-        self._times, self._share, self._kernels = times, unaligned_share, kernels
+        self._times, self._kernels = times, kernels
         self._fused: dict[Compute, Estimate] = {}
         self._known: dict[Compute, Estimate] = {}
         self._launches: dict[Compute, Launch | None] = {}
@@ -219,7 +215,7 @@ class RememberedTimes:
         if not wanted:
             return
         for work, source in with_casts(self._times, wanted).items():
-            found = as_run(work, source, self.device, unaligned_share=self._share)
+            found = as_run(work, source, self.device)
             self._unaligned = self._unaligned or found is not source
             self._fused[work] = found
             self._known[work] = as_run(work, found, self.device, softmax=self.softmax)

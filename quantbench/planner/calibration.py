@@ -26,7 +26,7 @@ from quantbench.units import percent
 from quantbench.workload import Collective, Workload
 
 _WHO = "planner.json"
-_FORMAT, _VERSION = "quantbench-planner", 4
+_FORMAT, _VERSION = "quantbench-planner", 5
 _SITE_FORMAT, _SITE_VERSION = "quantbench-planner-site", 1
 _LARGEST_SITE_BYTES = 2**20
 # A link is a curve of time over size; one size is not enough for it.
@@ -86,7 +86,6 @@ class Calibration:
     hop_us: latency of a step of a ring between nodes.
     congestion: loss of that bandwidth per doubling of the nodes.
     straggler_spread: spread of the nodes' speeds; a job waits for the slowest.
-    unaligned_share: rate of batched GEMMs with rows not aligned to 16 bytes, as a share of the GPU's fp32 peak.
     base_gib: memory of a process for context, communicators, buckets and workspaces, GiB.
     activation_slack: memory that the caching allocator holds beyond the activations, as a share of them.
     memory_scatter: 90 % quantile of |ln(predicted / measured memory)|.
@@ -96,7 +95,6 @@ class Calibration:
     tensor_factor: float = _within(0.05, 10.0)
     layer_overhead_ms: float = _within(0.0, 50.0)
     data_parallel_share: float = _within(0.01, 1.0)
-    unaligned_share: float = _within(0.01, 16.0)
     base_gib: float = _within(0.0, 20.0)
     activation_slack: float = _within(0.0, 2.0)
     scatter: float = _within(0.0, 2.0, 0.0)
@@ -184,10 +182,6 @@ class Calibrations:
         rule = f"for {stack or 'an unknown stack'} on {architecture}{release}, pooled over "
         rule += f"{len(fit['tables'])} published tables"
         return replace(by_gpu.get(architecture, by_gpu[""]), provenance={"rule": rule})
-
-    @property
-    def unaligned_share(self) -> float:
-        return self.stacks[""][""].unaligned_share
 
     def to_json(self) -> dict[str, Any]:
         """Returns the content of planner.json."""

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 from quantbench.megatron import softmax_objections
 from quantbench.planner.calibration import STACKS
-from quantbench.planner.layout import ALIGNED_ELEMENTS, Job, Layout, padded_vocab
+from quantbench.planner.layout import Job, Layout
+from quantbench.quantization import ALIGNED_ELEMENTS
 from quantbench.units import percent
 from quantbench.workload import Softmax
+from quantbench.workload.parameters import padded_vocab
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,6 @@ class Violation:
         return f"{self.constraint.name}: {self.message}"
 
 
-_HEADS = Constraint("hidden % heads", "hidden % heads == 0")
 _GPUS = Constraint("gpus", "dp * tp * pp * cp == gpus")
 _BATCH = Constraint("gbs", "gbs % (mbs * dp) == 0")
 _STAGES = Constraint("stages", "layers % pp == 0 (or layers + 2 with embeddings counted as layers)")
@@ -55,7 +56,7 @@ _ALIGNED = Constraint("head_dim % 8", "head_dim % 8 == 0", strict=False)
 _SOFTMAX = Constraint("fused softmax", "16 < seq <= 16384, seq % 4 == 0, (heads / tp * mbs) % 4 == 0", strict=False)
 _BUBBLE = Constraint("bubble", "micro-batches >= 4 * pp", strict=False)
 CONSTRAINTS = (
-    _HEADS, _GPUS, _BATCH, _STAGES, _INTERLEAVE, *_DIVISIBLE, _KV_HEADS, _NODE, _SEQUENCE, _CONTEXT, _EXPERTS,
+    _GPUS, _BATCH, _STAGES, _INTERLEAVE, *_DIVISIBLE, _KV_HEADS, _NODE, _SEQUENCE, _CONTEXT, _EXPERTS,
     _ZERO, _VOCAB, _ALIGNED, _SOFTMAX, _BUBBLE,
 )  # fmt: skip
 #: names of strict rules specific to one framework; other frameworks run layouts that break them
@@ -80,13 +81,10 @@ def is_possible(job: Job, layout: Layout) -> bool:
 def _strictly_broken(job: Job, layout: Layout) -> Iterator[tuple[Constraint, str]]:
     """Yields (rule, message) for every broken strict rule."""
     shape, dp, tp, pp, mbs = job.shape, layout.dp, layout.tp, layout.pp, layout.mbs
-    if shape.head_dim * shape.heads != shape.hidden and shape.hidden % shape.heads:
-        choice = _multiples(shape.hidden, shape.heads)
-        yield _HEADS, f"hidden {shape.hidden} is no multiple of heads {shape.heads}; take hidden = {choice}"
     if layout.gpus != job.gpus:
         rest, cp = tp * pp * layout.cp, f" · cp {layout.cp}" if layout.cp > 1 else ""
         names = f"tp · pp{' · cp' if cp else ''}"
-        change = f"{names} must divide {job.gpus}" if job.gpus % rest else f"dp = {job.gpus // rest} uses them all"
+        change = f"take {names} that divides {job.gpus}" if job.gpus % rest else f"take dp = {job.gpus // rest}"
         yield _GPUS, f"dp {dp} · tp {tp} · pp {pp}{cp} = {layout.gpus} GPUs, and there are {job.gpus}; {change}"
     left_over = job.gbs % (mbs * dp)
     if left_over:
@@ -102,7 +100,8 @@ def _strictly_broken(job: Job, layout: Layout) -> Iterator[tuple[Constraint, str
     for rule, name in zip(_DIVISIBLE, ("heads", "ffn", "hidden"), strict=True):
         value = getattr(shape, name)
         if value % tp:
-            yield rule, f"{name} {value} is no multiple of tp {tp}; take {name} = {_multiples(value, tp)}"
+            text = f"{name} {value} is no multiple of tp {tp}; take a tp that divides it"
+            yield rule, f"{text}, or {name} = {_multiples(value, tp)}"
     kv = shape.kv_heads
     if kv % tp and tp % kv:
         text = f"kv_heads {kv} and tp {tp}: neither divides the other"
@@ -144,7 +143,7 @@ def _stages(layers: int, layout: Layout) -> str:
         what = f"{layers} layers and 2 embeddings over {pp} stages; take layers + 2 = {_multiples(counted, pp)}"
     else:
         what = f"{layers} layers over {pp} stages leave {layers % pp} over; take layers = {_multiples(layers, pp)}, or "
-        what += f"a pp that divides {layers}"
+        what += f"a pp that divides {layers}, or stages of different length (--allow-uneven)"
     return what if counted % pp else ""
 
 

@@ -32,6 +32,7 @@ _COVERED = 0.9
 _FEWEST = 5
 # A factor whose spread the rows reduce by less than this is not determined; a pair correlated more is not told apart.
 _DETERMINED, _APART = 0.7, 0.7
+_UNUSUAL = 2  # spreads of the prior
 
 
 class Prior(NamedTuple):
@@ -88,16 +89,14 @@ class Observed:
         return job.stack, architecture(job.cluster.device), self.table
 
 
-def observe(
-    runs: Iterable[tuple[Case, float, str]], times: TimesOf, constants: Calibration | None = None
-) -> list[Observed]:
+def observe(runs: Iterable[tuple[Case, float, str]], times: TimesOf) -> list[Observed]:
     """Prepares measured runs (case, seconds, table) for fits; runs of one job share their layer times."""
     known: dict[tuple[object, ...], LayerTimes] = {}
     found = []
     for case, seconds, table in runs:
         key = (case.job.shape, case.job.cluster.key)
         if key not in known:
-            known[key] = LayerTimes(case.job, times(case.job.cluster.device), constants or start_from({}))
+            known[key] = LayerTimes(case.job, times(case.job.cluster.device))
         found.append(Observed(case, known[key], seconds, table))
     return found
 
@@ -124,7 +123,7 @@ def scatter_beyond(observed: Sequence[Observed], errors: FloatArray) -> float:
 
 def start_from(rest: Mapping[str, float]) -> Calibration:
     """Returns constants before a fit: times of single ops, and what no fit of times determines."""
-    usual: dict[str, Any] = {"unaligned_share": 0.5, "base_gib": 4.0, "activation_slack": 0.1}
+    usual: dict[str, Any] = {"base_gib": 4.0, "activation_slack": 0.1}
     return Calibration(1.0, 0.0, 1.0, **{**usual, **rest})
 
 
@@ -135,12 +134,14 @@ class SiteFit:
     undetermined: factors that the rows say little about; they keep the values of the stack.
     confounded: pairs of factors that the rows do not tell apart: only their joint effect is known.
     errors: relative error of each row when it is left out.
+    unusual: factors that lie further from the stack's than those of nineteen in twenty sites are expected to.
     """
 
     calibration: Calibration
     undetermined: tuple[str, ...]
     confounded: tuple[tuple[str, str], ...]
     errors: FloatArray
+    unusual: tuple[str, ...]
 
 
 def fit_site(observed: Sequence[Observed], prior: Calibration) -> SiteFit:
@@ -157,7 +158,7 @@ def fit_site(observed: Sequence[Observed], prior: Calibration) -> SiteFit:
         for name in PRIORS:
             low, high = RANGES[name]
             value = max(getattr(prior, name), 1e-3) * math.exp(effects[Term(name, "")])
-            values[name] = min(max(value, low), high)
+            values[name] = min(max(value, low / _STEP), high)  # so that a step down stays inside
         return replace(prior, **values)
 
     effects, jacobian = solve(observed, spreads, constants)
@@ -184,7 +185,9 @@ def fit_site(observed: Sequence[Observed], prior: Calibration) -> SiteFit:
         "confounded": pairs,
         "stack": observed[0].case.job.stack,
     }
-    return SiteFit(replace(found, scatter=scatter, provenance=provenance), undetermined, pairs, left_out)
+    unusual = tuple(name for name in names if abs(effects[Term(name, "")]) > _UNUSUAL * spread[name])
+    fitted = replace(found, scatter=scatter, provenance=provenance)
+    return SiteFit(fitted, undetermined, pairs, left_out, unusual)
 
 
 def solve(

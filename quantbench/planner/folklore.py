@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from quantbench.planner.formulas import parameters
-from quantbench.planner.layout import ALIGNED_ELEMENTS, Job
+from quantbench.planner.layout import Job
 from quantbench.planner.memory import GIB
 from quantbench.planner.predict import Prediction
 from quantbench.planner.search import Found
+from quantbench.quantization import ALIGNED_ELEMENTS
 from quantbench.units import percent
+from quantbench.workload.parameters import parameters
 
 # Costs below this are within the model's accuracy, so the rule's layout counts as equally good.
 _NEGLIGIBLE = 0.02

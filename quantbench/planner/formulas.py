@@ -11,10 +11,9 @@ Training on GPU Clusters Using Megatron-LM, SC 2021, equation 3, in Megatron-Dee
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from quantbench.errors import InputError
 from quantbench.workload import TransformerShape
+from quantbench.workload.parameters import gpt_layer_parameters, parameters
 
 
 def tflops_by_calculator(
@@ -60,32 +59,6 @@ def _is_gpt(shape: TransformerShape) -> bool:
 def _megatron_flops(shape: TransformerShape, gbs: int) -> float:
     s, layers, h, vocab = shape.seq, shape.layers, shape.hidden, shape.vocab
     return 96.0 * gbs * s * layers * h**2 * (1 + s / (6 * h) + vocab / (16 * layers * h))
-
-
-def gpt_layer_parameters(hidden: int) -> int:
-    """Returns the parameters of one GPT layer with an MLP of 4 · hidden: 12·h² weights, 13·h biases and norms."""
-    return 12 * hidden**2 + 13 * hidden
-
-
-def parameters(shape: TransformerShape) -> int:
-    """Returns the parameters of the model, including biases and norms. (`TransformerShape.parameters` counts matrices.)
-
-    Omits position embeddings, which most current models do not have.
-
-    >>> from quantbench.workload.presets import preset
-    >>> parameters(preset("bloom-176b"))
-    176247242752
-    """
-    attention_width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    # Biases of qkv, proj, up and down and two norms of weight and bias; gated models drop biases and norm biases.
-    small = 2 * shape.hidden if shape.gated else attention_width + shape.ffn + 6 * shape.hidden
-    final_norm = shape.hidden if shape.gated else 2 * shape.hidden
-    return shape.parameters + shape.layers * small + final_norm
-
-
-def useful_parameters(shape: TransformerShape, vocab: int) -> int:
-    """Returns the parameters of the model without vocabulary entries beyond `vocab`."""
-    return parameters(shape if shape.vocab <= vocab else replace(shape, vocab=vocab))
 
 
 def model_flops(shape: TransformerShape, gbs: int) -> float:

@@ -16,14 +16,15 @@ from typing import Any
 from quantbench.latency.interconnect import NODE_LATENCY_S
 from quantbench.latency.op_times import OpTimes, as_run
 from quantbench.planner.calibration import Calibration
-from quantbench.planner.layout import ALIGNED_ELEMENTS, Job, LayerKey, layer_weights, padded_vocab
+from quantbench.planner.layout import Job, LayerKey, layer_weights
 from quantbench.planner.memory import MASK_BYTES
-from quantbench.quantization import VECTOR_BYTES, cdiv
+from quantbench.quantization import ALIGNED_ELEMENTS, VECTOR_BYTES, cdiv
 from quantbench.workload import Gemm, GroupedGemm, Op, TransformerShape
 from quantbench.workload.dtypes import DTYPES, element_bytes
 from quantbench.workload.kinds import Compute
 from quantbench.workload.moe import Permute
 from quantbench.workload.ops import Cast
+from quantbench.workload.parameters import padded_vocab
 from quantbench.workload.recipes import RECIPES, casts_of
 
 # Ops between the qkv and output projections.
@@ -153,8 +154,9 @@ class LayerTime:
 class LayerTimes:
     """Cache of the layer times of a job, by the part of a layout that they depend on (`Layout.per_layer`)."""
 
-    def __init__(self, job: Job, times: OpTimes, calibration: Calibration) -> None:
-        self._job, self._times, self._unaligned = job, times, calibration.unaligned_share
+    def __init__(self, job: Job, times: OpTimes) -> None:
+        self._job = job
+        self._times = times
         self._divided: dict[LayerKey, tuple[TransformerShape, tuple[Op, ...]]] = {}
         self._known: dict[LayerKey, LayerTime] = {}
 
@@ -173,9 +175,7 @@ class LayerTimes:
         works = self.workloads(wanted)
         seconds = {}
         for work, source in zip(works, self._times.estimates(works), strict=True) if works else ():
-            us = as_run(
-                work, source, self._times.device, softmax=self._job.shape.softmax, unaligned_share=self._unaligned
-            )
+            us = as_run(work, source, self._times.device, softmax=self._job.shape.softmax)
             seconds[work] = Span(us.low_us, us.latency_us, us.high_us).times(1e-6)
         for key in wanted:
             self._known[key] = self._layer(key, seconds)

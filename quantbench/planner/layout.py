@@ -10,9 +10,6 @@ from quantbench.errors import InputError, require_choice, require_int
 from quantbench.latency.interconnect import Cluster
 from quantbench.workload import TransformerShape
 
-#: head_dim must be a multiple of this for 16-byte loads of two-byte elements; otherwise cuBLAS uses slower kernels for
-#: the batched GEMMs
-ALIGNED_ELEMENTS = 8
 OPTIMIZERS = ("adam", "fused_adam", "adam_8bit")
 PRECISIONS = ("fp16", "bf16")
 RECOMPUTATIONS = ("full", "selective", "none")
@@ -161,16 +158,6 @@ def layer_weights(shape: TransformerShape, part: Layout | LayerKey, *, dense: bo
         return shape.layer_weights(part.tp, dense=True), 0
     matrices = (3 if shape.gated else 2) * shape.hidden * shape.moe_ffn * shape.experts
     return shape.layer_weights(part.tp) - matrices // part.tp, matrices // part.ep
-
-
-def padded_vocab(vocab: int, tp: int) -> int:
-    """Returns the vocabulary padded to a multiple of 128 · tp, as in Megatron.
-
-    >>> padded_vocab(250000, 8)
-    250880
-    """
-    multiple = 128 * tp
-    return -(-vocab // multiple) * multiple
 
 
 def partition_of(layers: int, pp: int, *, uneven: bool = False) -> str:

@@ -12,9 +12,10 @@ from functools import partial
 from itertools import accumulate
 
 from quantbench.planner.calibration import STACKS, Calibration
-from quantbench.planner.layout import Job, Layout, StageKind, layer_weights, padded_vocab, stages_of
+from quantbench.planner.layout import Job, Layout, StageKind, layer_weights, stages_of
 from quantbench.workload import TransformerShape
 from quantbench.workload.dtypes import DTYPES, element_bytes
+from quantbench.workload.parameters import padded_vocab
 
 GIB = 2**30
 # CUDA reports 79.2 of 80 GiB as usable on an A100, and 31.7 of 32 GiB on a V100.

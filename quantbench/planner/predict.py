@@ -21,15 +21,23 @@ _FORMAT, _VERSION = "quantbench-plan", 1
 _NEARLY_FULL = 0.95
 #: activities that take further time in a real run; predicted times are lower bounds
 NOT_COUNTED = ("data loading", "checkpoints", "evaluation", "restarts")
-_RATES = ("tflops", "mfu", "tokens_per_s", "days_per_trillion_tokens", "gpu_hours_per_trillion_tokens")
+_RATES = (
+    "model_tflops",
+    "hardware_tflops",
+    "mfu",
+    "tokens_per_s",
+    "days_per_trillion_tokens",
+    "gpu_hours_per_trillion_tokens",
+)
 
 
 @dataclass(frozen=True)
 class Prediction:
     """Predicted time, memory and rates of a layout.
 
-    tflops: TFLOP/s per GPU, including recomputation (Megatron's formula for GPT layers).
-    mfu: FLOPs without recomputation over the GPU's peak.
+    model_tflops: TFLOP/s per GPU without what is recomputed.
+    hardware_tflops: TFLOP/s per GPU with it (Megatron's formula for GPT layers).
+    mfu: model_tflops over the GPU's peak.
     fits: whether the memory is within the limit.
     tight: whether the memory is so close to the limit that the run may fail, if allocations happen in another order.
     """
@@ -37,7 +45,8 @@ class Prediction:
     layout: Layout
     iteration: Iteration
     memory: Memory
-    tflops: float
+    model_tflops: float
+    hardware_tflops: float
     mfu: float
     tokens_per_s: float
     fits: bool
@@ -82,23 +91,25 @@ class Planner:
 
     def __init__(self, job: Job, times: OpTimes, calibration: Calibration) -> None:
         self.job, self.calibration = job, calibration
-        self.layers = LayerTimes(job, times, calibration)
+        self.layers = LayerTimes(job, times)
         self._hardware_flops = cache(partial(hardware_flops, job.shape, job.gbs))
         self._model_flops = model_flops(job.shape, job.gbs)
         self._limit_bytes = limit_bytes(job)
-        self._peak_flops = (job.cluster.device.peak(job.shape.dtype) or float("nan")) * 1e12
+        self._peak_tflops = job.cluster.device.peak(job.shape.dtype) or float("nan")
 
     def predict(self, layout: Layout, needed: Memory | None = None) -> Prediction:
         """Predicts a layout that breaks no strict rule. needed: memory of the layout, if already computed."""
         needed = needed or memory(self.job, layout, self.calibration)
         found = iteration(self.job, layout, self.layers, self.calibration)
         seconds = found.sec.mid * self.job.gpus
+        model_tflops = self._model_flops / seconds / 1e12
         return Prediction(
             layout=layout,
             iteration=found,
             memory=needed,
-            tflops=self._hardware_flops(layout.recompute) / seconds / 1e12,
-            mfu=self._model_flops / seconds / self._peak_flops,
+            model_tflops=model_tflops,
+            hardware_tflops=self._hardware_flops(layout.recompute) / seconds / 1e12,
+            mfu=model_tflops / self._peak_tflops,
             tokens_per_s=self.job.gbs * self.job.shape.seq / found.sec.mid,
             fits=needed.total <= self._limit_bytes,
             tight=needed.total > _NEARLY_FULL * self._limit_bytes,

@@ -16,12 +16,13 @@ from quantbench.errors import InputError
 from quantbench.latency.op_times import TimesOf
 from quantbench.planner.calibration import Calibrations
 from quantbench.planner.constraints import strict_violations
-from quantbench.planner.formulas import parameters, tflops_by_calculator
+from quantbench.planner.formulas import tflops_by_calculator
 from quantbench.planner.memory import memory
 from quantbench.planner.predict import Prediction
 from quantbench.planner.row_results import predict_cases
 from quantbench.planner.rows import Case, Given, TableRow, case_of
 from quantbench.units import billions
+from quantbench.workload.parameters import parameters
 
 # TFLOPs are printed with four or five digits, and sizes rounded to 1e9.
 _TFLOPS_TOLERANCE = 0.005

@@ -25,7 +25,7 @@ _TUNED = "not stated: the fastest that fits"
 
 # Fields of the prediction's JSON that a row's JSON includes.
 _SHOWN = (
-    "sec_per_it", "sec_per_it_low", "sec_per_it_high", "tflops", "mem_gb", "fits", "bubble_share", "bound",
+    "sec_per_it", "sec_per_it_low", "sec_per_it_high", "hardware_tflops", "mem_gb", "fits", "bubble_share", "bound",
 )  # fmt: skip
 
 Outcome = Prediction | tuple[Violation, ...]
@@ -37,13 +37,13 @@ class RowResult:
 
     case: job and layout of the row; None if they could not be built.
     prediction: prediction for the case; None if `problem` has the reason.
-    tflops: predicted TFLOPs per GPU, by the row's calculator.
+    hardware_tflops: predicted TFLOP/s per GPU with recomputation, by the row's calculator.
     """
 
     row: TableRow
     case: Case | None = None
     prediction: Prediction | None = None
-    tflops: float | None = None
+    hardware_tflops: float | None = None
     problem: str = ""
 
     @property
@@ -64,7 +64,9 @@ class RowResult:
     def to_json(self) -> dict[str, Any]:
         """Returns the result as a JSON object: times in seconds, memory in GiB, errors in percent."""
         row = self.row
-        known = {} if self.prediction is None else {**self.prediction.to_json(), "tflops": self.tflops}
+        known = (
+            {} if self.prediction is None else {**self.prediction.to_json(), "hardware_tflops": self.hardware_tflops}
+        )
         errors = {"error_pct": self.error, "memory_error_pct": self.memory_error}
         return {
             "row_id": row.row_id,
@@ -181,7 +183,7 @@ def _tflops(row: TableRow, case: Case, prediction: Prediction) -> float:
     found = tflops_by_calculator(
         job.shape, gbs=job.gbs, tp=tp, sec_per_it=prediction.sec_per_it, gpus=job.gpus, size_b=row.size_b
     )
-    return found.get(name, prediction.tflops)
+    return found.get(name, prediction.hardware_tflops)
 
 
 def summarize(results: Sequence[RowResult]) -> Summary:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,9 +18,10 @@ from quantbench.errors import InputError, require_choice
 from quantbench.importers.csv_table import CsvFile, CsvRow
 from quantbench.latency.interconnect import Cluster, cluster, reference_cluster
 from quantbench.planner.calibration import STACKS
-from quantbench.planner.formulas import gpt_layer_parameters
-from quantbench.planner.layout import ALIGNED_ELEMENTS, PRECISIONS, Job, Layout, padded_vocab, partition_of
+from quantbench.planner.layout import PRECISIONS, Job, Layout, partition_of
+from quantbench.quantization import ALIGNED_ELEMENTS
 from quantbench.workload import TransformerShape
+from quantbench.workload.parameters import GPT3_ASPECT, gpt_layer_parameters, padded_vocab
 from quantbench.workload.recipes import RECIPES
 from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 
@@ -32,8 +33,6 @@ _USUAL_SEQ = 2048
 _USUAL_HEAD_DIM = 128
 #: reason for an assumed micro-batch size of 1
 NOT_TOLD = "not stated: the smallest"
-# hidden / layers of GPT-3 175B (12288 / 96), for models with only a stated size
-_USUAL_ASPECT = 128
 # further column names of a field
 _COLUMNS = {
     "date": ("date_note",), "calculator": ("tflops_calculator",), "layers": ("nlayers",), "hidden": ("nhidden",),
@@ -52,6 +51,10 @@ _MODEL_PARTS = (
     "rope_dim", "value_dim", "expert_groups", "top_groups",
 )  # fmt: skip
 _LONGEST_STAGE = 1.25
+# What changes the time of a run too much to be assumed in a fit.
+_NEEDED_BY_A_FIT = (
+    "hidden", "layers", "heads", "kv_heads", "ffn", "gated", "seq", "vocab", "mbs", "recompute", "sec_per_it"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,20 @@ def read_table(path: Path) -> tuple[TableRow, ...]:
     if not rows:
         raise InputError(_WHO, f"{path.name} has no rows", "at least one")
     return tuple(rows)
+
+
+def require_stated(rows: Sequence[TableRow], given: Given, where: str) -> None:
+    """Raises InputError for rows without a value that a fit must know: a usual one in its place would be taken for a
+    factor. where: the table, for messages."""
+    missing = [
+        name
+        for name in _NEEDED_BY_A_FIT
+        if given.cells.get(name) in (None, "") and any(getattr(row, name) in (None, "") for row in rows)
+    ]
+    if missing:
+        raise InputError(
+            "plan --fit", f"{where} lacks {', '.join(missing)}", "these columns, or options of these names"
+        )
 
 
 def _positive(row: CsvRow, column: str) -> float:
@@ -354,7 +371,7 @@ def _shape(filling: _Filling, layout: Layout, device: DeviceSpec) -> Transformer
 def _usual_hidden(size_b: float, layers: int | None, tp: int) -> int:
     """Returns a hidden size for `size_b` 1e9 parameters: a multiple of 128 · tp."""
     count = size_b * 1e9
-    guess = (count / 12 / layers) ** 0.5 if layers else (count * _USUAL_ASPECT / 12) ** (1 / 3)
+    guess = (count / 12 / layers) ** 0.5 if layers else (count * GPT3_ASPECT / 12) ** (1 / 3)
     multiple = _USUAL_HEAD_DIM * tp
     return int(max(multiple, round(guess / multiple) * multiple))
 

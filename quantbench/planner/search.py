@@ -17,22 +17,26 @@ from quantbench.errors import InputError, require_choice
 from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.op_times import OpTimes
 from quantbench.planner.calibration import Calibration
-from quantbench.planner.constraints import chunk_layers, is_possible
-from quantbench.planner.formulas import parameters
+from quantbench.planner.constraints import chunk_layers, is_possible, strict_violations
 from quantbench.planner.layout import RECOMPUTATIONS, Job, Layout, partition_of
 from quantbench.planner.memory import Memory, limit_bytes, memory
 from quantbench.planner.predict import Planner, Prediction
-from quantbench.workload import TransformerShape
+from quantbench.quantization import divisors
+
+# Fewest tokens of a sequence on one GPU that context parallelism is tried with unless asked for: below, a ring's
+# messages no longer overlap with attention.
+_FEWEST_TOKENS = 4096
 
 
 @dataclass(frozen=True)
-class Space:
-    """Allowed values in a search over layouts; an empty tuple allows all. (`advice.space.Space` is for shapes.)
+class LayoutSpace:
+    """Allowed values in a search over layouts; an empty tuple allows all.
 
     recompute: () tries all but selective recomputation of flash attention, which frees next to nothing.
     mbs_limit: largest micro-batch to try.
     sequence_parallel: None tries both.
-    cp, ep: as in `Layout`.
+    cp: () tries those that leave each GPU at least 4096 tokens of a sequence.
+    ep: as in `Layout`.
     uneven: whether to try stages of different length.
     """
 
@@ -46,7 +50,7 @@ class Space:
     sequence_parallel: bool | None = None
     mbs_limit: int = 64
     uneven: bool = False
-    cp: tuple[int, ...] = (1,)
+    cp: tuple[int, ...] = ()
     ep: tuple[int, ...] = (1,)
 
     def __post_init__(self) -> None:
@@ -76,9 +80,9 @@ class Found:
         return None if not self.ranked or roomy is self.ranked[0] else roomy
 
 
-def search(job: Job, times: OpTimes, calibration: Calibration, space: Space | None = None) -> Found:
+def search(job: Job, times: OpTimes, calibration: Calibration, space: LayoutSpace | None = None) -> Found:
     """Ranks every layout of `space` by predicted time. Raises InputError if the rules allow none."""
-    space = space or Space()
+    space = space or LayoutSpace()
     limit = limit_bytes(job)
     fitting: list[tuple[Layout, Memory]] = []
     smallest: tuple[Layout, Memory] | None = None
@@ -99,11 +103,7 @@ def search(job: Job, times: OpTimes, calibration: Calibration, space: Space | No
             if smallest is None or needed.total < smallest[1].total:
                 smallest = (layout, needed)
     if not fitting and smallest is None:
-        _require_divisors(job, space)
-        what = f"no dp · tp · pp = {job.gpus} GPUs for gbs {job.gbs} and {job.shape.layers} layers keeps every rule"
-        helps = not space.uneven and (not space.interleave or 1 in space.interleave)
-        change = "a gbs and layers with more divisors" + (", or --allow-uneven" if helps else "")
-        raise InputError("plan", what, change + (", or another --interleave" if space.interleave else ""))
+        raise _impossible(job, space)
     planner = Planner(job, times, calibration)
     planner.layers.prepare(layout.per_layer for layout, _ in fitting)
     # Of equal times, the one that shards the least: it needs the least of its software.
@@ -113,30 +113,32 @@ def search(job: Job, times: OpTimes, calibration: Calibration, space: Space | No
     return Found(tuple(ranked), len(fitting) + too_large, too_large, smallest)
 
 
-def _require_divisors(job: Job, space: Space) -> None:
-    """Raises InputError for degrees of which none divides what it must."""
-    heads = job.shape.heads
-    experts = job.shape.experts
-    tp = ",".join(map(str, space.tp))
-    ep = ",".join(map(str, space.ep))
-    if space.tp and all(heads % degree for degree in space.tp):
-        raise InputError("plan", f"--tp {tp} for {heads} heads", f"a divisor of {heads}")
-    if space.tp and all(job.gpus % degree for degree in space.tp):
-        raise InputError("plan", f"--tp {tp} on {job.gpus} GPUs", f"a divisor of {job.gpus}")
-    if not experts and 1 not in space.ep:
-        raise InputError("plan", f"--ep {ep} for a model without experts", "no --ep, or a model with them")
-    dividing = [degree for degree in space.ep if max(1, experts) % degree == 0]
-    if not dividing:
-        raise InputError("plan", f"--ep {ep} for {experts} experts", f"a divisor of {experts}")
-    if all(job.gpus % degree for degree in dividing):
-        raise InputError("plan", f"--ep {ep} on {job.gpus} GPUs", f"a divisor of {job.gpus}")
+def _impossible(job: Job, space: LayoutSpace) -> InputError:
+    """Returns the error for a space without layouts: the rule that the nearest of them break."""
+    degrees = product(
+        space.tp or divisors(job.cluster.gpus_per_node), _context_degrees(job, space), space.ep,
+        space.pp or divisors(job.gpus),
+    )  # fmt: skip
+    nearest = []
+    for tp, cp, ep, pp in degrees:
+        for dp in space.dp or (max(1, job.gpus // (tp * cp * pp)),):
+            partition = partition_of(job.shape.layers, pp, uneven=space.uneven)
+            mbs = min(space.mbs, default=1)
+            interleave = min(space.interleave, default=1)
+            layout = Layout(dp, tp, pp, mbs, interleave, min(space.zero), partition=partition, cp=cp, ep=ep)
+            nearest.append((strict_violations(job, layout), layout))
+    broken, layout = min(nearest, key=lambda found: len(found[0]))
+    if not broken:
+        return InputError("plan", f"{layout} and others", "degrees, micro-batches and chunks of one layout")
+    what, _, change = broken[0].message.rpartition("; take ")
+    return InputError("plan", f"no layout keeps every rule, the nearest is {layout}: {what}", change)
 
 
-def layout_groups(job: Job, space: Space) -> Iterator[list[Layout]]:
+def layout_groups(job: Job, space: LayoutSpace) -> Iterator[list[Layout]]:
     """Yields groups of allowed layouts that differ only in mbs (ascending) and interleave."""
     flash = job.shape.attention == "flash"
     recomputations = space.recompute or tuple(kind for kind in RECOMPUTATIONS if not (flash and kind == "selective"))
-    for tp, cp, ep in product(_tensor_degrees(job, space), space.cp, space.ep):
+    for tp, cp, ep in product(_tensor_degrees(job, space), _context_degrees(job, space), space.ep):
         parallel = (False, True) if space.sequence_parallel is None else (space.sequence_parallel,)
         if tp == 1 or job.shape.seq % tp:
             parallel = (False,)
@@ -157,7 +159,7 @@ def layout_groups(job: Job, space: Space) -> Iterator[list[Layout]]:
                     yield group
 
 
-def _micro_batches(job: Job, base: Layout, sizes: list[int], space: Space) -> Iterator[Layout]:
+def _micro_batches(job: Job, base: Layout, sizes: list[int], space: LayoutSpace) -> Iterator[Layout]:
     for mbs in sizes:
         plain = replace(base, mbs=mbs)
         if not space.mbs and mbs * job.shape.seq > LARGEST_SIDE * base.cp:
@@ -174,7 +176,7 @@ def _micro_batches(job: Job, base: Layout, sizes: list[int], space: Space) -> It
                 yield replace(plain, interleave=chunks)
 
 
-def _tensor_degrees(job: Job, space: Space) -> Iterator[int]:
+def _tensor_degrees(job: Job, space: LayoutSpace) -> Iterator[int]:
     """Yields degrees within a node that keep every strict rule of tensor parallelism."""
     for tp in _allowed(divisors(job.cluster.gpus_per_node), space.tp):
         # One micro-batch and one stage, so that only the rules of tensor parallelism count.
@@ -183,25 +185,11 @@ def _tensor_degrees(job: Job, space: Space) -> Iterator[int]:
             yield tp
 
 
+def _context_degrees(job: Job, space: LayoutSpace) -> tuple[int, ...]:
+    """Returns the context-parallel degrees to try: powers of two that leave each GPU many tokens of a sequence."""
+    largest = max(1, job.shape.seq // _FEWEST_TOKENS)
+    return space.cp or tuple(cp for cp in divisors(job.gpus) if cp <= largest and cp & (cp - 1) == 0)
+
+
 def _allowed(values: list[int], wanted: tuple[int, ...]) -> list[int]:
     return [value for value in values if not wanted or value in wanted]
-
-
-def divisors(number: int) -> list[int]:
-    """Returns all divisors, ascending.
-
-    >>> divisors(12)
-    [1, 2, 3, 4, 6, 12]
-    """
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return small + [number // d for d in reversed(small) if d * d != number]
-
-
-def layers_within(shape: TransformerShape, budget: float, tolerance: float) -> tuple[float, float, float]:
-    """Returns the (fractional) numbers of layers for (1 − tolerance), 1 and (1 + tolerance) times the budget."""
-    least = shape.dense_layers + 1
-    one = parameters(replace(shape, layers=least))
-    each = parameters(replace(shape, layers=least + 1)) - one
-    rest = one - least * each
-    low, middle, high = (((1 + part) * budget - rest) / each for part in (-tolerance, 0.0, tolerance))
-    return low, middle, high

@@ -11,13 +11,13 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from quantbench.analysis.summary import Point, op_order
-from quantbench.planner.formulas import useful_parameters
 from quantbench.report.content import Section, Table
 from quantbench.report.terminal import plain_table
 from quantbench.sweep.axes import SHAPE_DIM
 from quantbench.sweep.shape_file import Gain, NamedShape
 from quantbench.units import latency
 from quantbench.workload import TransformerShape
+from quantbench.workload.parameters import useful_parameters
 
 _LOGITS = "logits"
 

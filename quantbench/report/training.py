@@ -26,7 +26,7 @@ def _cells(summaries: Sequence[TrainingSummary]) -> tuple[tuple[str, ...], list[
         cells: dict[str, object] = {
             "log": s.name, ">GPUs": s.gpus, ">TP": s.tp, ">PP": s.pp, ">MBS": s.mbs, ">GBS": s.gbs,
             ">iterations": s.iterations, ">restarts": s.restarts, ">sec/it": f"{s.sec_per_it:.4g}",
-            ">tokens/s": tokens, ">TFLOPs": None if s.tflops is None else f"{s.tflops:.1f}",
+            ">tokens/s": tokens, ">hardware TFLOP/s": None if s.tflops is None else f"{s.tflops:.1f}",
             ">loss": loss + (f" ({s.nan_losses} nan)" if s.nan_losses else ""),
         }  # fmt: skip
         rows.append(tuple("–" if cell is None else str(cell) for cell in cells.values()))

@@ -27,11 +27,11 @@ from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.measurement import Measurement
 from quantbench.stats import typical_us
-from quantbench.timing.cuda_samplers import MAX_QUEUED, EventSampler, replay_sampler, samples_that_fit
+from quantbench.timing.cuda_samplers import EventSampler, replay_sampler, samples_that_fit
 from quantbench.timing.mean_clock import MeanClocks
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import Run, cold_copies
-from quantbench.timing.session import Audit, Timer
+from quantbench.timing.session import MAX_QUEUED, Audit, Timer
 
 if TYPE_CHECKING:
     from quantbench.timing.cuda_device import TorchCuda

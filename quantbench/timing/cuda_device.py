@@ -18,8 +18,8 @@ import torch
 
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.reasons import reason_line
-from quantbench.timing.cuda_samplers import MAX_QUEUED
 from quantbench.timing.rotation import COLD_L2_MULTIPLE, Run
+from quantbench.timing.session import MAX_QUEUED
 
 # NVML takes milliseconds to read a whole state, and no disturbance of timings is shorter than this.
 _STATE_PERIOD_S = 0.02

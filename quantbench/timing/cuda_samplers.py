@@ -1,6 +1,6 @@
 """Orders the launches in a batch of samples.
 
-Entry points: `EventSampler`, `replay_sampler`, `samples_that_fit` and `MAX_QUEUED`, used by `cuda`. The CUDA calls of
+Entry points: `EventSampler`, `replay_sampler` and `samples_that_fit`, used by `cuda`. The CUDA calls of
 `cuda_device` are injected. A batch has one synchronisation:
 
     hold the stream · stamp · [audit · flush · start event · run · stop event · stamp] × count · release · wait
@@ -16,13 +16,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quantbench.timing.rotation import Run
-from quantbench.timing.session import LAUNCH_GAP, Batch
+from quantbench.timing.session import LAUNCH_GAP, MAX_QUEUED, Batch
 
 if TYPE_CHECKING:
     from quantbench.timing.cuda_device import TorchCuda
 
-#: Most samples queued behind one hold; more would save little of the time that a batch takes.
-MAX_QUEUED = 16
 
 # The driver queues about this many launches before it blocks the host, which then never releases the stream.
 _QUEUE_LAUNCHES = 1024

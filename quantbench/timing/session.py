@@ -59,6 +59,8 @@ _MAX_WARM_UP_ROUNDS = 2000
 
 #: `Discarded.reason` begins with one of these.
 THROTTLED = "throttled"
+#: Most samples queued behind one hold; more would save little of the time that a batch takes.
+MAX_QUEUED = 16
 LAUNCH_GAP = "launch gap"
 PREEMPTED = "preempted"
 OTHER_THREADS = "other threads"

@@ -21,10 +21,9 @@ from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.model_times import ModelTimes
 from quantbench.latency.op_times import UNMEASURED_COMMON, OpTimes, RememberedTimes, peak_share
 from quantbench.latency.softmax import fallback_bytes
-from quantbench.planner.calibration import shipped
-from quantbench.planner.formulas import parameters, useful_parameters
 from quantbench.workload import Gemm, Softmax, TransformerShape
 from quantbench.workload.kinds import Compute
+from quantbench.workload.parameters import parameters, useful_parameters
 
 A100 = lookup("a100-sxm4-80gb")
 #: the shape of the BigScience search: heads of 150, which are no multiple of 8
@@ -38,18 +37,19 @@ class SimpleTimes:
     slow: tuple[int, ...] = ()
     device: DeviceSpec = A100
     note: str = "made up"
+    source: str = "modelled"
     common_error: float = 0.0
     asked: list[int] = field(default_factory=list)
 
     def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
         self.asked.append(len(workloads))
         mids = [w.flops / 1e5 * (2 if isinstance(w, Gemm) and w.n in self.slow else 1) for w in workloads]
-        return [Estimate(mid, mid / 1.1, mid * 1.1, unmeasured=self.note) for mid in mids]
+        return [Estimate(mid, mid / 1.1, mid * 1.1, self.source, unmeasured=self.note) for mid in mids]
 
 
 def answers_of(times: OpTimes) -> RememberedTimes:
     """The times as `advise` asks them."""
-    return RememberedTimes(times, softmax="megatron", unaligned_share=shipped().unaligned_share)
+    return RememberedTimes(times, softmax="megatron")
 
 
 SMALL = TransformerShape(hidden=1024, heads=16, seq=512, vocab=51200, layers=4, tp=2, attention="unfused")
@@ -75,7 +75,7 @@ def test_waste_is_the_time_beyond_that_at_the_rate_before_the_edge() -> None:
     assert op.findings[0].low_us <= op.findings[0].waste_us <= op.findings[0].high_us
     # Of what tiles and waves do not bound, all of the difference counts.
     unaligned = replace(SMALL, hidden=1200, heads=8, kv_heads=8, head_dim=150)
-    cost = cost_of(unaligned, RememberedTimes(SimpleTimes(slow=(150,)), softmax="megatron"))
+    cost = cost_of(unaligned, answers_of(SimpleTimes(slow=(150,), source="measured")))
     op = next(o for o in cost.ops if o.op.label == "context")
     assert op.findings[0].waste_us == pytest.approx(op.latency.latency_us / 2)
     factor = exp(WIDER * log(1.1) * 2**0.5)
@@ -405,9 +405,6 @@ def test_unaligned_batches_run_at_the_fitted_rate(modelled: ModelTimes) -> None:
     assert slow.latency_us > 3 * fast.latency_us
     assert slow.low_us < slow.latency_us < slow.high_us
     assert "unaligned rows: at a rate fitted to whole iterations" in times.note
-    # Where the fitted rate would be faster than aligned rows are, the slower of the two counts.
-    eager = RememberedTimes(modelled, unaligned_share=16.0)
-    assert eager.estimate(unaligned).latency_us >= 0.9 * fast.latency_us
 
 
 def test_batches_beyond_what_the_models_know_grow_in_proportion(modelled: ModelTimes) -> None:

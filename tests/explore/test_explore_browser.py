@@ -34,12 +34,11 @@ from quantbench.explore.page import FittedModel, shelf_devices, write_explorer
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.model_times import ModelTimes, best_gemm_model
 from quantbench.latency.op_times import OpEstimate, RememberedTimes, correlation_of, peak_share, total
-from quantbench.planner.calibration import shipped
-from quantbench.planner.formulas import parameters
 from quantbench.sweep.axes import Held, parse_axis, with_defaults
 from quantbench.units import latency, percent
 from quantbench.workload import MoE, TransformerShape
 from quantbench.workload.ops import LAYOUTS
+from quantbench.workload.parameters import parameters
 from quantbench.workload.presets import preset
 
 pytestmark = [
@@ -176,8 +175,7 @@ def check_settings(tab: Tab, gpu: str, dtype: str, count: int) -> None:
         "waste: waste && waste.us, words: waste && waste.words}})}})})()"
     )
     answers = tab.evaluate(script)
-    share = shipped().unaligned_share
-    known = [RememberedTimes(ModelTimes(device), softmax="megatron", unaligned_share=share) for _ in range(2)]
+    known = [RememberedTimes(ModelTimes(device), softmax="megatron") for _ in range(2)]
     for one in made:
         known[one["experts"] > 0].ask(op.workload for op in TransformerShape(**one, dtype=dtype).modelled_ops())
     for one, found in zip(made, answers, strict=True):
@@ -521,7 +519,7 @@ def test_better_shapes_are_those_of_advise(
 ) -> None:
     shape = replace(preset(model), **changes)  # type: ignore[arg-type]
     space = Space(keep=tuple(locks))
-    times = RememberedTimes(ModelTimes(lookup(GPUS[1])), softmax="megatron", unaligned_share=shipped().unaligned_share)
+    times = RememberedTimes(ModelTimes(lookup(GPUS[1])), softmax="megatron")
     found = tab.evaluate(
         f"state = {{...page.setting, ...page.presets['{model}'], ...{json.dumps(changes)}}};"
         f"locks = {json.dumps(locks)}; choose(page.gpus[1].entries[0].id)"

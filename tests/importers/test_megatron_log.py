@@ -316,19 +316,44 @@ def test_the_report_compares_throughput_by_layout(tmp_path: Path) -> None:
     assert "report: 2 runs; expected one run, or training logs" in str(refused.exception)
 
 
-def test_a_log_of_nemo_gives_a_row_for_the_planner(tmp_path: Path) -> None:
+PRINTED = """\
+  bf16 ............................................ True
+  context_parallel_size ........................... 2
+  ffn_hidden_size ................................. 14336
+  group_query_attention ........................... True
+  hidden_dropout .................................. 0.0
+  hidden_size ..................................... 4096
+  kv_channels ..................................... 128
+  num_attention_heads ............................. 32
+  num_experts ..................................... None
+  num_layers ...................................... 32
+  num_query_groups ................................ 8
+  padded_vocab_size ............................... 128256
+  recompute_granularity ........................... selective
+  sequence_parallel ............................... True
+  swiglu .......................................... True
+  untie_embeddings_and_output_weights ............. True
+  use_distributed_optimizer ....................... True
+"""
+
+
+def test_rows_keep_the_arguments_of_the_log(tmp_path: Path) -> None:
     log, rows = tmp_path / "nemo.log", tmp_path / "rows.csv"
-    log.write_text(
-        "".join(
-            f"Training epoch 0, iteration {n}/99 | lr: 4e-06 | global_batch_size: 128 | global_step: {n} | "
-            f"reduced_train_loss: 11.03 | train_step_timing in s: {2.5 + 7 * (n == 0)} | consumed_samples: {n}\n"
-            for n in range(6)
-        )
+    iterations = "".join(
+        f"Training epoch 0, iteration {n}/99 | lr: 4e-06 | global_batch_size: 128 | global_step: {n} | "
+        f"reduced_train_loss: 11.03 | train_step_timing in s: {2.5 + 7 * (n == 0)} | consumed_samples: {n}\n"
+        for n in range(6)
     )
-    words = ["megatron-log", str(log), "--gpu", "H100", "--gpus", "64", "--tp", "4", "--pp", "2", "--mbs", "1"]
+    log.write_text(PRINTED + "  world_size ...................................... 64\n" + iterations)
+    words = ["megatron-log", str(log), "--gpu", "H100", "--tp", "4", "--pp", "2", "--mbs", "1"]
     words += ["--seq", "4096", "--results", str(tmp_path / "results"), "--rows", str(rows)]
     result = CliRunner().invoke(import_, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     (row,) = read_table(rows)
-    assert (row.gpus, row.tp, row.pp, row.mbs, row.gbs, row.seq) == (64, 4, 2, 1, 128, 4096)
+    assert (row.gpus, row.tp, row.pp, row.cp, row.mbs, row.gbs, row.seq) == (64, 4, 2, 2, 1, 128, 4096)
     assert row.sec_per_it == 2.5  # without the first
+    assert (row.layers, row.hidden, row.heads, row.kv_heads, row.head_dim, row.ffn) == (32, 4096, 32, 8, 128, 14336)
+    assert (row.gated, row.tied, row.sequence_parallel, row.dropout) == (True, False, True, False)
+    assert (row.recompute, row.zero, row.precision, row.experts) == ("selective", 1, "bf16", None)
+    log.write_text(PRINTED.replace("attention ........................... True", "attention ... False") + iterations)
+    assert read_log(log).arguments["kv_heads"] == 32  # one group is printed where groups are not used

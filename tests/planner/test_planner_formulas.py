@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from quantbench.errors import InputError
-from quantbench.planner.formulas import hardware_flops, model_flops, parameters, tflops_by_calculator
+from quantbench.planner.formulas import hardware_flops, model_flops, tflops_by_calculator
 from quantbench.planner.rows import TableRow, case_of
 from quantbench.workload import TransformerShape
+from quantbench.workload.parameters import parameters
 from quantbench.workload.presets import preset, preset_names, published_parameters
 from tools.planner_documents import read_documents
 

@@ -15,7 +15,7 @@ from quantbench.device import lookup
 from quantbench.latency.estimate import Estimate
 from quantbench.latency.interconnect import Cluster, Link, cluster, reference_cluster, same_site
 from quantbench.latency.model_times import BestTimes
-from quantbench.latency.op_times import RememberedTimes
+from quantbench.latency.op_times import UNALIGNED_SHARE, RememberedTimes
 from quantbench.planner.calibration import shipped
 from quantbench.planner.iteration import data_parallel_s, exposed_s, iteration, point_to_point_s, tied_embedding_s
 from quantbench.planner.layer_time import LayerTime, LayerTimes, Span, _timed, divided
@@ -34,7 +34,7 @@ def core(time: LayerTime) -> Span:
 
 
 def times_of(of: Job, layout: Layout, calibration=PLAIN):  # type: ignore[no-untyped-def]
-    return iteration(of, layout, LayerTimes(of, EvenTimes(), calibration), calibration)
+    return iteration(of, layout, LayerTimes(of, EvenTimes()), calibration)
 
 
 def test_parts_add_up_to_the_whole() -> None:
@@ -57,7 +57,7 @@ def test_products_are_what_flops_at_the_given_rate_take() -> None:
 
 def test_a_pipeline_waits_for_its_slowest_stage_and_fills_once() -> None:
     of = job(gpus=32, gbs=16, shape=bloom_like(layers=8))
-    single = LayerTimes(of, EvenTimes(), PLAIN).at(LayerKey(8, 1)).fitted(PLAIN)
+    single = LayerTimes(of, EvenTimes()).at(LayerKey(8, 1)).fitted(PLAIN)
     found = times_of(of, Layout(1, 8, 4, 1))
     hop = point_to_point_s(of, Layout(1, 8, 4, 1))
     layer = (single.once + single.repeated("full")).mid
@@ -98,15 +98,15 @@ def test_the_overhead_and_the_factor_are_what_they_say() -> None:
 
 def test_unaligned_heads_run_at_a_share_of_fp32() -> None:
     of = job(gpus=8, gbs=1, shape=bloom_like(layers=1, hidden=14400, heads=96))
-    time = LayerTimes(of, EvenTimes(), PLAIN).at(LayerKey(8, 1))
+    time = LayerTimes(of, EvenTimes()).at(LayerKey(8, 1))
     flops = 6 * 2 * 12 * 2048**2 * 150  # forward and backward, two products each
-    assert core(time).mid == pytest.approx(flops / (19.5e12 * 0.5), rel=1e-3)
+    assert core(time).mid == pytest.approx(flops / (19.5e12 * UNALIGNED_SHARE), rel=1e-3)
 
 
 def test_the_softmax_fallback_moves_more_bytes() -> None:
     # 14 heads a GPU: one sample misses the kernel, two samples meet it.
     of = job(gpus=8, gbs=2, shape=bloom_like(layers=1, heads=112))
-    layers = LayerTimes(of, EvenTimes(), PLAIN)
+    layers = LayerTimes(of, EvenTimes())
     alone, pair = layers.at(LayerKey(8, 1)), layers.at(LayerKey(8, 2))
     products = 6 * 2 * 14 * 2048**2 * 128 / 250e12
     assert core(alone).mid - products > 2.5 * (core(pair).mid - 2 * products)
@@ -176,7 +176,7 @@ def test_gathers_that_overlap_show_in_part_and_never_beyond_the_computation() ->
 
 def test_context_parallelism_divides_tokens_and_leaves_a_ring_to_overlap() -> None:
     of = job(gpus=16, gbs=16, shape=bloom_like(layers=1))
-    layers = LayerTimes(of, EvenTimes(), PLAIN)
+    layers = LayerTimes(of, EvenTimes())
     one = layers.at(LayerKey(2, 1))
     ring = layers.at(LayerKey(2, 1, cp=4))
     assert ring.products[0].mid == pytest.approx(one.products[0].mid / 4)
@@ -203,7 +203,7 @@ def test_what_bounds_an_iteration_is_named() -> None:
 
 
 def test_sequence_parallelism_divides_norms_and_residuals() -> None:
-    layers = LayerTimes(job(gpus=8, gbs=8), EvenTimes(), PLAIN)
+    layers = LayerTimes(job(gpus=8, gbs=8), EvenTimes())
     saved = sum(layers.at(LayerKey(8, 1)).vector) - sum(layers.at(LayerKey(8, 1, sequence_parallel=True)).vector)
     # Forward: two norms (8 bytes an element), two residual additions with a mask (14). Backward: norms (20), dropouts
     # (10), residual gradients (12), bias gradients (4). Seven eighths of it go.
@@ -214,7 +214,7 @@ def test_sequence_parallelism_divides_norms_and_residuals() -> None:
 def test_layers_are_asked_for_once_and_together() -> None:
     times = EvenTimes()
     of = job()
-    layers = LayerTimes(of, times, PLAIN)
+    layers = LayerTimes(of, times)
     layers.prepare([LayerKey(8, 1), LayerKey(8, 2), LayerKey(4, 1, True)])
     layers.at(LayerKey(8, 2))
     assert times.asked == 1
@@ -238,7 +238,7 @@ class MeasuredProducts(EvenTimes):
 def test_a_measured_product_of_unaligned_rows_keeps_its_time_and_its_interval() -> None:
     of = job(shape=bloom_like(layers=70, heads=96, hidden=14400), gpus=384)  # heads of 150
     measured, modelled = (
-        LayerTimes(of, MeasuredProducts(source=s), PLAIN).at(LayerKey(4, 1)) for s in ("measured", "modelled")
+        LayerTimes(of, MeasuredProducts(source=s)).at(LayerKey(4, 1)) for s in ("measured", "modelled")
     )
     products = [op for op in divided(of.shape, 4, 1).ops() if op.name in ("scores", "context")]
     us = sum(op.workload.flops / 250e6 for op in products)
@@ -246,7 +246,7 @@ def test_a_measured_product_of_unaligned_rows_keeps_its_time_and_its_interval() 
     assert core(measured).low * 1e6 == pytest.approx(0.9 * (us + others_us))
     assert core(measured).high * 1e6 == pytest.approx(1.2 * (us + others_us))
     # Not measured: at the fitted share of the fp32 peak, with an interval.
-    slow_us = sum(op.workload.flops for op in products) / (19.5e6 * PLAIN.unaligned_share)
+    slow_us = sum(op.workload.flops for op in products) / (19.5e6 * UNALIGNED_SHARE)
     assert core(modelled).mid * 1e6 == pytest.approx(slow_us + others_us)
     assert slow_us > 10 * us
     assert core(modelled).low < core(modelled).mid < core(modelled).high
@@ -265,8 +265,8 @@ def test_equal_jobs_share_their_layers() -> None:
 def test_tflops_and_mfu_of_a_prediction() -> None:
     found = Planner(job(), EvenTimes(), PLAIN).predict(Layout(8, 4, 12, 2))
     full = 96 * 2048 * 2048 * 72 * 14336**2 * (1 + 2048 / (6 * 14336) + 250880 / (16 * 72 * 14336))
-    assert found.tflops == pytest.approx(full / found.sec_per_it / 384 / 1e12)
-    assert 0.6 < found.mfu / (0.75 * found.tflops / 312) < 1.1
+    assert found.hardware_tflops == pytest.approx(full / found.sec_per_it / 384 / 1e12)
+    assert 0.6 < found.mfu / (0.75 * found.hardware_tflops / 312) < 1.1
     assert found.tokens_per_s == pytest.approx(2048 * 2048 / found.sec_per_it)
 
 
@@ -323,7 +323,7 @@ def test_expert_parallelism_spreads_weights_and_keeps_the_rows_of_a_gpu() -> Non
     dense, all_of_them = layer_weights(EXPERTS, alone)
     assert layer_weights(EXPERTS, spread) == (dense, all_of_them // 8)
     assert all_of_them == 64 * 3 * 2048 * 768
-    one, eight = (LayerTimes(of, EvenTimes(), PLAIN).at(layout.per_layer) for layout in (alone, spread))
+    one, eight = (LayerTimes(of, EvenTimes()).at(layout.per_layer) for layout in (alone, spread))
     # 8 of 64 experts with 8 times the rows each: as many operations, which EvenTimes prices.
     assert one.experts[0].mid == pytest.approx(eight.experts[0].mid)
     assert one.experts[0].mid == pytest.approx(4096 * 8 * 2 * 3 * 2048 * 768 / 250e12)
@@ -341,7 +341,7 @@ def test_a_token_more_or_less_changes_little(name: str, gpus: int, tp: int, ep: 
 
     def seconds(seq: int) -> float:
         of = Job(replace(preset(name), seq=seq), where, gpus, 1024, stack="megatron-bridge")
-        return iteration(of, layout, LayerTimes(of, times, factors), factors).sec.mid
+        return iteration(of, layout, LayerTimes(of, times), factors).sec.mid
 
     for seq in (3000, 4096):
         here = seconds(seq)
@@ -379,7 +379,7 @@ def test_experts_at_full_tiles_have_the_rows_that_they_have(rows: list[int]) -> 
 def test_a_recipe_casts_what_no_kernel_before_can_cast() -> None:
     shape = TransformerShape(hidden=2048, heads=16, layers=4, seq=4096, vocab=51200)
     plain, cast = (
-        LayerTimes(job(gpus=8, gbs=8, shape=one), EvenTimes(), PLAIN).at(LayerKey(1, 1))
+        LayerTimes(job(gpus=8, gbs=8, shape=one), EvenTimes()).at(LayerKey(1, 1))
         for one in (shape, replace(shape, dtype="fp8", fp8_recipe="tensorwise"))
     )
     bytes_per_s = job(gpus=8, gbs=8, shape=shape).elementwise_bytes_per_s
@@ -398,7 +398,7 @@ MIXED = replace(EXPERTS, layers=6, dense_layers=2, shared_ffn=1024, ffn=8192)
 def test_layers_without_experts_are_priced_as_what_they_are() -> None:
     of = job(gpus=8, gbs=64, shape=MIXED)
     layout = Layout(4, 1, 2, 1, ep=4, recompute="none")
-    layers = LayerTimes(of, EvenTimes(), PLAIN)
+    layers = LayerTimes(of, EvenTimes())
     sparse, dense = (layers.at(layout.per_layer._replace(dense=one)).fitted(PLAIN) for one in (False, True))
     assert dense.experts[0].mid == dense.reduces == 0 < sparse.experts[0].mid
     wider = 2 * 4096 * 2048 * 3 * (8192 - 1024) / 250e12
@@ -423,9 +423,7 @@ def test_layers_without_experts_change_the_weights_of_their_stage() -> None:
 def test_latent_attention_is_an_estimate_with_a_wide_interval() -> None:
     latent = replace(EXPERTS, head_dim=192, q_rank=512, kv_rank=256, rope_dim=64, value_dim=128)
     plain = replace(EXPERTS, head_dim=160)
-    a, b = (
-        LayerTimes(job(gpus=8, gbs=8, shape=shape), EvenTimes(), PLAIN).at(LayerKey(1, 1)) for shape in (latent, plain)
-    )
+    a, b = (LayerTimes(job(gpus=8, gbs=8, shape=shape), EvenTimes()).at(LayerKey(1, 1)) for shape in (latent, plain))
     assert a.core[0].mid == b.core[0].mid
     assert a.core[0].high / a.core[0].low > 1.3 * b.core[0].high / b.core[0].low
     # Keys and values of every head, and latents beside them.
@@ -439,7 +437,7 @@ def test_node_limited_routing_sends_rows_to_fewer_nodes() -> None:
     of = {name: replace(job(gpus=64, gbs=64, shape=shape)) for name, shape in (("any", EXPERTS), ("some", limited))}
 
     def exchange(name: str, ep: int) -> float:
-        return LayerTimes(of[name], EvenTimes(), PLAIN).at(LayerKey(1, 1, ep=ep)).reduces
+        return LayerTimes(of[name], EvenTimes()).at(LayerKey(1, 1, ep=ep)).reduces
 
     # On 8 nodes of 8 GPUs a row needs 4 of them instead of 8 · (1 - (7/8)^8), one of which may be its own.
     ratio = exchange("some", 64) / exchange("any", 64)

@@ -250,13 +250,13 @@ def test_a_micro_batch_that_nobody_tells_is_the_fastest_that_fits() -> None:
 
 def test_rows_as_json(results: list[RowResult]) -> None:
     data = next(r for r in results if r.row.line == 474).to_json()
-    assert {"sec_per_it", "tflops", "mem_gb", "error_pct", "assumed", "measured", "problem"} <= data.keys()
+    assert {"sec_per_it", "hardware_tflops", "mem_gb", "error_pct", "assumed", "measured", "problem"} <= data.keys()
     assert data["sec_per_it_low"] <= data["sec_per_it"] <= data["sec_per_it_high"]
     assert abs(data["error_pct"]) < 8
     old = next(r for r in results if r.row.line == 147)
-    assert old.tflops is not None
+    assert old.hardware_tflops is not None
     assert old.row.tflops is not None
-    assert old.tflops == pytest.approx(old.row.tflops, rel=0.08)  # by the row's own calculator
+    assert old.hardware_tflops == pytest.approx(old.row.tflops, rel=0.08)  # by the row's own calculator
 
 
 def test_exactly_the_rows_with_noted_mistakes_are_found() -> None:
@@ -308,7 +308,7 @@ def test_a_table_left_out_is_predicted_from_its_relatives() -> None:
     """Two tables of eager FSDP: each is predicted better with factors fitted to the other than with none."""
     runs = [one for one in published(DATA, TIMES, shipped()) if one.table in ("MPT A100-80GB", "MPT A100-40GB")]
     errors = left_out(runs, rest_of(shipped()), lambda one: one.table)
-    bare = [log_errors([one], Calibration(1.0, 0.0, 1.0, 0.5, 3.0, 0.1))[0] for one in runs]
+    bare = [log_errors([one], Calibration(1.0, 0.0, 1.0, 3.0, 0.1))[0] for one in runs]
     assert abs(errors).mean() < 0.1 < abs(np.array(bare)).mean()
 
 
@@ -336,14 +336,14 @@ def test_calibrations_survive_a_round_trip_and_refuse_others(tmp_path: Path) -> 
     stored = json.loads(json.dumps(shipped().to_json()))
     assert Calibrations.from_json(stored) == shipped()
     assert stored == json.loads((files("quantbench.planner") / "planner.json").read_text(encoding="utf-8"))
-    with pytest.raises(InputError, match=r"planner\.json: .*; expected quantbench-planner version 4"):
+    with pytest.raises(InputError, match=r"planner\.json: .*; expected quantbench-planner version 5"):
         Calibrations.from_json({"format": "other"})
     data = shipped().to_json()
     data["stacks"]["nemo"]["h100"]["surplus"] = 1
     with pytest.raises(InputError, match="surplus"):
         Calibrations.from_json(data)
     with pytest.raises(InputError, match=r"tensor_factor = 12; expected a number from 0\.05 to 10\.0"):
-        Calibration(12, 0, 0.5, 0.5, 1.0, 0.1)
+        Calibration(12, 0, 0.5, 1.0, 0.1)
     file, site = tmp_path / "site.json", shipped().sites[SITE]
     file.write_text(json.dumps(site_json(site)))
     assert load_site(file) == site

@@ -19,7 +19,6 @@ from quantbench.cli.sweep_options import SweepArguments, sweep_options
 from quantbench.device import lookup
 from quantbench.errors import InputError
 from quantbench.measurement import Grade
-from quantbench.planner.formulas import parameters
 from quantbench.report.page import write_report
 from quantbench.report.shape_comparison import (
     compare_shapes,
@@ -32,6 +31,7 @@ from quantbench.store.folder import read_run
 from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json, plan_sweep
 from quantbench.sweep.shape_file import Gain, NamedShape, read_shape_file, write_shape_file
 from quantbench.workload import TransformerShape
+from quantbench.workload.parameters import parameters
 
 H100 = lookup("h100-sxm5-80gb")
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,9 +14,10 @@ from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.timing import cuda_device
 from quantbench.timing.cuda import CudaTimer, runs_in_graph
-from quantbench.timing.cuda_samplers import MAX_QUEUED, MAX_QUEUED_RUNS, EventSampler, replay_sampler
+from quantbench.timing.cuda_samplers import MAX_QUEUED_RUNS, EventSampler, replay_sampler
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import cold_copies
+from quantbench.timing.session import MAX_QUEUED
 
 MIB = 2**20
 

@@ -1,0 +1,257 @@
+"""Resolves the options of `plan`: the model, the machines, the software, and where times of ops come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+from math import isinf
+from typing import Any
+
+from quantbench.cli.model_options import chosen_model
+from quantbench.cli.options import integers
+from quantbench.cli.plan_options import OF_A_LAYOUT, PlanOptions
+from quantbench.device import lookup
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError, require_choice
+from quantbench.latency.interconnect import Cluster, cluster, reference_cluster
+from quantbench.latency.libraries import library_words
+from quantbench.latency.model_times import BestTimes
+from quantbench.latency.op_times import OpTimes, RememberedTimes, TimesOf
+from quantbench.planner.calibration import STACKS, Calibration, Calibrations, load_site, shipped, with_measured_links
+from quantbench.planner.layout import RECOMPUTATIONS, Job, Layout, partition_of
+from quantbench.planner.rows import Given
+from quantbench.planner.search import LayoutSpace
+from quantbench.profile import Profile
+from quantbench.quantization import divisors
+from quantbench.workload import TransformerShape
+from quantbench.workload.parameters import padded_vocab
+from quantbench.workload.transformer import ATTENTIONS
+
+_WHO = "plan"
+_BITS_PER_BYTE = 8
+_NEEDED = {"gpus": "how many there are", "gbs": "the global batch size in sequences, such as 2048"}
+# Values of one layout that no option states.
+_USUAL = {
+    "mbs": "mbs = 1", "zero": "ZeRO-1", "recompute": "full recomputation", "interleave": "no interleaving",
+    "sequence_parallel": "no sequence parallelism", "cp": "no context parallelism", "ep": "all experts on each GPU",
+}  # fmt: skip
+# Cells of a table of layouts that options of the same name fill.
+_CELLS = (
+    "hidden", "heads", "kv_heads", "layers", "seq", "vocab", "gpus", "gbs", "optimizer", "recompute", "ffn", "gated",
+    "sequence_parallel", "fp8_recipe", "head_dim",
+)  # fmt: skip
+
+
+class Setup:
+    """What the options of `plan` stand for. Each part raises InputError for the options that it needs and lacks."""
+
+    def __init__(self, options: PlanOptions) -> None:
+        self.options = options
+
+    @cached_property
+    def profile(self) -> Profile | None:
+        if self.options.profile is None:
+            return None
+        if self.options.library:
+            typed = f"--library {self.options.library} and --profile {self.options.profile}"
+            raise InputError(_WHO, typed, "one of them")
+        return Profile.load(self.options.profile)
+
+    @cached_property
+    def where(self) -> Cluster:
+        """--cluster or the GPU's reference system, with the rates of --profile and the typed ones."""
+        o = self.options
+        gpu = o.gpu
+        if not gpu and not o.cluster:
+            if self.profile is None:
+                raise InputError(_WHO, "no GPU", "--gpu (quantbench devices lists them) or --cluster")
+            gpu = self.profile.device.name
+        device = lookup(gpu) if gpu else None
+        found = cluster(o.cluster, device) if o.cluster or device is None else reference_cluster(device)
+        if self.profile is not None:
+            collectives = self.profile.tables["collective"]
+            measured = zip(collectives.workloads(), collectives["latency_us"].tolist(), strict=True)
+            fitted = self.calibrations.of(found, o.stack).fitted
+            found = with_measured_links(found, measured, str(o.profile), between_nodes=not fitted)
+        return found.changed(**rates(o))
+
+    @cached_property
+    def model(self) -> tuple[TransformerShape, tuple[str, ...]]:
+        """The shape, and what was assumed about it as text."""
+        o = self.options
+        return chosen_model(_WHO, o, self.where.device, needed=("hidden", "heads", "layers", "vocab"))
+
+    @property
+    def shape(self) -> TransformerShape:
+        return self.model[0]
+
+    @cached_property
+    def calibrations(self) -> Calibrations:
+        """The shipped factors, or those of --site."""
+        if self.options.stack:
+            require_choice(_WHO, "--stack", self.options.stack, tuple(STACKS))
+        return shipped() if self.options.site is None else replace(shipped(), chosen=load_site(self.options.site))
+
+    @cached_property
+    def stack(self) -> str:
+        """--stack, or that of --site; "" if the cluster's own factors are used; else the usual one of the model."""
+        if self.options.stack:
+            return self.options.stack
+        if self.calibrations.chosen is not None:
+            return str(self.calibrations.chosen.provenance.get("stack", ""))
+        if self.where.name in self.calibrations.sites:
+            return ""
+        return "megatron-bridge" if self.shape.experts or self.options.fp8_recipe else "megatron"
+
+    @property
+    def uneven(self) -> bool:
+        """--allow-uneven, or whether the stack usually divides layers that way (Megatron's pipeline layouts)."""
+        typed = self.options.allow_uneven
+        return self.stack == "megatron-bridge" if typed is None else typed
+
+    @property
+    def overlap(self) -> float:
+        """--dp-overlap, or what is usual for the stack."""
+        typed = self.options.dp_overlap
+        return float(self.stack in STACKS and STACKS[self.stack].overlaps) if typed is None else typed
+
+    def calibration(self, job: Job) -> Calibration:
+        return self.calibrations.of(job.cluster, job.stack)
+
+    @cached_property
+    def times_of(self) -> TimesOf:
+        """Function from a device to the times of its ops: those of --profile, else of the best models of the device."""
+        profile = self.profile
+        if profile is None:
+            return BestTimes(self.options.library)
+        measured = RememberedTimes(profile)
+
+        def times(device: DeviceSpec) -> OpTimes:
+            if device.name != profile.device.name:
+                what = f"{self.options.profile} is of {profile.device.name}"
+                raise InputError("--profile", what, f"one of {device.name}")
+            return measured
+
+        return times
+
+    def job(self, gpus: int = 0) -> Job:
+        """Builds the training job. gpus: number of GPUs (0: --gpus)."""
+        o = self.options
+        for name, value in (("gpus", gpus or o.gpus), ("gbs", o.gbs)):
+            if not value:
+                raise InputError(_WHO, f"no --{name}", f"--{name}, {_NEEDED[name]}")
+        return Job(
+            self.shape,
+            self.where,
+            gpus or o.gpus or 0,
+            o.gbs or 0,
+            optimizer=o.optimizer or "fused_adam",
+            dp_overlap=self.overlap,
+            stack=self.stack,
+        )
+
+    def space(self) -> LayoutSpace:
+        o = self.options
+        return LayoutSpace(
+            dp=integers("--dp", o.dp),
+            tp=integers("--tp", o.tp),
+            pp=integers("--pp", o.pp),
+            cp=integers("--cp", o.cp),
+            mbs=integers("--mbs", o.mbs),
+            interleave=integers("--interleave", o.interleave),
+            zero=integers("--zero", o.zero, low=0, high=3) or (0, 1, 2, 3),
+            recompute=tuple(o.recompute.split(",")) if o.recompute else (),
+            sequence_parallel=o.sequence_parallel,
+            uneven=self.uneven,
+            ep=integers("--ep", o.ep) or tuple(divisors(self.shape.experts or 1)),
+        )
+
+    def layout(self) -> Layout:
+        """Returns the one layout that --check is about. Raises InputError for an option with several values."""
+        o = self.options
+        tp, pp = self._one("tp"), self._one("pp")
+        cp = self._one("cp", 1)
+        rest = max(1, o.gpus // (tp * pp * cp)) if o.gpus else None
+        return Layout(
+            dp=self._one("dp", rest),
+            tp=tp,
+            pp=pp,
+            mbs=self._one("mbs", 1),
+            interleave=self._one("interleave", 1),
+            zero=self._one("zero", 1, low=0),
+            recompute=o.recompute or "full",
+            sequence_parallel=bool(o.sequence_parallel),
+            partition=partition_of(self.shape.layers, pp, uneven=self.uneven),
+            cp=cp,
+            ep=self._one("ep", 1),
+        )
+
+    def _one(self, name: str, default: int | None = None, *, low: int = 1) -> int:
+        text = getattr(self.options, name)
+        values = integers(f"--{name}", text, low=low) or (() if default is None else (default,))
+        if len(values) != 1:
+            typed = f"--{name} {text}" if values else f"no --{name}"
+            raise InputError(f"{_WHO} --check", typed, f"one value of --{name}")
+        return values[0]
+
+    def assumed(self, *, one_layout: bool = False) -> list[str]:
+        """Lists the assumptions that change the result, as text. one_layout: include those about the checked layout."""
+        return [*self.model[1], *self._of_the_job(), *(self._of_one_layout() if one_layout else ())]
+
+    def _of_one_layout(self) -> Iterator[str]:
+        for name, words in _USUAL.items():
+            if not getattr(self.options, name) and (name != "ep" or self.shape.experts):
+                yield words
+
+    def _of_the_job(self) -> Iterator[str]:
+        o, shape = self.options, self.shape
+        if any(padded_vocab(shape.vocab, tp) != shape.vocab for tp in integers("--tp", o.tp) or (8,)):
+            yield f"vocab {shape.vocab} padded to multiples of 128 · tp"
+        if shape.experts:
+            yield "experts not measured in training: one batch and a fitted factor, balanced, whole on each GPU"
+            yield "exchange between experts at the links' rates (not measured)"
+        if not o.optimizer:
+            yield "fused Adam"
+        if o.allow_uneven is None:
+            yield f"stages of {'any' if self.uneven else 'equal'} length"
+        if not o.cluster:
+            yield f"{self.where.name} as its system"
+        if not o.stack and not o.site:
+            yield f"--stack {self.stack}" if self.stack else f"software of {self.where.name}"
+        if o.dp_overlap is None:
+            yield f"data-parallel traffic {'' if self.overlap else 'not '}overlapping with computation"
+        if (shape.experts or shape.fp8_recipe) and self.stack not in self.calibrations.provenance and not o.site:
+            yield "nothing fitted to 8-bit products or experts of that software"
+        if o.profile is None:
+            yield library_words(self.where.device.name, shape.dtype, o.library, _WHO)
+
+
+def rates(o: PlanOptions) -> dict[str, Any]:
+    """Returns the typed rates of the links, as `Cluster.changed` takes them."""
+    for name in ("node_gbit_per_s", "link_gb_per_s"):
+        if isinf(getattr(o, name)):
+            raise InputError(_WHO, f"--{name.replace('_', '-')} {getattr(o, name)}", "a rate that is finite")
+    return {
+        "gpus_per_node": o.gpus_per_node or None,
+        "node_gb_per_s": o.node_gbit_per_s / _BITS_PER_BYTE or None,
+        "link_gb_per_s": o.link_gb_per_s or None,
+    }
+
+
+def given(o: PlanOptions) -> Given:
+    """Returns the values of cells that rows of a table leave empty."""
+    for name in ("model", "config"):
+        if getattr(o, name):
+            raise InputError(f"{_WHO} --rows", f"--{name} {getattr(o, name)}", "models as the rows name them")
+    cells: dict[str, Any] = {name: getattr(o, name) for name in _CELLS if getattr(o, name)}
+    for name in OF_A_LAYOUT[: OF_A_LAYOUT.index("recompute")]:
+        values = integers(f"--{name}", getattr(o, name), low=0)
+        if len(values) > 1:
+            raise InputError(f"{_WHO} --rows", f"--{name} {getattr(o, name)}", "one value for rows without it")
+        cells[name] = values[0] if values else None
+    for name, choices in (("attention", ATTENTIONS), ("recompute", RECOMPUTATIONS)):
+        cells[name] = require_choice(_WHO, f"--{name}", getattr(o, name), ("", *choices))
+    cells |= {"precision": o.dtype, "tied": False if o.untied else None, "dropout": o.dropout}
+    cells["dp_overlap"] = o.dp_overlap
+    return Given(cells=cells, cluster=o.cluster, gpu=o.gpu, stack=o.stack, **rates(o))

@@ -1,0 +1,59 @@
+"""Counts the parameters of a model, and pads its vocabulary as Megatron does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quantbench.workload.transformer import TransformerShape
+
+#: hidden / layers of GPT-3 175B (12288 / 96), for models with only a stated size
+GPT3_ASPECT = 128
+#: hidden / layers of a model without a stated depth: the middle of 128 (12288 / 96) to 205 (14336 / 70), which the
+#: BigScience team tried for 200 B parameters (bigscience-workshop/bigscience, tr11-176B-ml/chronicles-prequel.md)
+USUAL_ASPECT = 160
+
+
+def gpt_layer_parameters(hidden: int) -> int:
+    """Returns the parameters of one GPT layer with an MLP of 4 · hidden: 12·h² weights, 13·h biases and norms."""
+    return 12 * hidden**2 + 13 * hidden
+
+
+def parameters(shape: TransformerShape) -> int:
+    """Returns the parameters of the model, including biases and norms. (`TransformerShape.parameters` counts matrices.)
+
+    Omits position embeddings, which most current models do not have.
+
+    >>> from quantbench.workload.presets import preset
+    >>> parameters(preset("bloom-176b"))
+    176247242752
+    """
+    attention_width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    # Biases of qkv, proj, up and down and two norms of weight and bias; gated models drop biases and norm biases.
+    small = 2 * shape.hidden if shape.gated else attention_width + shape.ffn + 6 * shape.hidden
+    final_norm = shape.hidden if shape.gated else 2 * shape.hidden
+    return shape.parameters + shape.layers * small + final_norm
+
+
+def useful_parameters(shape: TransformerShape, vocab: int) -> int:
+    """Returns the parameters of the model without vocabulary entries beyond `vocab`."""
+    return parameters(shape if shape.vocab <= vocab else replace(shape, vocab=vocab))
+
+
+def padded_vocab(vocab: int, tp: int) -> int:
+    """Returns the vocabulary padded to a multiple of 128 · tp, as in Megatron.
+
+    >>> padded_vocab(250000, 8)
+    250880
+    """
+    multiple = 128 * tp
+    return -(-vocab // multiple) * multiple
+
+
+def layers_within(shape: TransformerShape, budget: float, tolerance: float) -> tuple[float, float, float]:
+    """Returns the (fractional) numbers of layers for (1 − tolerance), 1 and (1 + tolerance) times the budget."""
+    least = shape.dense_layers + 1
+    one = parameters(replace(shape, layers=least))
+    each = parameters(replace(shape, layers=least + 1)) - one
+    rest = one - least * each
+    low, middle, high = (((1 + part) * budget - rest) / each for part in (-tolerance, 0.0, tolerance))
+    return low, middle, high
